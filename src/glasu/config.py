@@ -1,0 +1,401 @@
+"""RunConfig and its parts: read from TOML, frozen, and valid once constructed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from glasu.errors import ConfigError
+
+Split = Literal["paper", "public"] | tuple[float, float, float]
+SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
+
+
+def _require(condition: bool, value: object, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"{value}: {rule}")
+
+
+def _options(annotation: Any) -> list[Any]:
+    """Return the alternatives of a union, or the annotation alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [option for part in typing.get_args(annotation) for option in _options(part)]
+    return [annotation]
+
+
+def _convert(value: Any, option: Any) -> Any:
+    """Return `value` as the type `option`, or raise TypeError."""
+    origin = typing.get_origin(option)
+    if origin is Literal:
+        if isinstance(value, str) and value in typing.get_args(option):
+            return value
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            inner = typing.get_args(option)
+            if inner[-1] is Ellipsis:
+                return tuple(_convert(item, inner[0]) for item in value)
+            if len(inner) == len(value):
+                return tuple(_convert(item, kind) for item, kind in zip(value, inner, strict=True))
+    elif option is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif option is type(None):
+        if value is None:
+            return None
+    elif isinstance(value, option) and not (option is int and isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def _describe(option: Any) -> str:
+    origin = typing.get_origin(option)
+    if origin is Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(option))
+    if origin is tuple:
+        inner = typing.get_args(option)
+        if inner[-1] is Ellipsis:
+            return f"a list of {_describe(inner[0]).removeprefix('a ').removeprefix('an ')}s"
+        return f"a list of {len(inner)} numbers"
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
+    return names[option]
+
+
+class _Section:
+    """Checks the type of every field, so that a config that exists is a config that can run."""
+
+    section: typing.ClassVar[str]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            options = _options(hints[item.name])
+            for option in options:
+                try:
+                    object.__setattr__(self, item.name, _convert(value, option))
+                    break
+                except TypeError:
+                    continue
+            else:
+                expected = " or ".join(_describe(option) for option in options if option is not type(None))
+                raise ConfigError(f"{self.section}.{item.name}={value!r}: must be {expected}.")
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError where the values do not fit together."""
+
+    def _need(self, key: str, condition: bool, rule: str) -> None:
+        _require(condition, f"{self.section}.{key}={getattr(self, key)!r}", rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(_Section):
+    """Which data, and how one graph is divided among the clients."""
+
+    section = "data"
+    name: str = ""
+    parties: tuple[str, ...] = ()  # a folder per party, instead of a name
+    root: str | None = None  # None: GLASU_DATA_ROOT, else "data"
+    num_clients: int = 3  # M
+    edge_fraction: float = 0.8
+    split: Split = "paper"
+    seed: int | None = None  # None: train.seed
+    missing: Literal["refuse", "zero", "mean"] = "refuse"
+    num_nodes: int = 10_000  # this and the next three: sizes of the "synthetic" graph
+    average_degree: float = 10.0
+    num_features: int = 96
+    num_classes: int = 5
+
+    def _check(self) -> None:
+        _require(
+            not (self.name and self.parties),
+            f"data.name={self.name!r} and data.parties={list(self.parties)}",
+            "only one of them can say where the data comes from; remove the other.",
+        )
+        self._need("num_clients", self.num_clients >= 1, "at least one client must hold the data.")
+        self._need("edge_fraction", 0 < self.edge_fraction <= 1, "the share of the edges must lie in (0, 1].")
+        self._need("num_nodes", self.num_nodes >= 1, "a graph needs at least one node.")
+        self._need("average_degree", self.average_degree >= 0, "cannot be negative; 0 means no edges.")
+        self._need("num_features", self.num_features >= 1, "at least one feature is needed.")
+        self._need("num_classes", self.num_classes >= 2, "a classifier needs at least two classes.")
+        if isinstance(self.split, tuple):
+            total = sum(self.split)
+            fractions = min(self.split) >= 0 and self.split[0] > 0 and total <= 1 + 1e-9
+            self._need("split", fractions, "must be shares for train, validation and test that sum to at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(_Section):
+    """The split graph neural network."""
+
+    section = "model"
+    backbone: Literal["gcn", "gcnii", "gat", "sage", "custom"] = "gcnii"
+    num_layers: int = 4  # L
+    hidden: int = 64
+    aggregation: Literal["mean", "concat"] = "mean"
+    aggregation_layers: tuple[int, ...] = (1, 3)  # I, so K = 2
+    dropout: float = 0.5
+    normalization: Literal["none", "layer"] = "none"
+    input_scale: Literal["auto"] | float = "auto"
+    alpha: float = 0.1  # gcnii: the share of the initial representation
+    theta: float = 0.5  # gcnii: the paper's lambda
+    heads: int = 4  # gat
+
+    def _check(self) -> None:
+        self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")
+        self._need("hidden", self.hidden >= 1, "the width must be at least 1.")
+        layers, last = self.aggregation_layers, self.num_layers - 1
+        rising = list(layers) == sorted(set(layers))
+        if layers and not (rising and layers[0] >= 0 and layers[-1] == last):
+            raise ConfigError(
+                f"model.aggregation_layers={list(layers)}: must rise within 0..{last} and end with {last}, so that "
+                "all clients classify the same H[L]; to train without communication, use []."
+            )
+        self._need("dropout", 0 <= self.dropout < 1, "must lie in [0, 1); 0 switches dropout off.")
+        if isinstance(self.input_scale, float):
+            self._need("input_scale", self.input_scale > 0, 'must be positive, or "auto".')
+        self._need("alpha", 0 <= self.alpha <= 1, "is a share and must lie in [0, 1].")
+        self._need("theta", self.theta > 0, "must be positive.")
+        self._need("heads", self.heads >= 1, "at least one attention head is needed.")
+        if self.backbone == "gat":
+            divides = self.hidden % self.heads == 0
+            self._need("heads", divides, f"must divide model.hidden={self.hidden}, for the heads are concatenated.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(_Section):
+    """The rounds: who learns from whom, on which nodes, with which steps."""
+
+    section = "train"
+    method: Literal["glasu", "centralized", "standalone", "simulated"] = "glasu"
+    num_rounds: int = 100  # T
+    num_local_steps: int = 4  # Q
+    batch_size: Literal["auto"] | int = "auto"  # 0: all training nodes
+    sampler: Literal["auto", "full", "neighbor", "shared"] = "auto"
+    sampling: Literal["node", "layer"] = "node"
+    blocks: Literal["drawn", "induced"] = "drawn"
+    fanout: int = 3
+    backward: Literal["local", "joint"] = "local"
+    labels: str = "all"  # or the name of the one party that has them
+    task: Literal["multiclass", "multilabel"] = "multiclass"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.005
+    weight_decay: float = 0.0
+    momentum: float = 0.0  # sgd only
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    patience: int = 0  # evaluations without improvement before the run stops; 0: never
+    seed: int = 0
+    evaluate_every: int = 10
+    evaluate_nodes: int = 0  # 0: all validation nodes, else a fixed random subset
+    sampled_evaluation: bool = False
+    checkpoint_every: int = 1
+    prefetch: int = 16
+
+    def _check(self) -> None:
+        self._need("num_rounds", self.num_rounds >= 1, "at least one round is needed.")
+        self._need("num_local_steps", self.num_local_steps >= 1, "Q counts the updates per round and is at least 1.")
+        if self.backward == "joint" and self.method == "glasu":
+            self._need(
+                "num_local_steps",
+                self.num_local_steps == 1,
+                'train.backward="joint" computes one exact gradient per round; use 1, or train.backward="local".',
+            )
+        if isinstance(self.batch_size, int):
+            self._need("batch_size", self.batch_size >= 0, "must be positive, or 0 for all training nodes.")
+        self._need("fanout", self.fanout >= 1, "at least one neighbour per node must be drawn.")
+        self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
+        self._need("learning_rate", self.learning_rate > 0, "must be positive.")
+        self._need("weight_decay", self.weight_decay >= 0, "cannot be negative.")
+        self._need("momentum", 0 <= self.momentum < 1, "must lie in [0, 1).")
+        for key in ("patience", "evaluate_nodes", "prefetch"):
+            self._need(key, getattr(self, key) >= 0, "cannot be negative.")
+        for key in ("evaluate_every", "checkpoint_every"):
+            self._need(key, getattr(self, key) >= 1, "must be at least 1.")
+        self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
+        if self.method == "standalone":
+            self._need("labels", self.labels == "all", 'train.method="standalone" needs labels at every party.')
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireConfig(_Section):
+    """How tensors travel."""
+
+    section = "wire"
+    precision: Literal["fp32", "fp64"] = "fp32"  # fp64: compute and send in double precision, for exact checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig(_Section):
+    """What protects the tensors that leave a client."""
+
+    section = "privacy"
+    secure_aggregation: Literal["none"] = "none"
+    dp_noise_multiplier: float = 0.0
+    dp_clip: float = 1.0
+    delta: float = 1e-5
+    target_epsilon: float | None = None
+    blind_server: bool = False
+    allow_two_parties: bool = False
+    range: float = 8.0
+
+    def _check(self) -> None:
+        unaccounted = "noise is not accounted for in this version, and unaccounted noise promises nothing; use 0.0."
+        self._need("dp_noise_multiplier", self.dp_noise_multiplier == 0.0, unaccounted)
+        self._need("target_epsilon", self.target_epsilon is None, "this version does not calibrate noise; remove it.")
+        self._need("blind_server", not self.blind_server, "needs secure aggregation, absent from this version; use false.")
+        self._need("dp_clip", self.dp_clip > 0, "the norm to clip to must be positive.")
+        self._need("delta", 0 < self.delta < 1, "must lie in (0, 1).")
+        self._need("range", self.range > 0, "must be positive.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that, with the data, decides a run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+
+    def __post_init__(self) -> None:
+        silent = not self.model.aggregation_layers
+        if silent and self.train.labels != "all":
+            raise ConfigError(
+                f"train.labels={self.train.labels!r}: without aggregation layers nothing tells the other parties the "
+                "loss; let the last layer aggregate, or use labels = \"all\"."
+            )
+        if silent and self.train.backward == "joint" and self.train.method == "glasu":
+            raise ConfigError(
+                'train.backward="joint": without aggregation layers there is no server to pass gradients through; '
+                'use backward = "local".'
+            )
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of splits and edges."""
+        return self.train.seed if self.data.seed is None else self.data.seed
+
+    def replace(self, **changes: Mapping[str, Any]) -> Self:
+        """Return a copy with some keys of some sections changed: `config.replace(train={"seed": 1})`."""
+        parts = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in changes.items()}
+        return dataclasses.replace(self, **parts)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the sections as plain values that JSON and TOML can hold."""
+        return {
+            part.name: {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in dataclasses.asdict(getattr(self, part.name)).items()
+            }
+            for part in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, sections: Mapping[str, Any], source: str = "the config") -> Self:
+        """Build a config from nested dictionaries, refusing unknown sections and keys."""
+        classes = {item.name: item.default_factory for item in dataclasses.fields(cls)}
+        parts: dict[str, Any] = {}
+        for name, keys in sections.items():
+            if name not in classes:
+                raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
+            if not isinstance(keys, Mapping):
+                raise ConfigError(f"{source}: {name}={keys!r}: must be a section, written [{name}].")
+            kind = typing.cast("type[_Section]", classes[name])
+            known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+            for key in keys:
+                if key not in known:
+                    raise ConfigError(f"{source}: unknown key {name}.{key}{_nearest(key, known)}")
+            parts[name] = kind(**{key: value for key, value in keys.items() if value is not None})
+        return cls(**parts)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a TOML file and apply `section.key=value` overrides; relative paths are relative to the file."""
+        path = Path(path)
+        try:
+            sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
+        for override in overrides:
+            _apply(sections, override)
+        data = sections.get("data")
+        if isinstance(data, dict):
+            if isinstance(data.get("root"), str):
+                data["root"] = str(path.parent / Path(data["root"]).expanduser())
+            if isinstance(data.get("parties"), list):
+                data["parties"] = [
+                    str(path.parent / Path(item).expanduser()) if isinstance(item, str) else item
+                    for item in data["parties"]
+                ]
+        return cls.from_dict(sections, str(path))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the settings, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def _nearest(name: str, known: typing.Iterable[str]) -> str:
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
+
+
+def _apply(sections: dict[str, Any], override: str) -> None:
+    """Put `section.key=value` into the sections; the value is TOML, or a plain string where that fails."""
+    path, equals, text = override.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigError(f"--set {override}: must look like section.key=value, for example train.seed=1.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    keys = sections.setdefault(section, {})
+    if isinstance(keys, dict):
+        keys[key] = value
+
+
+def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dict[str, Any]]]:
+    """Replace "auto" by what it means for a graph of this size, and apply what the method prescribes.
+
+    Returns:
+        The config as it will run, and what the method overrode: {"train.num_local_steps": {"asked": 4, "used": 1}}.
+    """
+    train, small = config.train, num_nodes <= SMALL_GRAPH
+    sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
+    batch_size = (0 if small else 512) if train.batch_size == "auto" else train.batch_size
+    config = config.replace(train={"sampler": sampler, "batch_size": batch_size})
+    every_layer = tuple(range(config.model.num_layers))
+    prescribed: dict[str, dict[str, dict[str, Any]]] = {
+        "glasu": {},
+        "centralized": {
+            "data": {"num_clients": 1},
+            "model": {"aggregation_layers": ()},
+            "train": {"num_local_steps": 1, "labels": "all", "backward": "local"},
+        },
+        "standalone": {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
+        "simulated": {
+            "model": {"aggregation_layers": every_layer},
+            "train": {"num_local_steps": 1, "backward": "joint"},
+        },
+    }
+    changes = prescribed[train.method]
+    overridden = {
+        f"{section}.{key}": {"asked": getattr(getattr(config, section), key), "used": value}
+        for section, keys in changes.items()
+        for key, value in keys.items()
+        if getattr(getattr(config, section), key) != value
+    }
+    return config.replace(**changes), overridden

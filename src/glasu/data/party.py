@@ -1,0 +1,170 @@
+"""PartyData: what one party owns before any message: node ids, features X_m, edges E_m, labels y or None."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from glasu.errors import DataError
+
+Features = NDArray[np.float32] | sp.csr_array
+SPARSE_BELOW = 0.2  # features with a smaller share of non-zeros are kept, and multiplied, as a sparse matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Edges as CSC: the sources of the edges into node i are indices[indptr[i]:indptr[i + 1]], sorted.
+
+    No self loops (each layer adds its own), no edge twice.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32] | None = None  # None: every edge weighs 1
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @classmethod
+    def from_edges(
+        cls,
+        source: NDArray[np.integer],
+        target: NDArray[np.integer],
+        num_nodes: int,
+        weights: NDArray[np.floating] | None = None,
+    ) -> Self:
+        """Sort edges by target, drop self loops, and merge duplicates (their weights add up)."""
+        source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        for name, ends in (("source", source), ("target", target)):
+            if len(ends) and (ends.min() < 0 or ends.max() >= num_nodes):
+                bad = int(np.flatnonzero((ends < 0) | (ends >= num_nodes))[0])
+                raise DataError(
+                    f"edge {bad}: {name} {ends[bad]} is out of range; nodes are numbered 0..{num_nodes - 1}."
+                )
+        if weights is not None and not np.isfinite(weights).all():
+            bad = int(np.flatnonzero(~np.isfinite(weights))[0])
+            raise DataError(f"edge {bad}: its weight is not a finite number; remove the edge or give it a weight.")
+        kept = source != target
+        key, where = np.unique(target[kept] * num_nodes + source[kept], return_inverse=True)
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.bincount(key // num_nodes, minlength=num_nodes), out=indptr[1:])
+        merged = None
+        if weights is not None:
+            merged = np.bincount(where, weights=weights[kept], minlength=len(key)).astype(np.float32)
+        return cls(indptr, (key % num_nodes).astype(np.int32), merged)
+
+    def edge_index(self) -> NDArray[np.int64]:
+        """Return the edges as two rows, source and target, ordered by target."""
+        target = np.repeat(np.arange(self.num_nodes, dtype=np.int64), np.diff(self.indptr))
+        return np.stack([self.indices.astype(np.int64), target])
+
+    def restricted_to(self, nodes: NDArray[np.int64]) -> Self:
+        """Return the graph induced by `nodes`, which become 0, 1, ... in the order given."""
+        position = np.full(self.num_nodes, -1, np.int64)
+        position[nodes] = np.arange(len(nodes))
+        source, target = position[self.edge_index()]
+        kept = (source >= 0) & (target >= 0)
+        weights = None if self.weights is None else self.weights[kept]
+        return type(self).from_edges(source[kept], target[kept], len(nodes), weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Sorted positions of the nodes that train, select and test the model; disjoint."""
+
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the three position lists."""
+        parts = (np.ascontiguousarray(part, "<i8").tobytes() for part in (self.train, self.validation, self.test))
+        return hashlib.sha256(b"|".join(parts)).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class PartyData:
+    """What one party brings; valid once constructed."""
+
+    name: str
+    ids: NDArray[np.int64] | NDArray[np.str_]  # one id per node, distinct, in the order common to all parties
+    features: Features  # X_m, shape (N, d_m)
+    graph: Graph  # E_m
+    labels: NDArray[np.int64] | None = None  # (N,), -1 where unknown; multi-label: (N, C) of 0 and 1
+    classes: tuple[str, ...] = ()
+    splits: Splits | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_features(self) -> int:
+        return int(self.features.shape[1])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", compact(self.features))
+        nodes, where = self.num_nodes, f"party {self.name!r}"
+        if len(self.features.shape) != 2 or self.features.shape[1] == 0:
+            raise DataError(f"{where}: features of shape {self.features.shape}: one row per node, at least one column.")
+        for what, count in (("features", self.features.shape[0]), ("edges", self.graph.num_nodes)):
+            if count != nodes:
+                raise DataError(f"{where}: {what} are for {count} nodes, but there are {nodes} ids.")
+        values = self.features.data if sp.issparse(self.features) else self.features
+        if not np.isfinite(values).all():
+            raise DataError(
+                f'{where}: features contain NaN or infinity; set data.missing = "zero" or "mean", or clean them.'
+            )
+        if self.labels is not None:
+            self._check_labels(where)
+        if self.splits is not None:
+            parts = (self.splits.train, self.splits.validation, self.splits.test)
+            chosen = np.concatenate(parts)
+            if len(chosen) and (chosen.min() < 0 or chosen.max() >= nodes):
+                raise DataError(f"{where}: a split names node {chosen.max()}, but nodes are 0..{nodes - 1}.")
+            if len(np.unique(chosen)) != len(chosen):
+                raise DataError(f"{where}: a node is in two splits; every node may be in one of them.")
+
+    def _check_labels(self, where: str) -> None:
+        labels, count = self.labels, len(self.classes)
+        assert labels is not None
+        if len(labels) != self.num_nodes:
+            raise DataError(f"{where}: {len(labels)} labels for {self.num_nodes} nodes.")
+        if count < 2:
+            raise DataError(f"{where}: labels of {count} class(es); a classifier needs at least two.")
+        high = 1 if labels.ndim == 2 else count - 1
+        if labels.ndim == 2 and labels.shape[1] != count:
+            raise DataError(f"{where}: {labels.shape[1]} label columns for {count} classes.")
+        if labels.size and (labels.min() < -1 or labels.max() > high):
+            bad = labels.max() if labels.max() > high else labels.min()
+            raise DataError(f"{where}: label {bad} is out of range; labels are 0..{high}, or -1 where unknown.")
+
+    def ids_digest(self) -> str:
+        """Return the SHA-256 of the id list in its order."""
+        if self.ids.dtype.kind == "i":
+            return hashlib.sha256(np.ascontiguousarray(self.ids, "<i8").tobytes()).hexdigest()
+        return hashlib.sha256("\0".join(self.ids.tolist()).encode()).hexdigest()
+
+
+def compact(features: np.ndarray | sp.spmatrix | sp.sparray) -> Features:
+    """Return features as float32, sparse where few values differ from zero: the same form for equal values."""
+    if sp.issparse(features):
+        sparse = sp.csr_array(features, dtype=np.float32)
+        sparse.sum_duplicates()
+        sparse.eliminate_zeros()
+        share = sparse.nnz / max(1, sparse.shape[0] * sparse.shape[1])
+        return sparse if share < SPARSE_BELOW else np.ascontiguousarray(sparse.toarray())
+    dense = np.ascontiguousarray(features, np.float32)
+    if dense.ndim == 2 and np.count_nonzero(dense) / max(1, dense.size) < SPARSE_BELOW:
+        return sp.csr_array(dense)
+    return dense

@@ -1,0 +1,25 @@
+"""Every error that GLASU raises on purpose; the command line turns each into one line and exit code 2."""
+
+
+class GlasuError(Exception):
+    """Anything a user can mend: the message names the value, the rule it breaks, and the way out."""
+
+
+class ConfigError(GlasuError):
+    """A setting is unknown, of the wrong type, or impossible together with another."""
+
+
+class DataError(GlasuError):
+    """A party's nodes, features, edges, labels or splits cannot be used as they are."""
+
+
+class AlignmentError(GlasuError):
+    """The parties' node lists do not describe the same nodes in the same order."""
+
+
+class ProtocolError(GlasuError):
+    """A message is not the one that the round expects now."""
+
+
+class TransportError(GlasuError):
+    """A peer cannot be reached, or does not prove who it is."""
