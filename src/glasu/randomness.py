@@ -26,17 +26,19 @@ class Stream:
     layer: int = 0
     client: int = EVERYONE
 
-    def _digest(self) -> bytes:
+    def key(self) -> int:
+        """Return the 128-bit key of this stream's Philox generator."""
         counters = struct.pack("<5q", self.seed, self.round, self.step, self.layer, self.client)
-        return hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
+        return int.from_bytes(digest, "little")
 
     def numpy(self) -> np.random.Generator:
         """Return a fresh numpy generator at the start of this stream."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self._digest(), "little")))
+        return np.random.Generator(np.random.Philox(key=self.key()))
 
     def torch_seed(self) -> int:
-        """Return a seed for `torch.Generator.manual_seed`: a non-negative 63-bit integer."""
-        return int.from_bytes(self._digest()[:8], "little") >> 1
+        """Return a seed for torch's generators: a non-negative 63-bit integer."""
+        return self.key() >> 65
 
 
 def draw_distinct(

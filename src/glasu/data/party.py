@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from glasu.errors import DataError
 
-Features = NDArray[np.float32] | sp.csr_array
+Features: TypeAlias = NDArray[np.float32] | sp.csr_array
 SPARSE_BELOW = 0.2  # features with a smaller share of non-zeros are kept, and multiplied, as a sparse matrix
 
 
@@ -55,12 +55,15 @@ class Graph:
             bad = int(np.flatnonzero(~np.isfinite(weights))[0])
             raise DataError(f"edge {bad}: its weight is not a finite number; remove the edge or give it a weight.")
         kept = source != target
-        key, where = np.unique(target[kept] * num_nodes + source[kept], return_inverse=True)
+        key = target[kept] * num_nodes + source[kept]
+        merged = None
+        if weights is None:
+            key = np.unique(key)
+        else:
+            key, where = np.unique(key, return_inverse=True)
+            merged = np.bincount(where, weights=weights[kept], minlength=len(key)).astype(np.float32)
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.bincount(key // num_nodes, minlength=num_nodes), out=indptr[1:])
-        merged = None
-        if weights is not None:
-            merged = np.bincount(where, weights=weights[kept], minlength=len(key)).astype(np.float32)
         return cls(indptr, (key % num_nodes).astype(np.int32), merged)
 
     def edge_index(self) -> NDArray[np.int64]:
@@ -115,6 +118,8 @@ class PartyData:
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", compact(self.features))
         nodes, where = self.num_nodes, f"party {self.name!r}"
+        if len(np.unique(self.ids)) != nodes:
+            raise DataError(f"{where}: an id stands for two nodes; ids must be distinct.")
         if len(self.features.shape) != 2 or self.features.shape[1] == 0:
             raise DataError(f"{where}: features of shape {self.features.shape}: one row per node, at least one column.")
         for what, count in (("features", self.features.shape[0]), ("edges", self.graph.num_nodes)):

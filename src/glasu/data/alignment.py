@@ -1,0 +1,124 @@
+"""Bring the parties' nodes into one order, and check that they describe the same nodes before any message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from glasu.data.party import PartyData, Splits
+from glasu.errors import AlignmentError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
+    """Restrict the parties to their common ids, sorted; parties that agree on all ids in one order stay as they are."""
+    if len({party.ids_digest() for party in parties}) <= 1:
+        return list(parties)
+    kinds = {party.name: "numbers" if party.ids.dtype.kind == "i" else "strings" for party in parties}
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        raise AlignmentError(f"ids cannot be compared ({listed}); write them in the same way in every party's files.")
+    common: NDArray[Any] = np.unique(parties[0].ids)
+    for party in parties[1:]:
+        common = np.intersect1d(common, party.ids)
+    if len(common) == 0:
+        raise AlignmentError(
+            f"the parties {', '.join(kinds)} have no id in common; check that their id columns name the same things."
+        )
+    return [restrict(party, _rows_of(party.ids, common)) for party in parties]
+
+
+def restrict(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
+    """Return the party with these nodes only, in this order."""
+    splits = party.splits
+    if splits is not None:
+        position = np.full(party.num_nodes, -1, np.int64)
+        position[rows] = np.arange(len(rows))
+        parts = (position[part] for part in (splits.train, splits.validation, splits.test))
+        splits = Splits(*(np.sort(part[part >= 0]) for part in parts))
+    return replace(
+        party,
+        ids=party.ids[rows],
+        features=party.features[rows],
+        graph=party.graph.restricted_to(rows),
+        labels=None if party.labels is None else party.labels[rows],
+        splits=splits,
+    )
+
+
+def check_parties(parties: Sequence[PartyData], labels: str = "all") -> None:
+    """Raise where the parties cannot train together; `labels` is "all" or the name of the party that has them."""
+    if not parties:
+        raise ConfigError("there is no party; name at least one folder in data.parties, or a data set in data.name.")
+    names = [party.name for party in parties]
+    if len(set(names)) != len(names):
+        raise DataError(f"party names {', '.join(names)} are not distinct; change `name` in a party.toml.")
+    first = parties[0]
+    for party in parties[1:]:
+        if party.num_nodes != first.num_nodes:
+            raise AlignmentError(
+                f"party {first.name!r} has {first.num_nodes} nodes, {party.name!r} has {party.num_nodes}; align them."
+            )
+        if party.ids_digest() != first.ids_digest():
+            raise AlignmentError(
+                f"parties {first.name!r} and {party.name!r} list other ids or another order; align them."
+            )
+    owners = list(parties) if labels == "all" else [_party_named(labels, parties)]
+    for owner in owners:
+        _check_labels(owner, owners[0])
+
+
+def keep_labels(parties: Sequence[PartyData], labels: str) -> list[PartyData]:
+    """Take labels and splits from all parties but the one that `labels` names; "all" leaves them everywhere."""
+    if labels == "all":
+        return list(parties)
+    owner = _party_named(labels, parties)
+    return [party if party is owner else replace(party, labels=None, classes=(), splits=None) for party in parties]
+
+
+def _party_named(name: str, parties: Sequence[PartyData]) -> PartyData:
+    for party in parties:
+        if party.name == name:
+            return party
+    known = ", ".join(f'"{party.name}"' for party in parties)
+    raise ConfigError(f'train.labels={name!r}: there is no such party; use "all" or one of {known}.')
+
+
+def _check_labels(party: PartyData, first: PartyData) -> None:
+    where = f"party {party.name!r}"
+    if party.labels is None:
+        raise DataError(f'{where} has no labels; with train.labels = "all" every party needs them, else name the one.')
+    if party.splits is None:
+        raise DataError(
+            f"{where} does not say which nodes train; give it a split (PyG: train_mask, val_mask, test_mask)."
+        )
+    trained = party.labels[party.splits.train]
+    if len(trained) == 0:
+        raise DataError(f"{where}: no node is in the training split; enlarge the share for training.")
+    if trained.max() < 0:
+        raise DataError(f"{where}: no training node has a label.")
+    assert first.labels is not None
+    assert first.splits is not None
+    for what, same in (
+        ("classes", party.classes == first.classes),
+        ("labels", np.array_equal(party.labels, first.labels)),
+        ("splits", party.splits.digest() == first.splits.digest()),
+    ):
+        if not same:
+            raise DataError(
+                f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or name one in train.labels."
+            )
+
+
+def _rows_of(
+    ids: NDArray[np.int64] | NDArray[np.str_], wanted: NDArray[np.int64] | NDArray[np.str_]
+) -> NDArray[np.int64]:
+    """Return where each wanted id stands."""
+    order = np.argsort(ids, kind="stable")
+    return order[np.searchsorted(ids[order], wanted)]

@@ -1,0 +1,157 @@
+"""Columns of a Parquet or CSV file as numpy arrays; what is wrong is said with file, column and row, not with values.
+
+Rows are counted from 1, without a CSV file's header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, parquet
+
+from glasu.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # how numbers are missing in CSV
+NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+FORMATS = ("parquet", "csv")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file's columns; those of a CSV file are strings until someone knows what they mean."""
+
+    path: Path
+    columns: dict[str, Any]  # name -> pyarrow ChunkedArray
+    num_rows: int
+
+    def column(self, name: str) -> Any:
+        """Return a column, or say which ones there are."""
+        if name not in self.columns:
+            some = ", ".join(list(self.columns)[:8]) + (", ..." if len(self.columns) > 8 else "")
+            raise DataError(
+                f"{self.path}: has no column {name!r}; its columns are {some}. Name the right one in party.toml."
+            )
+        return self.columns[name]
+
+    def wrong(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
+        """Return an error about the first row where `wrong` is true."""
+        rows = np.flatnonzero(wrong)
+        others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        return DataError(f"{self.path}: column {name!r}, row {rows[0] + 1}{others}: {rule}")
+
+    def strings(self, name: str) -> list[str | None]:
+        """Return a column as strings, None where it is empty."""
+        column = self.column(name)
+        try:
+            values = pc.cast(column, pa.string()).to_pylist()
+        except pa.ArrowException:
+            raise DataError(f"{self.path}: column {name!r} of type {column.type} cannot be read as text.") from None
+        return [value or None for value in values]
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """Return a column as float32, NaN where it is missing."""
+        column = self.column(name)
+        if pa.types.is_string(column.type) and self.path.suffix == ".csv":
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
+            other = np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool)
+            if other.any():
+                raise self.wrong(
+                    name, other, "is not a number; features and weights must be numeric, encode text first."
+                )
+            column = pc.cast(column, pa.float32())
+        numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if not (numeric or pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type)):
+            raise DataError(
+                f"{self.path}: column {name!r} of type {column.type} is not numeric; encode it, or remove it."
+            )
+        if pa.types.is_boolean(column.type):
+            column = pc.cast(column, pa.uint8())
+        values = np.asarray(pc.fill_null(pc.cast(column, pa.float32(), safe=False), float("nan")))
+        if np.isinf(values).any():
+            raise self.wrong(name, np.isinf(values), "is infinite, or too large for a 32-bit number.")
+        return values
+
+    def ids(self, name: str, kind: str | None = None) -> Any:
+        """Return a column of node ids as int64 or string; without `kind`, integers are what looks like integers."""
+        column = self.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = pc.cast(column, column.type.value_type)
+        empty = np.asarray(pc.is_null(column))
+        if empty.any():
+            raise self.wrong(name, empty, "is empty; every row needs an id.")
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if not (text or pa.types.is_integer(column.type)):
+            raise DataError(f"{self.path}: column {name!r} of type {column.type}: ids are integers or strings.")
+        if kind == "string" or (kind is None and text and self.path.suffix != ".csv"):
+            return pc.cast(column, pa.string())
+        if text:
+            # leading zeros and signs carry meaning in an id, so "007" and "+7" are strings
+            integer = np.asarray(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$"), bool)
+            if kind is None and not integer.all():
+                return column
+            if not integer.all():
+                raise self.wrong(name, ~integer, "is not an integer, but the other ids are.")
+        try:
+            return pc.cast(column, pa.int64())
+        except pa.ArrowException:
+            raise DataError(f"{self.path}: column {name!r}: an id exceeds 64 bits; write ids as strings.") from None
+
+
+def read_table(path: Path) -> Table:
+    """Read a .parquet or .csv file."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; put it there, or name another one in party.toml.")
+    try:
+        table = _read_csv(path) if path.suffix == ".csv" else parquet.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix.removeprefix('.')}: {error}") from None
+    names = table.column_names
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: has {names.count(name)} columns named {name!r}; names must be distinct.")
+    return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
+
+
+def write_table(columns: dict[str, Any], path: Path) -> None:
+    """Write columns to a .parquet or .csv file."""
+    table = pa.table(columns)
+    if path.suffix == ".csv":
+        csv.write_csv(table, path)
+    else:
+        parquet.write_table(table, path)
+
+
+def _read_csv(path: Path) -> Any:
+    """Read all columns as strings, and refuse rows of another length without quoting them."""
+    invalid: list[Any] = []
+
+    def skip(row: Any) -> str:
+        invalid.append(row)
+        return "skip"
+
+    parsing = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
+    names = csv.open_csv(path, parse_options=parsing).schema.names
+    invalid.clear()
+    table = csv.read_csv(
+        path,
+        read_options=csv.ReadOptions(use_threads=False),  # with threads, rows are not numbered
+        parse_options=parsing,
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
+        ),
+    )
+    for row in invalid[:1]:
+        raise DataError(
+            f"{path}: row {row.number - 1} has {row.actual_columns} values for {row.expected_columns} columns."
+        )
+    return table

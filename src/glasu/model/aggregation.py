@@ -1,0 +1,107 @@
+"""Mean and Concat: what the server makes of the clients' partial representations, and how a client undoes its part.
+
+The server's halves work on numpy buffers; this module must load without torch, for the server has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.config import ModelConfig
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
+
+    num_clients: int  # M
+    client: int = 0  # m; the server's halves do not read it
+
+    @property
+    def widening(self) -> int:
+        """How many times the width of a partial the aggregate has."""
+        return 1
+
+    def aggregate(self, partials: Sequence[Array]) -> Array:
+        """Return H[l+1] from one partial per client, all of one shape."""
+        total = partials[0].copy()
+        for partial in partials[1:]:
+            total += partial
+        total /= self.num_clients
+        return total
+
+    def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
+        """Return H_{-m}[l+1] = H[l+1] - H_m^+[l] / M: what the other clients contributed.
+
+        Args:
+            joint: H[l+1], shape (|S[l+1]|, d[l+1]).
+            partial: H_m^+[l] as it was sent, after `Release`; same shape.
+
+        Returns:
+            H_{-m}[l+1], same shape, without gradient: it stays fixed for the whole round.
+        """
+        return (joint - partial / self.num_clients).detach()
+
+    def merge(self, others: Tensor, partial: Tensor) -> Tensor:
+        """Return H[l+1] from the others' share and the own partial, to rounding."""
+        return others + partial / self.num_clients
+
+    def backpropagate(self, total: Array) -> list[Array]:
+        """Return for each client the gradient at its partial, given the sum of the gradients at H[l+1]."""
+        return [total / self.num_clients] * self.num_clients
+
+
+@dataclass(frozen=True)
+class Concat:
+    """H[l+1] = [H_1^+[l], ..., H_M^+[l]], side by side in client order."""
+
+    num_clients: int  # M
+    client: int = 0  # m; the server's halves do not read it
+
+    @property
+    def widening(self) -> int:
+        """How many times the width of a partial the aggregate has."""
+        return self.num_clients
+
+    def aggregate(self, partials: Sequence[Array]) -> Array:
+        """Return H[l+1] from one partial per client, all of one shape."""
+        return np.concatenate(partials, axis=1)
+
+    def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
+        """Return H_{-m}[l+1]: H[l+1] without the own columns."""
+        import torch
+
+        width = partial.shape[1]
+        start = self.client * width
+        return torch.cat([joint[:, :start], joint[:, start + width :]], dim=1).detach()
+
+    def merge(self, others: Tensor, partial: Tensor) -> Tensor:
+        """Return H[l+1] from the others' columns and the own partial, exactly."""
+        import torch
+
+        start = self.client * partial.shape[1]
+        return torch.cat([others[:, :start], partial, others[:, start:]], dim=1)
+
+    def backpropagate(self, total: Array) -> list[Array]:
+        """Return for each client its columns of the sum of the gradients at H[l+1]."""
+        width = total.shape[1] // self.num_clients
+        return [np.ascontiguousarray(total[:, m * width : (m + 1) * width]) for m in range(self.num_clients)]
+
+
+Aggregation = Mean | Concat
+
+
+def aggregation_of(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
+    """Return the aggregation that the config names, in the role of one client (or of the server)."""
+    kinds: dict[str, type[Mean] | type[Concat]] = {"mean": Mean, "concat": Concat}
+    return kinds[model.aggregation](num_clients, client)

@@ -1,0 +1,207 @@
+"""GCN, GCNII, GAT and SAGE sub-layers, and any PyG convolution, acting on one block.
+
+Each layer works in two halves: `prepare` looks at single rows of H[l] only, `propagate` mixes rows along the block's
+edges. Training calls one after the other; exact evaluation prepares all rows once and propagates chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from glasu.model.blocks import Block, Normalization
+
+Hidden = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
+Convolution = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
+
+
+class _SparseProduct(torch.autograd.Function):
+    """matrix @ dense for a constant sparse matrix, on one thread, in a fixed order of additions."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: sp.csr_array, dense: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return torch.from_numpy(np.ascontiguousarray(matrix @ dense.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, torch.from_numpy(np.ascontiguousarray(ctx.matrix.T @ gradient.contiguous().numpy()))
+
+
+def sparse_product(matrix: sp.csr_array, dense: Tensor) -> Tensor:
+    """Return matrix @ dense, differentiable in `dense`."""
+    result: Tensor = _SparseProduct.apply(matrix, dense)
+    return result
+
+
+def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
+    """Return the rows at `positions`."""
+    if isinstance(hidden, Tensor):
+        return hidden[torch.from_numpy(positions)]
+    return hidden[positions]
+
+
+class Projection(nn.Module):
+    """H W (+ b), for dense rows or for the sparse features of the first layer."""
+
+    def __init__(self, width_in: int, width_out: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(width_out)) if bias else None
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, hidden: Hidden) -> Tensor:
+        product = hidden @ self.weight if isinstance(hidden, Tensor) else sparse_product(hidden, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+class Layer(nn.Module):
+    """One sub-layer of a client; subclasses say how its graph is normalised and how rows are mixed."""
+
+    normalization: Normalization = "symmetric"
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        """Compute what concerns single rows of H[l]."""
+        return hidden
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        """Compute the rows S[l+1] of H_m^+[l] before the activation.
+
+        Args:
+            prepared: what `prepare` made of H[l]; rows S[l].
+            hidden: H[l] itself, rows S[l].
+            initial: H_m^0 at the rows S[l+1]; gcnii only.
+            block: A restricted to S[l+1] x S[l].
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        return self.propagate(self.prepare(hidden), hidden, initial, block)
+
+
+class GCNLayer(Layer):
+    """A H W + b (Kipf and Welling); whichever product shrinks the rows comes first."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.linear = Projection(width_in, width_out, bias=False)
+        self.bias = nn.Parameter(torch.zeros(width_out))
+        self.narrows = width_in > width_out
+
+    def _transforms_first(self, hidden: Hidden) -> bool:
+        return self.narrows or not isinstance(hidden, Tensor)
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return self.linear(hidden) if self._transforms_first(hidden) else hidden
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        assert isinstance(prepared, Tensor)
+        mixed = sparse_product(block.matrix, prepared)
+        return (mixed if self._transforms_first(hidden) else self.linear(mixed)) + self.bias
+
+
+class GCNIILayer(Layer):
+    """((1 - alpha) A H + alpha H^0) ((1 - beta) I + beta W), beta = log(theta / (l + 1) + 1) (Chen et al. 2020).
+
+    After `concat` the layer reads M times the width and starts with a projection back to the hidden width.
+    """
+
+    def __init__(self, width_in: int, width_out: int, *, layer: int, alpha: float, theta: float) -> None:
+        super().__init__()
+        self.reduce = Projection(width_in, width_out) if width_in != width_out else None
+        self.linear = Projection(width_out, width_out, bias=False)
+        self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return hidden if self.reduce is None else self.reduce(hidden)
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        assert isinstance(prepared, Tensor)
+        assert initial is not None
+        mixed = (1 - self.alpha) * sparse_product(block.matrix, prepared) + self.alpha * initial
+        return (1 - self.beta) * mixed + self.beta * self.linear(mixed)
+
+
+class SAGELayer(Layer):
+    """mean of the neighbours W_1 + own row W_2 + b (Hamilton et al. 2017)."""
+
+    normalization: Normalization = "mean"
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.neighbors = Projection(width_in, width_out)
+        self.root = Projection(width_in, width_out, bias=False)
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return hidden if isinstance(hidden, Tensor) else sparse_product(hidden, self.neighbors.weight)
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        assert isinstance(prepared, Tensor)
+        mixed = sparse_product(block.matrix, prepared)
+        own: Tensor = self.root(rows_of(hidden, block.positions))
+        if isinstance(hidden, Tensor):
+            return own + self.neighbors(mixed)
+        assert self.neighbors.bias is not None
+        return own + mixed + self.neighbors.bias
+
+
+class GATLayer(Layer):
+    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018)."""
+
+    normalization: Normalization = "none"
+    negative_slope = 0.2
+
+    def __init__(self, width_in: int, width_out: int, *, heads: int) -> None:
+        super().__init__()
+        self.linear = Projection(width_in, width_out, bias=False)
+        self.attention_source = nn.Parameter(torch.empty(1, heads, width_out // heads))
+        self.attention_target = nn.Parameter(torch.empty(1, heads, width_out // heads))
+        self.bias = nn.Parameter(torch.zeros(width_out))
+        nn.init.xavier_uniform_(self.attention_source)
+        nn.init.xavier_uniform_(self.attention_target)
+        self.heads = heads
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return self.linear(hidden)  # type: ignore[no-any-return]
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        assert isinstance(prepared, Tensor)
+        source, target = torch.from_numpy(block.edge_index())
+        rows, width = len(block.positions), prepared.shape[1]
+        values = prepared.view(len(prepared), self.heads, width // self.heads)
+        toward = (values * self.attention_source).sum(-1)
+        own = (values[torch.from_numpy(block.positions)] * self.attention_target).sum(-1)
+        score = nn.functional.leaky_relu(toward[source] + own[target], self.negative_slope)
+        score = score - _largest(score.detach(), target, rows)[target]  # softmax does not change, exp cannot overflow
+        weight = score.exp()
+        total = weight.new_zeros(rows, self.heads).index_add(0, target, weight)
+        share = weight / total[target]
+        mixed = values.new_zeros(rows, *values.shape[1:]).index_add(0, target, values[source] * share.unsqueeze(-1))
+        return mixed.reshape(rows, width) + self.bias
+
+
+def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
+    index = target.unsqueeze(-1).expand_as(score)
+    return score.new_full((rows, score.shape[1]), -math.inf).scatter_reduce(0, index, score, "amax")
+
+
+class CustomLayer(Layer):
+    """A user's PyG convolution on the pair (x_source, x_target); the block's edges include the self loops."""
+
+    normalization: Normalization = "none"
+
+    def __init__(self, convolution: nn.Module) -> None:
+        super().__init__()
+        self.convolution = convolution
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        dense = hidden if isinstance(hidden, Tensor) else torch.from_numpy(hidden.toarray())
+        target = dense[torch.from_numpy(block.positions)]
+        result: Tensor = self.convolution((dense, target), torch.from_numpy(block.edge_index()))
+        return result

@@ -1,0 +1,188 @@
+"""ClientModel: the layers W_m[0..L-1] of one client and, where it has labels, its classifier W_m[L]."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from glasu.config import ModelConfig
+from glasu.data.party import Features
+from glasu.errors import ConfigError
+from glasu.model.aggregation import aggregation_of
+from glasu.model.blocks import Block, Normalization
+from glasu.model.layers import (
+    Convolution,
+    CustomLayer,
+    GATLayer,
+    GCNIILayer,
+    GCNLayer,
+    Hidden,
+    Layer,
+    Projection,
+    SAGELayer,
+)
+from glasu.randomness import Stream
+
+ENCODER = -1  # the "layer" of draws that concern the raw features
+NORMALIZATION: dict[str, Normalization] = {
+    "gcn": GCNLayer.normalization,
+    "gcnii": GCNIILayer.normalization,
+    "sage": SAGELayer.normalization,
+    "gat": GATLayer.normalization,
+    "custom": CustomLayer.normalization,
+}
+TYPICAL_NORM = 3.0  # what input_scale = "auto" makes of the mean length of a feature row
+
+
+class Dropout:
+    """Dropout whose masks are a function of the stream: the same step and layer drop the same values again."""
+
+    def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
+        self.threshold = round(rate * 2**16)
+        self.stream = stream
+
+    def _mask(self, count: int, layer: int) -> np.ndarray:
+        bits = np.random.Philox(key=self.stream(layer).key())
+        draws = bits.random_raw(-(-count // 4)).view(np.uint16)[:count]
+        return (draws >= self.threshold).astype(np.float32) * np.float32(2**16 / (2**16 - self.threshold))
+
+    def __call__(self, hidden: Hidden, layer: int) -> Hidden:
+        """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""
+        if self.threshold == 0:
+            return hidden
+        if isinstance(hidden, Tensor):
+            mask = torch.from_numpy(self._mask(hidden.numel(), layer)).view(hidden.shape)
+            return hidden * mask.to(hidden.dtype)
+        values = hidden.data * self._mask(hidden.nnz, layer).astype(hidden.dtype)
+        return sp.csr_array((values, hidden.indices, hidden.indptr), shape=hidden.shape)
+
+    def fork(self, layer: int) -> None:
+        """Seed torch's own generator for a layer of another library."""
+        torch.manual_seed(self.stream(layer).torch_seed())
+
+
+def no_dropout() -> Dropout:
+    """Return the dropout of evaluation: none."""
+    return Dropout(0.0, lambda layer: Stream(0, "dropout", layer=layer))
+
+
+class ClientModel(nn.Module):
+    """The part of the split network that one client owns and trains."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_clients: int,
+        num_features: int,
+        num_outputs: int | None,
+        stream: Callable[[str, int], Stream],
+        convolution: Convolution | None = None,
+    ) -> None:
+        """Create the layers with weights drawn from `stream(purpose, layer)`.
+
+        Args:
+            config: the network's shape.
+            num_clients: M, which decides the width after `concat`.
+            num_features: d_m.
+            num_outputs: the number of classes, or None for a client without labels.
+            stream: where the initial weights come from; purpose "classifier" must be equal at all clients.
+            convolution: builds the layers of backbone "custom".
+        """
+        super().__init__()
+        if (config.backbone == "custom") != (convolution is not None):
+            raise ConfigError(
+                f"model.backbone={config.backbone!r}: a convolution of your own goes with backbone = \"custom\" and is "
+                "passed in Python, as glasu.train(parties, config, convolution=...)."
+            )
+        self.config = config
+        self.aggregation_layers = frozenset(config.aggregation_layers)
+        wide = config.hidden * aggregation_of(config, num_clients).widening
+        widths = [config.hidden if config.backbone == "gcnii" else num_features]
+        widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream("weights", ENCODER).torch_seed())
+            self.encoder = Projection(num_features, config.hidden) if config.backbone == "gcnii" else None
+            self.layers = nn.ModuleList()
+            for layer in range(config.num_layers):
+                torch.manual_seed(stream("weights", layer).torch_seed())
+                self.layers.append(_layer(config, layer, widths[layer], convolution))
+            torch.manual_seed(stream("classifier", config.num_layers).torch_seed())
+            self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
+        normalized = config.normalization == "layer"
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths[1:]) if normalized else None
+        self.activation = nn.functional.elu if config.backbone == "gat" else nn.functional.relu
+
+    def encode(self, features: Hidden, dropout: Dropout) -> tuple[Hidden, Tensor | None]:
+        """Return H_m[0] and, for gcnii, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
+        if self.encoder is None:
+            return features, None
+        initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
+        return initial, initial
+
+    def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
+        """Normalise and drop what layer l reads (l = L is the classifier)."""
+        if self.norms is not None and layer > 0:
+            hidden = self.norms[layer - 1](hidden)
+        return dropout(hidden, layer)
+
+    def sublayer(self, layer: int, hidden: Hidden, initial: Tensor | None, block: Block, dropout: Dropout) -> Tensor:
+        """Compute H_m^+[l] = activation(layer_l(block, H_m[l])), shape (|S[l+1]|, hidden).
+
+        Args:
+            layer: l.
+            hidden: H_m[l], rows S_m[l].
+            initial: H_m^0 at the rows S_m[l+1]; gcnii only.
+            block: A restricted to S_m[l+1] x S_m[l].
+            dropout: the masks of this step.
+        """
+        hidden = self.layer_input(layer, hidden, dropout)
+        if self.config.backbone == "custom":
+            with torch.random.fork_rng(devices=[]):
+                dropout.fork(layer)
+                return self.activation(self.layers[layer](hidden, initial, block))
+        return self.activation(self.layers[layer](hidden, initial, block))
+
+    def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
+        """Return the logits f_m(H[L], W_m[L])."""
+        assert self.classifier is not None
+        logits: Tensor = self.classifier(self.layer_input(self.config.num_layers, hidden, dropout))
+        return logits
+
+
+def _layer(config: ModelConfig, layer: int, width: int, convolution: Convolution | None) -> Layer:
+    if config.backbone == "gcn":
+        return GCNLayer(width, config.hidden)
+    if config.backbone == "gcnii":
+        return GCNIILayer(width, config.hidden, layer=layer, alpha=config.alpha, theta=config.theta)
+    if config.backbone == "sage":
+        return SAGELayer(width, config.hidden)
+    if config.backbone == "gat":
+        return GATLayer(width, config.hidden, heads=config.heads)
+    assert convolution is not None
+    return CustomLayer(convolution(width, config.hidden))
+
+
+def input_scale(config: ModelConfig, features: Features) -> float:
+    """Return the factor for the raw features; "auto" brings the mean length of a row that is not empty to 3."""
+    if config.input_scale != "auto":
+        return config.input_scale
+    if sp.issparse(features):
+        squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
+    else:
+        squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
+    lengths = np.sqrt(squares[squares > 0])
+    return float(TYPICAL_NORM / lengths.mean()) if len(lengths) else 1.0
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the weights in the order of their names, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(np.ascontiguousarray(weights[name].detach().numpy()).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""Release: the one gate through which anything leaves a client.
+
+It has two halves. *Perturb* (clip, noise, grid) changes what the client contributes; `extract_others` sees its result.
+*Encode* changes only how it travels. Every release is entered in the ledger.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glasu.keys import Key
+from glasu.privacy.ledger import Ledger
+
+
+class Perturbation(Protocol):
+    """Changes the values that a client contributes, as a function of the message's key."""
+
+    name: str
+
+    def __call__(self, value: Tensor, key: Key) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Scale each row down to an L2 norm of at most `norm`; differentiable, so that LocalUpdate passes it too."""
+
+    norm: float
+    name: str = "clip"
+
+    def __call__(self, value: Tensor, key: Key | None = None) -> Tensor:
+        lengths = torch.linalg.vector_norm(value, dim=1, keepdim=True)
+        return value * (self.norm / lengths.clamp(min=self.norm))
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Add normal noise from AES-CTR under a secret of the client: a redone release is the same bytes."""
+
+    deviation: float
+    secret: bytes = field(repr=False)
+    name: str = "noise"
+
+    def __call__(self, value: Tensor, key: Key) -> Tensor:
+        return value + self.deviation * torch.from_numpy(self._normal(value.numel(), key)).view(value.shape).to(value.dtype)
+
+    def _normal(self, count: int, key: Key) -> NDArray[np.float64]:
+        """Return standard normal numbers (Box and Muller) that only the secret and the message's key decide."""
+        stream_key = hmac.digest(self.secret, b"glasu noise" + key.pack(), "sha256")
+        pairs = -(-count // 2)
+        stream = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor().update(bytes(16 * pairs))
+        uniform = ((np.frombuffer(stream, "<u8") >> 11) + 0.5) * 2.0**-53  # inside (0, 1)
+        radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * math.pi * uniform[pairs:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Round to multiples of 2^-bits, half to even."""
+
+    bits: int
+    name: str = "grid"
+
+    def __call__(self, value: Tensor, key: Key) -> Tensor:
+        return torch.round(value * 2.0**self.bits) * 2.0**-self.bits
+
+
+class Encoding(Protocol):
+    """Decides how a perturbed tensor travels."""
+
+    name: str
+
+    def encode(self, value: Tensor) -> NDArray[Any]:
+        """Return the array that is sent."""
+
+    def decode(self, payload: NDArray[Any]) -> Tensor:
+        """Return the tensor that the receiver makes of the array."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Little-endian floats, as they are."""
+
+    name: str = "fp32"
+
+    def encode(self, value: Tensor) -> NDArray[Any]:
+        return np.ascontiguousarray(value.detach().numpy(), {"fp32": "<f4", "fp64": "<f8"}[self.name])
+
+    def decode(self, payload: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(payload)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor that has left the client: the array that travels, and the values that everyone now reads in it."""
+
+    payload: NDArray[Any]
+    value: Tensor
+
+
+@dataclass
+class Release:
+    """The gate: perturb, encode, enter in the ledger."""
+
+    encoding: Encoding
+    clipping: Clip | None = None
+    perturbations: Sequence[Perturbation] = ()  # after clipping: noise, then grid
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def protection(self) -> str:
+        """Name what protects a released tensor."""
+        parts = [self.clipping.name] if self.clipping else []
+        return "+".join([*parts, *(item.name for item in self.perturbations)]) or "none"
+
+    def clip(self, partial: Tensor) -> Tensor:
+        """Apply the differentiable part of the gate, as LocalUpdate must."""
+        return partial if self.clipping is None else self.clipping(partial)
+
+    def tensor(self, kind: str, value: Tensor, key: Key) -> Sent:
+        """Let a tensor out: representations, gradients, class probabilities."""
+        value = self.clip(value.detach())
+        for perturbation in self.perturbations:
+            value = perturbation(value, key)
+        payload = self.encoding.encode(value)
+        self.ledger.enter(kind, key, rows=len(payload), size=payload.nbytes, protection=self.protection)
+        return Sent(payload, self.encoding.decode(payload))
+
+    def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
+        """Let node numbers out, one set per round."""
+        payloads = tuple(nodes.astype("<i4") for nodes in node_sets)
+        rows, size = sum(len(nodes) for nodes in payloads), sum(nodes.nbytes for nodes in payloads)
+        self.ledger.enter("node sets", key, rows=rows, size=size, protection="none")
+        return payloads
+
+    def numbers(self, kind: str, values: Sequence[float], key: Key) -> NDArray[np.float64]:
+        """Let single numbers out: losses and metrics."""
+        payload = np.asarray(values, "<f8")
+        self.ledger.enter(kind, key, rows=len(payload), size=payload.nbytes, protection="none")
+        return payload

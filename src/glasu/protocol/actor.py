@@ -1,0 +1,327 @@
+"""Client: what one party holds while it trains: data, model, optimiser, and the gate to the outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.keys import RUN_BYTES, Key, Phase
+from glasu.model.aggregation import aggregation_of
+from glasu.model.blocks import Block, Draw, NodeSet
+from glasu.model.exact import exact_layer
+from glasu.model.layers import Convolution, Hidden
+from glasu.model.sampler import Sampler, training_batch
+from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, no_dropout
+from glasu.privacy.ledger import Ledger
+from glasu.privacy.release import Plain, Release
+from glasu.protocol.messages import NO_NUMBERS
+from glasu.protocol.state import ClientState, Selection
+from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.timing import Stopwatch
+
+NOBODY = -1  # the label owner's index when everybody has the labels
+EMPTY: NodeSet = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The node sets S_m[0..L] of one round, agreed, and the edges drawn for each layer."""
+
+    round: int
+    nodes: tuple[NodeSet, ...]
+    draws: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A sample with everything that the layers read."""
+
+    round: int
+    features: Hidden  # X_m[S_m[0]], scaled
+    blocks: tuple[Block, ...]
+    initial_rows: tuple[NDArray[np.int64], ...]  # per layer: where S_m[l+1] stands in S_m[0]
+    labels: Tensor | None  # y[S[L]]
+
+    def initial_at(self, initial: Tensor | None, layer: int) -> Tensor | None:
+        """Return the rows S_m[l+1] of H_m^0, which has the rows S_m[0]."""
+        return None if initial is None else initial[torch.from_numpy(self.initial_rows[layer])]
+
+
+def owner_index(config: RunConfig, names: Sequence[str]) -> int:
+    """Return who holds the labels, or NOBODY when everybody does."""
+    return NOBODY if config.train.labels == "all" else list(names).index(config.train.labels)
+
+
+def run_id(config: RunConfig) -> bytes:
+    """Return the identity of a run that needs no server to choose one: the digest of its settings."""
+    return bytes.fromhex(config.digest())[:RUN_BYTES]
+
+
+class Client:
+    """One party in a training; the scripts of this package drive it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        party: PartyData,
+        *,
+        index: int,
+        names: Sequence[str],
+        num_outputs: int,
+        watch: Stopwatch,
+        convolution: Convolution | None = None,
+        scale: float | None = None,
+    ) -> None:
+        """Build the client's model and optimiser from the seeds in `config`.
+
+        Args:
+            config: the run's settings, resolved.
+            party: what this client owns.
+            index: m.
+            names: all parties in client order.
+            num_outputs: the number of classes.
+            watch: where seconds are added up.
+            convolution: builds the layers of backbone "custom".
+            scale: the input scale of a model trained earlier; None: as the config says.
+        """
+        self.config, self.party, self.index, self.watch = config, party, index, watch
+        self.num_clients, self.names = len(names), tuple(names)
+        self.owner = owner_index(config, names)
+        self.has_labels = self.owner in (NOBODY, index)
+        self.dtype = torch.float64 if config.wire.precision == "fp64" else torch.float32
+        self.aggregation = aggregation_of(config.model, self.num_clients, index)
+        self.model = ClientModel(
+            config.model,
+            num_clients=self.num_clients,
+            num_features=party.num_features,
+            num_outputs=num_outputs if self.has_labels else None,
+            stream=self._initial_stream,
+            convolution=convolution,
+        ).to(self.dtype)
+        self.optimizer = _optimizer(config, self.model)
+        self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
+        self.scale = input_scale(config.model, party.features) if scale is None else scale
+        self.release = Release(Plain(config.wire.precision))
+        self.training_nodes = party.splits.train if party.splits is not None and self.has_labels else EMPTY
+        self.run = run_id(config)
+        self.round, self.incarnation, self.key_epoch = 0, 0, 0
+        self.losses: list[float] = []
+        self.best_weights: dict[str, Tensor] = {}
+        self.selection: Selection | None = None if config.model.aggregation_layers else Selection()
+        self.stopped = False
+        self._all_features: Hidden | None = None
+
+    def _initial_stream(self, purpose: str, layer: int) -> Stream:
+        sharer = EVERYONE if purpose == "classifier" else self.index  # classifiers start equal at all clients
+        return Stream(self.config.train.seed, purpose, layer=layer, client=sharer)
+
+    def key(self, phase: Phase, round_index: int, layer: int = -1, chunk: int = 0) -> Key:
+        """Name a message of this client."""
+        return Key(
+            run=self.run,
+            phase=phase,
+            client=self.index,
+            round=round_index,
+            layer=layer,
+            chunk=chunk,
+            incarnation=self.incarnation,
+        )
+
+    def dropout(self, round_index: int, step: int) -> Dropout:
+        """Return the masks of one local step; JointInference uses those of step 0."""
+        seed, client = self.config.train.seed, self.index
+        return Dropout(
+            self.config.model.dropout,
+            lambda layer: Stream(seed, "dropout", round=round_index, step=step, layer=layer, client=client),
+        )
+
+    def batch_nodes(self, round_index: int) -> NodeSet:
+        """Draw S[L]; empty at a client that does not know the training nodes."""
+        return training_batch(self.config, self.training_nodes, round_index)
+
+    def features(self, nodes: NodeSet) -> Hidden:
+        """Return the scaled rows of X_m; all rows are kept once they were asked for."""
+        if len(nodes) < self.party.num_nodes:
+            return self._scaled(self.party.features[nodes])
+        if self._all_features is None:
+            self._all_features = self._scaled(self.party.features)
+        return self._all_features
+
+    def _scaled(self, rows: NDArray[np.float32] | sp.csr_array) -> Hidden:
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        scaled = rows.astype(kind) * kind(self.scale)
+        return sp.csr_array(scaled) if sp.issparse(scaled) else torch.from_numpy(np.ascontiguousarray(scaled))
+
+    def labels(self, nodes: NodeSet) -> Tensor:
+        """Return y at the nodes, as the loss wants it."""
+        assert self.party.labels is not None
+        labels = torch.from_numpy(self.party.labels[nodes])
+        return labels.to(self.dtype) if self.config.train.task == "multilabel" else labels
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of the nodes."""
+        if self.config.train.task == "multilabel":
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        return nn.functional.cross_entropy(logits, labels)
+
+    def batch(self, sample: Sample) -> Batch:
+        """Gather what the layers read for a sample."""
+        with self.watch.measure("sampling"):
+            nodes = sample.nodes
+            blocks = tuple(
+                self.sampler.block(nodes[layer + 1], nodes[layer], draw) for layer, draw in enumerate(sample.draws)
+            )
+            rows = tuple(np.searchsorted(nodes[0], targets) for targets in nodes[1:])
+            labels = self.labels(nodes[-1]) if self.has_labels else None
+            return Batch(sample.round, self.features(nodes[0]), blocks, rows, labels)
+
+    @torch.no_grad()
+    def encode(self, batch: Batch, dropout: Dropout) -> tuple[Hidden, Tensor | None]:
+        """Return H_m[0] and, for gcnii, H_m^0, without gradient."""
+        with self.watch.measure("compute"):
+            return self.model.encode(batch.features, dropout)
+
+    @torch.no_grad()
+    def partial(
+        self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout
+    ) -> Tensor:
+        """Return H_m^+[l], without gradient."""
+        with self.watch.measure("compute"):
+            return self.model.sublayer(layer, hidden, batch.initial_at(initial, layer), batch.blocks[layer], dropout)
+
+    def open_encoder(self, batch: Batch, dropout: Dropout) -> tuple[Tensor | None, Tensor | None]:
+        """Return H_m^0 with its graph, and as a leaf that gathers the gradients of all layers that read it."""
+        _, initial = self.model.encode(batch.features, dropout)
+        return initial, None if initial is None else initial.detach().requires_grad_()
+
+    def backward_from_loss(self, joint: Tensor, batch: Batch, dropout: Dropout) -> list[float]:
+        """Send the gradient of the client's loss back to H[L] and the classifier; nothing without labels."""
+        if batch.labels is None:
+            return []
+        loss = self.loss(self.model.classify(joint, dropout), batch.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [loss.item()]
+
+    def gradient_at(self, joint: Tensor, batch: Batch) -> Tensor:
+        """Return G, the gradient of the loss of step 0 at H[L]."""
+        assert batch.labels is not None
+        leaf = joint.detach().clone().requires_grad_()
+        logits = self.model.classify(leaf, self.dropout(batch.round, 0))
+        return torch.autograd.grad(self.loss(logits, batch.labels), leaf)[0]
+
+    def take_losses(self, key: Key) -> NDArray[np.float64]:
+        """Return the losses that have not been sent yet, for the message named by `key` to carry."""
+        losses, self.losses = self.losses, []
+        return self.release.numbers("losses", losses, key) if losses else NO_NUMBERS
+
+    def evaluation_nodes(self, split: str) -> NodeSet:
+        """Return the nodes of a split in their order, or the fixed subset that `evaluate_nodes` asks for."""
+        splits, subset = self.party.splits, self.config.train.evaluate_nodes
+        if not self.has_labels or splits is None:
+            return EMPTY
+        if split == "test":
+            return splits.test
+        if 0 < subset < len(splits.validation):
+            rng = Stream(self.config.train.seed, "validation subset").numpy()
+            return splits.validation[draw_distinct(rng, len(splits.validation), subset)]
+        return splits.validation
+
+    def no_dropout(self) -> Dropout:
+        """Return the masks of evaluation: none."""
+        return no_dropout()
+
+    @torch.no_grad()
+    def encode_all(self) -> tuple[Hidden, Tensor | None]:
+        """Return H_m[0] and H_m^0 for all nodes."""
+        with self.watch.measure("evaluation"):
+            return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
+
+    def exact_layer(self, layer: int, hidden: Hidden, initial: Tensor | None, targets: NodeSet) -> Tensor:
+        """Return H_m^+[l] at `targets` with every edge."""
+        with self.watch.measure("evaluation"):
+            return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+
+    def joined(self, payloads: Sequence[NDArray[np.generic]]) -> Tensor:
+        """Return the chunks of one tensor as a whole."""
+        return torch.cat([self.release.encoding.decode(payload) for payload in payloads])
+
+    @torch.no_grad()
+    def probabilities(self, joint: Tensor) -> Tensor:
+        """Return the class probabilities of this client's classifier."""
+        logits = self.model.classify(joint, no_dropout())
+        return logits.sigmoid() if self.config.train.task == "multilabel" else logits.softmax(dim=1)
+
+    def set_learning_rate(self, round_index: int) -> None:
+        """Apply the schedule: a function of the round alone."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.train.learning_rate * schedule_factor(self.config, round_index)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def state(self) -> ClientState:
+        """Return everything that a checkpoint needs."""
+        names = [name for name, _ in self.model.named_parameters()]
+        moments = {
+            f"{names[index]}.{key}": value.clone()
+            for index, values in self.optimizer.state_dict()["state"].items()
+            for key, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        ledger = self.release.ledger
+        return ClientState(
+            round=self.round,
+            weights=self.weights(),
+            optimizer=moments,
+            best_weights=dict(self.best_weights),
+            selection=self.selection,
+            losses=tuple(self.losses),
+            stopped=self.stopped,
+            incarnation=self.incarnation,
+            key_epoch=self.key_epoch,
+            ledger_head=ledger.head,
+            ledger_totals={key: tuple(total) for key, total in ledger.totals.items()},
+        )
+
+    def restore(self, state: ClientState) -> None:
+        """Become what `state` describes."""
+        self.model.load_state_dict(dict(state.weights))
+        names = [name for name, _ in self.model.named_parameters()]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.optimizer.items():
+            parameter, _, key = name.rpartition(".")
+            moments.setdefault(names.index(parameter), {})[key] = value.clone()
+        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.best_weights = dict(state.best_weights)
+        self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
+        self.losses, self.incarnation, self.key_epoch = list(state.losses), state.incarnation, state.key_epoch
+        self.release.ledger = Ledger(state.ledger_head, {key: list(row) for key, row in state.ledger_totals.items()})
+
+
+def schedule_factor(config: RunConfig, round_index: int) -> float:
+    """Return the factor on the learning rate: step divides by ten after half and three quarters of the rounds."""
+    progress = round_index / config.train.num_rounds
+    if config.train.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if config.train.schedule == "step":
+        return 0.1 ** ((progress >= 0.5) + (progress >= 0.75))
+    return 1.0
+
+
+def _optimizer(config: RunConfig, model: ClientModel) -> torch.optim.Optimizer:
+    train = config.train
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), train.learning_rate, momentum=train.momentum, weight_decay=train.weight_decay, fused=True
+        )
+    return torch.optim.Adam(model.parameters(), train.learning_rate, weight_decay=train.weight_decay, fused=True)

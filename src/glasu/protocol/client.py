@@ -1,0 +1,81 @@
+"""Algorithm 1 in the role of one client: sample, infer together, take Q steps alone, begin the next round unasked."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from glasu.model.metrics import SELECTED_BY
+from glasu.protocol.actor import Client, Sample
+from glasu.protocol.backward import client_joint_round
+from glasu.protocol.evaluation import client_evaluation
+from glasu.protocol.inference import client_inference
+from glasu.protocol.label_owner import client_gradient
+from glasu.protocol.messages import ClientScript, Evaluated, Exchange, RoundDone
+from glasu.protocol.sampling import Agreement, client_sampling, publish_training_nodes, ride_along, windows
+from glasu.protocol.update import local_update
+
+
+def client_script(client: Client) -> ClientScript:
+    """Train from the client's present round to the end, select the best weights, and test them."""
+    yield from client_rounds(client)
+    client.model.load_state_dict(client.best_weights)
+    metrics, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
+    if client.selection is not None:
+        yield Evaluated(client.selection.best_round, "test", metrics)
+
+
+def client_rounds(client: Client) -> ClientScript:
+    """Rounds t, t+1, ..., T-1; their node sets are agreed a window ahead."""
+    if client.stopped:
+        return
+    config = client.config
+    if config.train.labels != "all" and config.train.sampler == "shared":
+        client.training_nodes = yield from publish_training_nodes(client)
+    ahead: Agreement | None = None
+    coming = list(windows(client.round, config))
+    for index, window in enumerate(coming):
+        samples = ahead.samples if ahead else (yield from client_sampling(client, window))
+        later = coming[index + 1 : index + 2] if config.train.prefetch else []
+        ahead = Agreement(client_sampling(client, later[0])) if later else None
+        for sample in samples:
+            client.losses = yield from ride_along(client_round(client, sample), ahead)
+            client.round = sample.round + 1
+            yield from _evaluate_when_due(client)
+            yield RoundDone(sample.round)
+            if client.stopped:
+                return
+
+
+def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
+    """One round; returns the losses of its steps, which ride on the next message."""
+    batch = client.batch(sample)
+    client.set_learning_rate(sample.round)
+    if client.config.train.backward == "joint":
+        return (yield from client_joint_round(client, batch))
+    joint, others = yield from client_inference(client, batch, client.dropout(sample.round, 0))
+    gradient = None
+    if client.owner >= 0:
+        assert isinstance(joint, Tensor)
+        gradient = yield from client_gradient(client, batch, joint)
+    with client.watch.measure("compute"):
+        steps = range(client.config.train.num_local_steps)
+        losses = [local_update(client, batch, step, others, gradient) for step in steps]
+    return losses if client.has_labels else []
+
+
+def _evaluate_when_due(client: Client) -> ClientScript:
+    """Evaluate every `evaluate_every` rounds and after the last; keep the weights where they are the best so far."""
+    train, done = client.config.train, client.round
+    if done % train.evaluate_every and done != train.num_rounds:
+        return
+    metrics, verdict = yield from client_evaluation(client, done, "validation")
+    if verdict is None:
+        assert client.selection is not None
+        client.selection = client.selection.after(metrics[SELECTED_BY[train.task]], done)
+        improved, client.stopped = client.selection.best_round == done, client.selection.stops(train)
+        loss = sum(client.losses) / len(client.losses)
+        yield Evaluated(done, "validation", metrics, loss, improved)
+    else:
+        improved, client.stopped = verdict.improved, verdict.stop
+    if improved:
+        client.best_weights = client.weights()

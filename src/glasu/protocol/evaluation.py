@@ -1,0 +1,158 @@
+"""Joint inference over a split or over asked nodes, exact by default -> class probabilities and metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError
+from glasu.keys import Phase
+from glasu.model import metrics
+from glasu.protocol.inference import client_inference, server_inference
+from glasu.protocol.messages import (
+    Exchange,
+    Joint,
+    JointScores,
+    Metrics,
+    Partial,
+    Proposal,
+    Scores,
+    Union,
+    Verdict,
+    checked,
+    exchange,
+)
+from glasu.protocol.sampling import client_sampling, server_sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.model.blocks import NodeSet
+    from glasu.protocol.actor import Client
+    from glasu.protocol.server import Server
+
+CHUNK_ROWS = 8192  # rows per message
+
+
+def message_chunks(num_rows: int) -> list[slice]:
+    """Divide rows into the chunks that travel in one message each; at least one, so that no exchange is empty."""
+    return [slice(start, min(start + CHUNK_ROWS, num_rows)) for start in range(0, max(1, num_rows), CHUNK_ROWS)]
+
+
+def client_evaluation(client: Client, round_index: int, split: str) -> Exchange[tuple[dict[str, float], Verdict | None]]:
+    """Client column: score the model on a split; the server says whether it is the best so far.
+
+    Returns:
+        The metrics (empty at a client without labels), and the verdict (None where there is no server).
+    """
+    nodes = client.evaluation_nodes(split)
+    if client.owner >= 0:
+        nodes = yield from announce(client, round_index, nodes)
+    probabilities = yield from client_prediction(client, round_index, nodes, Phase.EVALUATION)
+    found: dict[str, float] = {}
+    if client.has_labels:
+        labels = client.party.labels
+        assert labels is not None
+        found = metrics.evaluate(probabilities, labels[nodes], client.config.train.task)
+    if client.selection is not None:
+        return found, None
+    key = client.key(Phase.EVALUATION, round_index, -2)
+    losses = client.take_losses(key)
+    values = client.release.numbers("metrics", list(found.values()), key)
+    verdict = yield from exchange(Metrics(key=key, values=values, losses=losses), Verdict)
+    return found, verdict
+
+
+def announce(client: Client, round_index: int, nodes: NodeSet) -> Exchange[NodeSet]:
+    """Learn from the party that asks which nodes are asked for; it sends their numbers, nobody else sends any."""
+    key = client.key(Phase.EVALUATION, round_index)
+    proposal = Proposal(key=key, node_sets=client.release.node_sets([nodes], key))
+    answer = yield from exchange(proposal, Union)
+    return answer.node_sets[0].astype(np.int64)
+
+
+def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[NDArray[Any]]:
+    """Client column: return the class probabilities of the nodes.
+
+    With labels everywhere they are the mean of the clients' own (the client's own where there is no server); with
+    labels at one party they are the owner's, and the others return an empty array.
+    """
+    client.model.eval()
+    if client.config.train.sampled_evaluation:
+        joint = yield from _sampled_forward(client, round_index, nodes, phase)
+    else:
+        joint = yield from _exact_forward(client, round_index, nodes, phase)
+    own = client.probabilities(joint) if client.has_labels else None
+    client.model.train()
+    if own is None:
+        return np.empty((0, 0))
+    if client.owner >= 0 or client.selection is not None:
+        return np.asarray(own.numpy())
+    messages = []
+    for chunk, rows in enumerate(message_chunks(len(nodes))):
+        key = client.key(phase, round_index, client.config.model.num_layers, chunk)
+        messages.append(Scores(key=key, value=client.release.tensor("probabilities", own[rows], key).payload))
+    answers = yield messages
+    pairs = zip(answers, messages, strict=True)
+    return np.concatenate([checked(answer, message.key, JointScores).value for answer, message in pairs])
+
+
+def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
+    """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
+    everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
+    hidden, initial = client.encode_all()
+    for layer in range(last + 1):
+        targets = nodes if layer == last else everything
+        partial = client.exact_layer(layer, hidden, initial, targets)
+        hidden = partial
+        if layer in client.model.aggregation_layers:
+            messages = []
+            for chunk, rows in enumerate(message_chunks(len(targets))):
+                key = client.key(phase, round_index, layer, chunk)
+                sent = client.release.tensor("representation", partial[rows], key)
+                messages.append(Partial(key=key, value=sent.payload))
+            answers = yield messages
+            pairs = zip(answers, messages, strict=True)
+            hidden = client.joined([checked(answer, message.key, Joint).value for answer, message in pairs])
+    return hidden  # type: ignore[return-value]
+
+
+def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
+    """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
+    (sample,) = yield from client_sampling(client, [round_index], batches=[nodes], chunk=1)
+    hidden, _ = yield from client_inference(client, client.batch(sample), client.no_dropout(), phase)
+    return hidden  # type: ignore[return-value]
+
+
+def server_evaluation(server: Server, round_index: int, num_nodes: int, task: str) -> Exchange[dict[str, float]]:
+    """Server column: aggregate chunk by chunk, and return the metrics; the verdict is the caller's to answer."""
+    if server.owner >= 0:
+        messages = yield from server.receive((Proposal,), Phase.EVALUATION, round_index, -1)
+        server.answer(Union)
+        num_nodes = len(server.united(messages)[0])
+    yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
+    messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
+    reported = [message.values for message in messages if isinstance(message, Metrics) and len(message.values)]
+    names = metrics.NAMES[task]
+    if not reported or any(len(values) != len(names) for values in reported):
+        raise ProtocolError(f"{messages[0].key}: expected the metrics {', '.join(names)} from every party with labels.")
+    return dict(zip(names, reported[0].tolist(), strict=True))
+
+
+def server_prediction(server: Server, round_index: int, num_nodes: int, phase: Phase) -> Exchange[None]:
+    """Server column of an exact or sampled joint inference, and of the mean of the class probabilities."""
+    if server.config.train.sampled_evaluation:
+        yield from server_sampling(server, round_index, chunk=1)
+        yield from server_inference(server, round_index, phase)
+    else:
+        for layer in server.layers:
+            rows = num_nodes if layer == server.layers[-1] else server.num_nodes
+            for chunk in range(len(message_chunks(rows))):
+                messages = yield from server.receive((Partial,), phase, round_index, layer, chunk)
+                server.answer(Joint, server.aggregation.aggregate(server.values(messages)))
+    if server.owner < 0:
+        for chunk in range(len(message_chunks(num_nodes))):
+            messages = yield from server.receive((Scores,), phase, round_index, server.config.model.num_layers, chunk)
+            server.answer(JointScores, server.mean.aggregate(server.values(messages)))

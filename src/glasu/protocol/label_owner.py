@@ -1,0 +1,36 @@
+"""Algorithms 5-7: what changes when one client holds the labels.
+
+Sampling: the owner sends the batch (`sampling.owner_draws`). Update: the others minimise <G, H_m[L]>
+(`update.local_update`). Here: Algorithm 6's last lines, the owner's gradient at H[L] reaches everyone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glasu.keys import Phase
+from glasu.protocol.messages import Exchange, Gradient, JointGradient, Waiting, exchange
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.protocol.actor import Batch, Client
+    from glasu.protocol.server import Server
+
+
+def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Tensor]:
+    """Client column: the owner sends G = dL/dH[L] at step 0; everyone receives it, once per round."""
+    key = client.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
+    if client.has_labels:
+        sent = client.release.tensor("gradient", client.gradient_at(joint, batch), key)
+        answer = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
+    else:
+        answer = yield from exchange(Waiting(key=key), JointGradient)
+    return client.release.encoding.decode(answer.value)
+
+
+def server_gradient(server: Server, round_index: int) -> Exchange[None]:
+    """Server column: pass the owner's gradient on."""
+    layer = server.config.model.num_layers
+    messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
+    server.answer(JointGradient, server.total(messages))

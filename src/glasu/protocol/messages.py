@@ -1,0 +1,129 @@
+"""Every message on the wire, as frozen dataclasses.
+
+Every message of a client is answered by exactly one message of the server. Losses and the node sets of coming rounds
+ride on whatever is sent next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError
+from glasu.keys import Key
+
+Array = NDArray[Any]
+NO_NUMBERS: NDArray[np.float64] = np.empty(0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Message:
+    """What all messages carry: their key, losses that ride along, and one node set per round that is being agreed."""
+
+    key: Key
+    losses: NDArray[np.float64] = field(default_factory=lambda: NO_NUMBERS)
+    node_sets: tuple[NDArray[np.int32], ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TensorMessage(Message):
+    """A message about the rows of one tensor."""
+
+    value: Array
+
+
+class Partial(TensorMessage):
+    """Client: H_m^+[l], as released."""
+
+
+class Joint(TensorMessage):
+    """Server: H[l+1]."""
+
+
+class Gradient(TensorMessage):
+    """Client: the gradient of its loss at H[l+1]."""
+
+
+class JointGradient(TensorMessage):
+    """Server: the gradient at H_m^+[l] (joint backward), or at H[L] (labels at one party)."""
+
+
+class Scores(TensorMessage):
+    """Client: class probabilities of the asked nodes."""
+
+
+class JointScores(TensorMessage):
+    """Server: the mean of the clients' class probabilities."""
+
+
+class Proposal(Message):
+    """Client: node sets S_m[l+1], and nothing else to say."""
+
+
+class Union(Message):
+    """Server: the unions of the proposed node sets, and nothing else to say."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Metrics(Message):
+    """Client: how well the model does on a split; empty from a client without labels."""
+
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Verdict(Message):
+    """Server: whether this model is the best so far, and whether to stop."""
+
+    improved: bool
+    stop: bool
+
+
+class Waiting(Message):
+    """Client: nothing to contribute to this exchange; it waits for the answer."""
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """Not a message: tells the runtime that a round is over and that the state may be saved."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Not a message: tells the runtime how the model does."""
+
+    round: int
+    split: str
+    metrics: dict[str, float]
+    loss: float | None = None
+    improved: bool = False
+
+
+Event = RoundDone | Evaluated
+ClientScript = Generator[Sequence[Message] | Event, Sequence[Message], Any]
+ServerScript = Generator[Sequence[Message] | Event, Sequence[Message], Any]
+Result = TypeVar("Result")
+Exchange = Generator[Sequence[Message] | Event, Sequence[Message], Result]
+Reply = TypeVar("Reply", bound=Message)
+
+
+def exchange(message: Message, kind: type[Reply]) -> Exchange[Reply]:
+    """Send one message and return its answer, which must be of the given kind and about the same thing."""
+    answers = yield (message,)
+    return checked(answers[0], message.key, kind)
+
+
+def checked(answer: Message, asked: Key, kind: type[Reply]) -> Reply:
+    """Return the answer, or refuse one that does not belong to the question."""
+    got, about = answer.key, ("phase", "round", "layer", "chunk")
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"{asked}: expected a {kind.__name__}, got a {type(answer).__name__}.")
+    if any(getattr(got, name) != getattr(asked, name) for name in about):
+        raise ProtocolError(f"{asked}: got an answer to another message: {got}.")
+    return answer

@@ -1,0 +1,166 @@
+"""Algorithm 2: agree on the node sets S[l], for a range of rounds at once.
+
+Sampling does not depend on weights, so the sets of coming rounds are agreed while the present ones compute: a step of
+the agreement rides on each tensor message, and costs no exchange of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.config import RunConfig
+from glasu.errors import ProtocolError
+from glasu.keys import Phase
+from glasu.protocol.messages import Event, Exchange, Message, Proposal, Result, RoundDone, Union, exchange
+
+if TYPE_CHECKING:
+    from glasu.model.blocks import NodeSet
+    from glasu.protocol.actor import Client, Sample
+    from glasu.protocol.server import Server
+
+
+def windows(first: int, config: RunConfig) -> Iterator[range]:
+    """Divide the rounds from `first` on into the ranges whose node sets are agreed together."""
+    size = max(1, config.train.prefetch)
+    for start in range(first, config.train.num_rounds, size):
+        yield range(start, min(start + size, config.train.num_rounds))
+
+
+def owner_draws(config: RunConfig) -> bool:
+    """Tell whether the label owner sends every batch S[L]; with sampler "shared" all derive it from a published list."""
+    return config.train.labels != "all" and config.train.sampler != "shared"
+
+
+def publish_training_nodes(client: Client) -> Exchange[NodeSet]:
+    """Tell everyone the training nodes (not their labels), once; afterwards no batch needs to travel."""
+    key_layer = client.config.model.num_layers
+    (nodes,) = yield from _agree(client, 0, key_layer, [client.training_nodes], chunk=2)
+    return nodes
+
+
+def client_sampling(
+    client: Client,
+    rounds: Sequence[int],
+    *,
+    batches: Sequence[NodeSet] | None = None,
+    chunk: int = 0,
+) -> Exchange[list[Sample]]:
+    """Client column of Algorithms 2 and 5: return S_m[0..L] for each round.
+
+    S_m[l] is drawn from the neighbours of S_m[l+1] and contains it. Where layer l-1 aggregates, S[l] must be the same
+    everywhere: it becomes the union of all clients' sets.
+
+    Args:
+        client: who draws.
+        rounds: the rounds to agree on.
+        batches: S[L] for each round, where it is known already; else it is drawn from the training nodes.
+        chunk: tells the messages of two agreements about one round apart.
+    """
+    from glasu.protocol.actor import Sample
+
+    config, last = client.config, client.config.model.num_layers
+    if batches is None:
+        batches = [client.batch_nodes(index) for index in rounds]
+        if owner_draws(config):
+            batches = yield from _agree(client, rounds[0], last, batches, chunk)
+    nodes: list[list[NodeSet]] = [[batch] for batch in batches]
+    draws = []
+    for layer in reversed(range(last)):
+        with client.watch.measure("sampling"):
+            drawn = [
+                client.sampler.draw(sets[0], index, layer) for index, sets in zip(rounds, nodes, strict=True)
+            ]
+        agreed: Sequence[NodeSet] = [draw.nodes for draw in drawn]
+        if layer - 1 in client.model.aggregation_layers and config.train.sampler == "neighbor":
+            agreed = yield from _agree(client, rounds[0], layer, agreed, chunk)
+        draws.insert(0, drawn)
+        for sets, found in zip(nodes, agreed, strict=True):
+            sets.insert(0, found)
+    return [
+        Sample(index, tuple(sets), tuple(drawn[position] for drawn in draws))
+        for position, (index, sets) in enumerate(zip(rounds, nodes, strict=True))
+    ]
+
+
+def _agree(
+    client: Client, round_index: int, layer: int, node_sets: Sequence[NodeSet], chunk: int
+) -> Exchange[list[NodeSet]]:
+    """Propose one node set per round and return the unions."""
+    key = client.key(Phase.SAMPLING, round_index, layer, chunk)
+    proposal = Proposal(key=key, node_sets=client.release.node_sets(node_sets, key))
+    answer = yield from exchange(proposal, Union)
+    return [union.astype(np.int64) for union in answer.node_sets]
+
+
+def server_sampling(server: Server, round_index: int, *, chunk: int = 0) -> Exchange[None]:
+    """Server column of an agreement that does not ride on other messages; the answers are the unions."""
+    unions = server.config.train.sampler == "neighbor"
+    layers = [layer + 1 for layer in reversed(server.layers[:-1])] if unions else []
+    if owner_draws(server.config) and chunk == 0:
+        layers.insert(0, server.config.model.num_layers)
+    for layer in layers:
+        yield from server.receive((Proposal,), Phase.SAMPLING, round_index, layer, chunk)
+        server.answer(Union)
+
+
+def server_publication(server: Server) -> Exchange[None]:
+    """Server column of `publish_training_nodes`."""
+    yield from server.receive((Proposal,), Phase.SAMPLING, 0, server.config.model.num_layers, chunk=2)
+    server.answer(Union)
+
+
+def unite(messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
+    """Server column: S[l] is the union over the clients, for each round that is being agreed; nothing is kept."""
+    lengths = {len(message.node_sets) for message in messages}
+    if len(lengths) != 1:
+        raise ProtocolError(
+            f"{messages[0].key}: clients proposed node sets for {sorted(lengths)} rounds; all must propose for the same."
+        )
+    return tuple(np.unique(np.concatenate(sets)) for sets in zip(*(item.node_sets for item in messages), strict=True))
+
+
+class Agreement:
+    """An agreement on coming rounds that has no exchanges of its own: it rides on the messages of another script."""
+
+    def __init__(self, script: Exchange[list[Sample]]) -> None:
+        self._script = script
+        self.samples: list[Sample] = []
+        self.proposal: Message | None = None
+        self._advance(None)
+
+    def _advance(self, answers: Sequence[Message] | None) -> None:
+        try:
+            item = next(self._script) if answers is None else self._script.send(answers)
+        except StopIteration as stop:
+            self.proposal, self.samples = None, stop.value
+        else:
+            assert not isinstance(item, Event)
+            self.proposal = item[0]
+
+    def accept(self, carrier: Message) -> None:
+        """Read the unions off the answer to the message that carried the proposal."""
+        assert self.proposal is not None
+        self._advance((Union(key=self.proposal.key, node_sets=carrier.node_sets),))
+
+
+def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchange[Result]:
+    """Drive `script`, attaching a step of the agreement to each of its messages until it is reached."""
+    answers: Sequence[Message] | None = None
+    while True:
+        try:
+            item = next(script) if answers is None else script.send(answers)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        if isinstance(item, RoundDone) or agreement is None or agreement.proposal is None:
+            answers = yield item
+            continue
+        assert not isinstance(item, Event)
+        carrier = dataclasses.replace(item[0], node_sets=agreement.proposal.node_sets)
+        answers = yield (carrier,)
+        agreement.accept(answers[0])

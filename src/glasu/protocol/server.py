@@ -1,0 +1,202 @@
+"""Algorithm 1 in the role of the server: it aggregates, unites and selects, and holds no parameters and no data.
+
+Neither torch nor PyG is loaded here or in anything this module imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.config import RunConfig
+from glasu.errors import ProtocolError
+from glasu.keys import SERVER, Key, Phase
+from glasu.model.aggregation import Mean, aggregation_of
+from glasu.model.metrics import SELECTED_BY
+from glasu.protocol.backward import server_backward
+from glasu.protocol.evaluation import server_evaluation
+from glasu.protocol.inference import server_inference
+from glasu.protocol.label_owner import server_gradient
+from glasu.protocol.messages import (
+    Array,
+    Evaluated,
+    Exchange,
+    Message,
+    RoundDone,
+    ServerScript,
+    TensorMessage,
+    Verdict,
+)
+from glasu.protocol.sampling import server_publication, server_sampling, unite, windows
+from glasu.protocol.state import Selection, ServerState
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the server must know of the data: counts."""
+
+    num_nodes: int
+    num_validation: int  # as far as evaluation asks for them
+    num_test: int
+
+
+class Server:
+    """The server in a training; `receive` and `answer` are its side of every exchange."""
+
+    def __init__(self, config: RunConfig, roster: Sequence[str], sizes: Sizes, run: bytes) -> None:
+        """Start at round 0.
+
+        Args:
+            config: the run's settings, resolved.
+            roster: the parties' names in client order.
+            sizes: counts of nodes.
+            run: the identity of the run.
+        """
+        self.config, self.roster, self.sizes, self.run = config, tuple(roster), sizes, run
+        self.num_nodes = sizes.num_nodes
+        self.layers = config.model.aggregation_layers
+        self.aggregation = aggregation_of(config.model, len(roster))
+        self.mean = Mean(len(roster))  # of class probabilities, whatever the layers' aggregation is
+        self.owner = -1 if config.train.labels == "all" else self.roster.index(config.train.labels)
+        self.round, self.selection, self.stopped = 0, Selection(), False
+        self.losses: list[float] = []
+        self.history: list[dict[str, Any]] = []
+        self.answers: tuple[Message, ...] = ()
+        self._received: Sequence[Message] = ()
+
+    def receive(
+        self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
+    ) -> Exchange[Sequence[Message]]:
+        """Send the answers that are ready and return the next message of every client, in client order."""
+        messages = yield self.answers
+        expected = (self.run, phase, round_index, layer, chunk)
+        for client, message in enumerate(messages):
+            key = message.key
+            got = (key.run, key.phase, key.round, key.layer, key.chunk)
+            if got != expected or key.client != client or not isinstance(message, kinds):
+                names = " or ".join(kind.__name__ for kind in kinds)
+                wanted = Key(run=self.run, phase=phase, round=round_index, layer=layer, chunk=chunk, client=client)
+                raise ProtocolError(
+                    f"party {self.roster[client]!r}: expected {names} for {wanted}, got {type(message).__name__} for {key}."
+                )
+        self._received = messages
+        self._note_losses(messages)
+        return messages
+
+    def answer(self, kind: type[Message], value: Array | None = None, **fields: Any) -> None:
+        """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
+        if value is not None:
+            fields["value"] = value
+        self.answers = (self._answer(kind, fields),) * len(self.roster)
+
+    def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
+        """Prepare one answer for each client."""
+        self.answers = tuple(self._answer(kind, {"value": value}) for value in values)
+
+    def _answer(self, kind: type[Message], fields: dict[str, Any]) -> Message:
+        asked = self._received[0].key
+        key = Key(
+            run=self.run,
+            phase=asked.phase,
+            client=SERVER,
+            round=asked.round,
+            layer=asked.layer,
+            chunk=asked.chunk,
+            incarnation=asked.incarnation,
+            attempt=asked.attempt,
+        )
+        return kind(key=key, node_sets=unite(self._received), **fields)
+
+    def united(self, messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
+        """Return the unions of the node sets that the clients proposed."""
+        return unite(messages)
+
+    def values(self, messages: Sequence[Message]) -> list[Array]:
+        """Return the tensors of all clients; one shape and type, never broadcast."""
+        values = [message.value for message in messages if isinstance(message, TensorMessage)]
+        for client, value in enumerate(values):
+            if value.shape != values[0].shape or value.dtype != values[0].dtype:
+                raise ProtocolError(
+                    f"party {self.roster[client]!r}, {messages[client].key}: expected {values[0].dtype} of shape "
+                    f"{values[0].shape} as from party {self.roster[0]!r}, got {value.dtype} of shape {value.shape}."
+                )
+        return values
+
+    def total(self, messages: Sequence[Message]) -> Array:
+        """Return the sum of the tensors of those clients that sent one, in client order."""
+        values = self.values(messages)
+        total = values[0].copy()
+        for value in values[1:]:
+            total += value
+        return total
+
+    def _note_losses(self, messages: Sequence[Message]) -> None:
+        means = [float(message.losses.mean()) for message in messages if len(message.losses)]
+        if means:
+            self.losses.append(sum(means) / len(means))
+
+    def state(self) -> ServerState:
+        """Return everything that a checkpoint needs."""
+        return ServerState(
+            run=self.run,
+            config_digest=self.config.digest(),
+            roster=self.roster,
+            round=self.round,
+            selection=self.selection,
+            stopped=self.stopped,
+            losses=tuple(self.losses),
+            history=tuple(self.history),
+        )
+
+    def restore(self, state: ServerState) -> None:
+        """Become what `state` describes."""
+        self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
+        self.losses, self.history = list(state.losses), list(state.history)
+
+
+def server_script(server: Server) -> ServerScript:
+    """Serve all rounds, then the test of the selected model."""
+    yield from server_rounds(server)
+    task = server.config.train.task
+    metrics = yield from server_evaluation(server, server.config.train.num_rounds + 1, server.sizes.num_test, task)
+    server.answer(Verdict, improved=False, stop=True)
+    yield Evaluated(server.selection.best_round, "test", metrics)
+    yield server.answers
+
+
+def server_rounds(server: Server) -> ServerScript:
+    """The server's side of rounds t, t+1, ..., T-1."""
+    if server.stopped:
+        return
+    train = server.config.train
+    if server.owner >= 0 and train.sampler == "shared":
+        yield from server_publication(server)
+    for index, window in enumerate(windows(server.round, server.config)):
+        if index == 0 or train.prefetch == 0:
+            yield from server_sampling(server, window[0])
+        for round_index in window:
+            yield from server_inference(server, round_index)
+            if train.backward == "joint":
+                yield from server_backward(server, round_index)
+            elif server.owner >= 0:
+                yield from server_gradient(server, round_index)
+            server.round = round_index + 1
+            yield from _evaluate_when_due(server)
+            yield RoundDone(round_index)
+            if server.stopped:
+                return
+
+
+def _evaluate_when_due(server: Server) -> ServerScript:
+    train, done = server.config.train, server.round
+    if done % train.evaluate_every and done != train.num_rounds:
+        return
+    metrics = yield from server_evaluation(server, done, server.sizes.num_validation, train.task)
+    server.selection = server.selection.after(metrics[SELECTED_BY[train.task]], done)
+    improved, server.stopped = server.selection.best_round == done, server.selection.stops(train)
+    server.answer(Verdict, improved=improved, stop=server.stopped)
+    yield Evaluated(done, "validation", metrics, server.losses[-1], improved)

@@ -1,0 +1,51 @@
+"""Algorithms 4 and 7: LocalUpdate, one step on stale representations of the others; no message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from glasu.protocol.actor import Batch, Client
+
+
+def local_update(
+    client: Client, batch: Batch, step: int, others: Mapping[int, Tensor], gradient: Tensor | None = None
+) -> float:
+    """Descend the client's own loss with the others' parts constant, and return the loss before the step.
+
+    A client without labels minimises <G, H_m[L]>, G being the label owner's gradient at H[L] from the joint inference.
+
+    Args:
+        client: who learns.
+        batch: the round's nodes, blocks and features.
+        step: q.
+        others: {l+1: H_{-m}[l+1]}, fixed for the round.
+        gradient: G, at a client without labels.
+    """
+    loss = local_loss(client, batch, step, others, gradient)
+    client.optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    client.optimizer.step()
+    return loss.item()
+
+
+def local_loss(
+    client: Client, batch: Batch, step: int, others: Mapping[int, Tensor], gradient: Tensor | None
+) -> Tensor:
+    """Compute L_m^{t,q}, differentiable in the client's weights."""
+    model, dropout = client.model, client.dropout(batch.round, step)
+    hidden, initial = model.encode(batch.features, dropout)
+    for layer, block in enumerate(batch.blocks):
+        at_rows = batch.initial_at(initial, layer)
+        partial = model.sublayer(layer, hidden, at_rows, block, dropout)  # H_m^{t,q,+}[l]
+        if layer in model.aggregation_layers:
+            hidden = client.aggregation.merge(others[layer + 1], client.release.clip(partial))
+        else:
+            hidden = partial
+    assert isinstance(hidden, Tensor)
+    if client.has_labels:
+        assert batch.labels is not None
+        return client.loss(model.classify(hidden, dropout), batch.labels)
+    assert gradient is not None
+    return (gradient * hidden).sum()

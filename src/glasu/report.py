@@ -1,0 +1,82 @@
+"""RunReport: config, metrics, traffic, time and releases of a run -> JSON and one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """How the selected model does on one split."""
+
+    accuracy: float
+    macro_f1: float
+    loss: float
+    micro_f1: float | None = None  # multi-label tasks
+    round: int | None = None  # after how many rounds this model was reached
+    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of each client alone
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures that there are."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run did, found and cost."""
+
+    config: dict[str, Any]  # as it ran
+    overridden: dict[str, dict[str, Any]]  # what the method prescribed instead of what was asked
+    parties: tuple[dict[str, Any], ...]
+    test: SplitScores
+    validation: SplitScores
+    history: tuple[dict[str, Any], ...]
+    losses: tuple[float, ...]  # the mean training loss of every round
+    traffic: dict[str, Any]
+    seconds: dict[str, float]
+    weights_sha256: tuple[str, ...]
+    privacy: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values; what is not a number becomes null."""
+        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        plain["test"], plain["validation"] = self.test.to_dict(), self.validation.to_dict()
+        result: dict[str, Any] = _plain(plain)
+        return result
+
+    def to_json(self) -> str:
+        """Return the report as it is written to report.json."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    def summary(self) -> str:
+        """Return the run in one line."""
+        traffic = self.traffic
+        moved = (traffic["bytes_to_server"] + traffic["bytes_to_clients"]) / 1e6
+        return (
+            f"{self.config['train']['method']}: test accuracy {100 * self.test.accuracy:.1f} % "
+            f"(round {self.validation.round}, validation {100 * self.validation.accuracy:.1f} %), "
+            f"{moved:.1f} MB in {traffic['exchanges']} exchanges, {self.seconds['total']:.1f} s"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the bits of a run."""
+    packages = ("glasu", "torch", "torch_geometric", "numpy", "scipy")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}

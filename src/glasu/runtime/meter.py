@@ -1,0 +1,62 @@
+"""Counts messages, bytes and exchanges around any runtime, as they are encoded on the wire."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from glasu.protocol.messages import Message
+from glasu.runtime.wire import measured
+
+
+@dataclass
+class Meter:
+    """Traffic so far; evaluation and redone rounds count too."""
+
+    bytes_to_server: int = 0
+    bytes_to_clients: int = 0
+    messages: int = 0
+    exchanges: int = 0
+    by_kind: Counter[str] = field(default_factory=Counter)
+    by_phase: Counter[str] = field(default_factory=Counter)
+    exchanges_by_phase: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.bytes_to_server + self.bytes_to_clients
+
+    def to_server(self, message: Message) -> None:
+        """Count a message from a client."""
+        self.bytes_to_server += self._count(message)
+
+    def to_client(self, message: Message) -> None:
+        """Count a message to one client."""
+        self.bytes_to_clients += self._count(message)
+
+    def _count(self, message: Message) -> int:
+        total = 0
+        for kind, phase, size in measured(message):
+            self.by_kind[kind] += size
+            self.by_phase[phase] += size
+            total += size
+        self.messages += 1
+        return total
+
+    def exchanged(self, messages: Sequence[Message]) -> None:
+        """Count one round trip: messages that a client sent together, and their answers."""
+        self.exchanges += 1
+        self.exchanges_by_phase[messages[0].key.phase.reported] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures for the report."""
+        return {
+            "bytes_to_server": self.bytes_to_server,
+            "bytes_to_clients": self.bytes_to_clients,
+            "messages": self.messages,
+            "exchanges": self.exchanges,
+            "by_kind": dict(self.by_kind),
+            "by_phase": dict(self.by_phase),
+            "exchanges_by_phase": dict(self.exchanges_by_phase),
+        }

@@ -1,0 +1,169 @@
+"""Message <-> bytes: a fixed header, then raw little-endian arrays; no pickle, no compression.
+
+    header (48 bytes)   magic, version, kind, number of sections, key, length of what follows
+    section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError
+from glasu.keys import RUN_BYTES, Key, Phase
+from glasu.protocol.messages import (
+    NO_NUMBERS,
+    Gradient,
+    Joint,
+    JointGradient,
+    JointScores,
+    Message,
+    Metrics,
+    Partial,
+    Proposal,
+    Scores,
+    TensorMessage,
+    Union,
+    Verdict,
+    Waiting,
+)
+
+MAGIC, VERSION = b"GLSU", 1
+HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")
+SECTION = struct.Struct("<BBxxII")
+KINDS: dict[int, type[Message]] = dict(
+    enumerate([Partial, Joint, Gradient, JointGradient, Scores, JointScores, Proposal, Union, Metrics, Verdict, Waiting])
+)
+CODES = {kind: code for code, kind in KINDS.items()}
+TAGS = ("tensor", "index", "loss", "metrics", "verdict")
+DTYPES = ("<f4", "<f8", "<i4", "|u1")
+EXPECTED = {"tensor": ("<f4", "<f8"), "index": ("<i4",), "loss": ("<f8",), "metrics": ("<f8",), "verdict": ("|u1",)}
+
+
+def sections(message: Message) -> Iterator[tuple[str, NDArray[Any]]]:
+    """List the arrays of a message, in the order in which they travel."""
+    if isinstance(message, TensorMessage):
+        yield "tensor", message.value
+    if isinstance(message, Metrics):
+        yield "metrics", message.values
+    if isinstance(message, Verdict):
+        yield "verdict", np.array([message.improved, message.stop], np.uint8)
+    if len(message.losses):
+        yield "loss", message.losses
+    for nodes in message.node_sets:
+        yield "index", nodes
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as bytes."""
+    body, count = [], 0
+    for tag, array in sections(message):
+        dtype = DTYPES.index(array.dtype.newbyteorder("<").str)
+        columns = array.shape[1] if array.ndim == 2 else 0
+        body += [SECTION.pack(TAGS.index(tag), dtype, len(array), columns), np.ascontiguousarray(array).tobytes()]
+        count += 1
+    payload, key = b"".join(body), message.key
+    header = HEADER.pack(
+        MAGIC,
+        VERSION,
+        CODES[type(message)],
+        count,
+        key.run,
+        key.incarnation,
+        key.phase,
+        key.attempt,
+        key.round,
+        key.layer,
+        key.client,
+        key.chunk,
+        len(payload),
+    )
+    return header + payload
+
+
+def decode(data: bytes) -> Message:
+    """Return the message that the bytes stand for, or refuse them; nothing is allocated before lengths are checked."""
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"message of {len(data)} bytes: a header alone has {HEADER.size}.")
+    magic, version, code, count, run, incarnation, phase, attempt, round_index, layer, client, chunk, length = (
+        HEADER.unpack_from(data)
+    )
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(f"message of another format or version: expected {MAGIC!r} version {VERSION}.")
+    if code not in KINDS or phase not in list(Phase):
+        raise ProtocolError(f"message of unknown kind {code} or phase {phase}.")
+    if length != len(data) - HEADER.size:
+        raise ProtocolError(f"message declares {length} bytes after its header, but carries {len(data) - HEADER.size}.")
+    key = Key(
+        run=run,
+        phase=Phase(phase),
+        client=client,
+        round=round_index,
+        layer=layer,
+        chunk=chunk,
+        incarnation=incarnation,
+        attempt=attempt,
+    )
+    return _message(KINDS[code], key, list(_arrays(data, count)))
+
+
+def _arrays(data: bytes, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    position = HEADER.size
+    for _ in range(count):
+        if position + SECTION.size > len(data):
+            raise ProtocolError("message ends inside a section's header.")
+        tag, dtype, rows, columns = SECTION.unpack_from(data, position)
+        position += SECTION.size
+        if tag >= len(TAGS) or dtype >= len(DTYPES) or DTYPES[dtype] not in EXPECTED[TAGS[tag]]:
+            raise ProtocolError(f"section of unknown tag {tag} or unexpected type {dtype}.")
+        size = rows * max(1, columns) * np.dtype(DTYPES[dtype]).itemsize
+        if position + size > len(data):
+            raise ProtocolError(f"section declares {size} bytes, but {len(data) - position} are left.")
+        array = np.frombuffer(bytearray(data[position : position + size]), DTYPES[dtype])
+        yield TAGS[tag], array.reshape(rows, columns) if columns else array
+        position += size
+    if position != len(data):
+        raise ProtocolError(f"message carries {len(data) - position} bytes after its last section.")
+
+
+def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]]]) -> Message:
+    by_tag: dict[str, list[NDArray[Any]]] = {tag: [] for tag in TAGS}
+    for tag, array in arrays:
+        by_tag[tag].append(array)
+    own = {"tensor": 0, "metrics": 0, "verdict": 0}
+    fields: dict[str, Any] = {}
+    if issubclass(kind, TensorMessage):
+        own["tensor"] = 1
+    elif kind is Metrics:
+        own["metrics"] = 1
+    elif kind is Verdict:
+        own["verdict"] = 1
+    for tag, wanted in own.items():
+        if len(by_tag[tag]) != wanted:
+            raise ProtocolError(f"{kind.__name__} for {key}: expected {wanted} {tag} section(s), got {len(by_tag[tag])}.")
+    if len(by_tag["loss"]) > 1:
+        raise ProtocolError(f"{kind.__name__} for {key}: losses stand in two sections.")
+    if own["tensor"]:
+        fields["value"] = by_tag["tensor"][0]
+    elif own["metrics"]:
+        fields["values"] = by_tag["metrics"][0]
+    elif own["verdict"]:
+        if len(by_tag["verdict"][0]) != 2:
+            raise ProtocolError(f"{kind.__name__} for {key}: a verdict has two flags.")
+        fields["improved"], fields["stop"] = (bool(flag) for flag in by_tag["verdict"][0])
+    losses = by_tag["loss"][0] if by_tag["loss"] else NO_NUMBERS
+    return kind(key=key, losses=losses, node_sets=tuple(by_tag["index"]), **fields)
+
+
+def measured(message: Message) -> Iterator[tuple[str, str, int]]:
+    """Split the encoded size of a message into (kind, phase, bytes); what is agreed ahead counts as sampling."""
+    phase = message.key.phase.reported
+    yield "header", phase, HEADER.size
+    for tag, array in sections(message):
+        about = "sampling" if tag == "index" and phase == "training" else phase
+        yield "header", about, SECTION.size
+        yield tag, about, array.nbytes

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.data.alignment import align_in_clear, check_parties, keep_labels
+from glasu.data.party import Graph, PartyData, Splits
+from glasu.errors import AlignmentError, ConfigError, DataError
+
+
+def party(name, ids, **changes):
+    """Return a party whose feature is the id's length or value, and whose edges form a path."""
+    ids = np.asarray(ids)
+    count = len(ids)
+    features = np.array([[float(str(item).strip("u"))] for item in ids])
+    graph = Graph.from_edges(np.arange(count - 1), np.arange(1, count), count)
+    labels, splits = np.arange(count) % 2, Splits(np.array([0, 1]), np.array([2]), np.arange(3, count))
+    fields = {"labels": labels, "classes": ("x", "y"), "splits": splits}
+    return PartyData(name, ids, features, graph, **{**fields, **changes})
+
+
+def test_parties_in_one_order_stay_as_they_are():
+    parties = [party("a", [3, 1, 2]), party("b", [3, 1, 2])]
+    assert all(after is before for after, before in zip(align_in_clear(parties), parties, strict=True))
+
+
+def test_parties_are_restricted_to_their_common_ids_in_sorted_order():
+    first, second = align_in_clear([party("a", [5, 1, 9, 3]), party("b", [3, 4, 5, 1])])
+    assert first.ids.tolist() == second.ids.tolist() == [1, 3, 5]
+    assert first.features.ravel().tolist() == second.features.ravel().tolist() == [1.0, 3.0, 5.0]
+    assert first.labels.tolist() == [1, 1, 0]
+    # the path 5 -> 1 -> 9 -> 3 keeps 5 -> 1; the path 3 -> 4 -> 5 -> 1 keeps 5 -> 1
+    assert first.graph.edge_index().tolist() == second.graph.edge_index().tolist() == [[2], [0]]
+    assert first.splits.train.tolist() == [0, 2]
+    assert first.splits.validation.tolist() == []
+    assert first.splits.test.tolist() == [1]
+
+
+def test_aligned_parties_do_not_depend_on_the_order_of_rows():
+    rows = np.random.default_rng(0).permutation(8)
+    first, second = align_in_clear([party("a", np.arange(8)), party("b", np.arange(8)[rows])])
+    np.testing.assert_array_equal(first.features, second.features)
+
+
+def test_string_ids_align_too():
+    first, _ = align_in_clear([party("a", ["u2", "u10", "u1"]), party("b", ["u1", "u2"])])
+    assert first.ids.tolist() == ["u1", "u2"]
+
+
+@pytest.mark.parametrize(("ids", "said"), [([7, 8, 9], "no id in common"), (["0", "1", "2"], "a: numbers, b: strings")])
+def test_parties_without_common_ids_are_refused(ids, said):
+    with pytest.raises(AlignmentError, match=said):
+        align_in_clear([party("a", [0, 1, 2]), party("b", ids)])
+
+
+def test_parties_that_agree_may_train():
+    parties = [party("a", [3, 1, 2]), party("b", [3, 1, 2])]
+    check_parties(parties)
+    check_parties(keep_labels(parties, "b"), "b")
+
+
+def test_only_the_label_owner_keeps_labels_classes_and_splits():
+    first, second = keep_labels([party("a", [3, 1, 2]), party("b", [3, 1, 2])], "b")
+    assert (first.labels, first.classes, first.splits) == (None, (), None)
+    assert second.labels is not None
+
+
+@pytest.mark.parametrize("use", [check_parties, keep_labels])
+def test_an_unknown_label_owner_is_refused_with_the_names(use):
+    with pytest.raises(ConfigError, match='"a", "b"'):
+        use([party("a", [3, 1, 2]), party("b", [3, 1, 2])], "c")
+
+
+A = party("a", [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "said"),
+    [
+        (party("a", [0, 1, 2, 3]), DataError, "not distinct"),
+        (party("b", [0, 1, 2]), AlignmentError, "4 nodes, 'b' has 3"),
+        (party("b", [0, 1, 3, 2]), AlignmentError, "another order"),
+        (replace(A, name="b", labels=None, classes=()), DataError, "'b' has no labels"),
+        (replace(A, name="b", splits=None), DataError, "which nodes train"),
+        (replace(A, name="b", classes=("y", "x")), DataError, "classes of 'a' and 'b' differ"),
+        (replace(A, name="b", labels=np.array([0, 1, 1, 1])), DataError, "labels of 'a' and 'b' differ"),
+        (
+            replace(A, name="b", splits=Splits(np.array([0]), np.array([2]), np.array([3]))),
+            DataError,
+            "splits of 'a' and 'b' differ",
+        ),
+        (
+            replace(A, name="b", splits=Splits(np.array([], int), np.array([2]), np.array([3]))),
+            DataError,
+            "no node is in the training split",
+        ),
+        (replace(A, name="b", labels=np.array([-1, -1, 0, 1])), DataError, "no training node has a label"),
+    ],
+)
+def test_parties_that_cannot_train_together_are_refused(other, kind, said):
+    with pytest.raises(kind, match=said):
+        check_parties([A, other])
+
+
+def test_no_party_at_all_is_refused():
+    with pytest.raises(ConfigError, match="no party"):
+        check_parties([])

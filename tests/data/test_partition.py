@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+
+from glasu.data.partition import (
+    WholeGraph,
+    party_name,
+    pool_parties,
+    share_edges,
+    split_vertically,
+    splits_by_fraction,
+    splits_per_class,
+)
+from glasu.data.party import Graph, PartyData
+from glasu.errors import AlignmentError, ConfigError, DataError
+
+
+def random_data(num_nodes=60, num_edges=400, num_features=10, *, directed=False, **more):
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    x = torch.randn(num_nodes, num_features, generator=generator)
+    return Data(
+        x=x,
+        edge_index=edges if directed else to_undirected(edges),
+        y=torch.arange(num_nodes) % 3,
+        train_mask=torch.arange(num_nodes) < 20,
+        val_mask=(torch.arange(num_nodes) >= 20) & (torch.arange(num_nodes) < 30),
+        test_mask=torch.arange(num_nodes) >= 30,
+        **more,
+    )
+
+
+def pairs(graph):
+    return set(zip(*graph.edge_index().tolist(), strict=True))
+
+
+def dense(features):
+    return features.toarray() if sp.issparse(features) else features
+
+
+def test_the_clients_columns_side_by_side_are_all_columns():
+    data = random_data(num_features=10)
+    parties = split_vertically(data, num_clients=3)
+    assert [party.num_features for party in parties] == [4, 4, 2]
+    np.testing.assert_array_equal(np.hstack([party.features for party in parties]), data.x.numpy())
+
+
+def test_every_client_has_the_ids_labels_and_splits():
+    for party in split_vertically(random_data()):
+        assert party.ids.tolist() == list(range(60))
+        assert party.classes == ("0", "1", "2")
+        assert party.labels.tolist() == [node % 3 for node in range(60)]
+        assert [len(party.splits.train), len(party.splits.validation), len(party.splits.test)] == [20, 10, 30]
+
+
+def test_an_undirected_edge_is_kept_or_dropped_in_both_directions():
+    whole = WholeGraph.from_pyg(random_data())
+    for party in split_vertically(random_data(), edge_fraction=0.5):
+        assert pairs(party.graph) < pairs(whole.graph)
+        assert {(target, source) for source, target in pairs(party.graph)} == pairs(party.graph)
+
+
+def test_directed_edges_are_kept_one_by_one_with_their_weights():
+    data = random_data(directed=True, edge_weight=torch.arange(400.0))
+    weight = dict(zip(pairs_in_order(whole := WholeGraph.from_pyg(data)), whole.graph.weights, strict=True))
+    (party,) = split_vertically(data, num_clients=1, edge_fraction=0.5)
+    assert 0 < party.graph.num_edges < whole.graph.num_edges
+    assert [weight[pair] for pair in pairs_in_order(party)] == party.graph.weights.tolist()
+
+
+def pairs_in_order(owner):
+    return list(zip(*owner.graph.edge_index().tolist(), strict=True))
+
+
+def test_the_share_of_kept_edges_is_near_the_asked_one_and_independent_between_clients():
+    data = random_data(num_nodes=2000, num_edges=20_000, num_features=2)
+    everything = WholeGraph.from_pyg(data).graph.num_edges
+    first, second = split_vertically(data, num_clients=2, edge_fraction=0.8)
+    for party in (first, second):
+        assert abs(party.graph.num_edges / everything - 0.8) < 0.01
+    assert abs(len(pairs(first.graph) & pairs(second.graph)) / everything - 0.64) < 0.015
+
+
+def test_edges_depend_on_the_seed_and_on_nothing_else():
+    once, again, other = (split_vertically(random_data(), seed=seed)[1].graph for seed in (1, 1, 2))
+    assert pairs(once) == pairs(again) != pairs(other)
+
+
+def test_a_client_keeps_its_edges_when_others_join():
+    two, three = (split_vertically(random_data(), num_clients=count)[1].graph for count in (2, 3))
+    assert pairs(two) == pairs(three)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_the_extreme_fractions_leave_nothing_or_everything(fraction):
+    whole = WholeGraph.from_pyg(random_data()).graph
+    for party in split_vertically(random_data(), edge_fraction=fraction):
+        assert pairs(party.graph) == (pairs(whole) if fraction else set())
+
+
+def test_a_client_without_a_column_is_refused():
+    with pytest.raises(DataError, match=r"4 feature columns in blocks of 2 leave none for client 'c'"):
+        split_vertically(random_data(num_features=4), num_clients=3)
+
+
+@pytest.mark.parametrize("arguments", [{"num_clients": 0}, {"edge_fraction": 1.5}])
+def test_impossible_divisions_are_refused(arguments):
+    with pytest.raises(ConfigError):
+        split_vertically(random_data(), **arguments)
+
+
+def test_clients_are_named_like_the_columns_of_a_sheet():
+    assert [party_name(client) for client in (0, 1, 25, 26, 27, 701, 702)] == ["a", "b", "z", "aa", "ab", "zz", "aaa"]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [lambda x: x, lambda x: x.to_sparse(), lambda x: x.to_sparse_csr(), lambda x: sp.csr_matrix(x.numpy()), np.asarray],
+    ids=["dense", "coo", "csr", "scipy", "numpy"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_features_may_be_dense_or_sparse_in_any_form(convert):
+    data = random_data()
+    data.x[data.x < 1.5] = 0
+    expected = data.x.numpy().copy()
+    data.x = convert(data.x)
+    parties = split_vertically(data, num_clients=2)
+    np.testing.assert_array_equal(np.hstack([dense(party.features) for party in parties]), expected)
+
+
+def test_multilabel_targets_and_unknown_labels_are_understood():
+    several = random_data()
+    several.y = torch.eye(4)[torch.arange(60) % 4]
+    unknown = random_data()
+    unknown.y[5] = -1
+    assert split_vertically(several)[0].labels.shape == (60, 4)
+    assert split_vertically(unknown)[0].labels[5] == -1
+
+
+def test_a_column_of_edge_attributes_is_the_weight():
+    data = random_data(directed=True)
+    data.edge_attr = torch.full((400, 1), 2.0)
+    assert split_vertically(data)[0].graph.weights.min() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("x", None, "no x"),
+        ("x", torch.ones(60), "one row per node"),
+        ("y", torch.full((60,), 0.5), "no class numbers"),
+        ("y", torch.full((60,), float("nan")), "no class numbers"),
+        ("train_mask", torch.ones(60, 2, dtype=torch.bool), "several splits"),
+        ("val_mask", torch.arange(60) < 5, "two splits"),
+        ("edge_weight", torch.ones(7), "7 values in edge_weight"),
+        ("edge_index", torch.tensor([[0], [60]]), "target 60 is out of range"),
+    ],
+)
+def test_a_pyg_graph_that_cannot_be_used_is_refused_with_a_reason(key, value, said):
+    data = random_data()
+    data[key] = value
+    with pytest.raises(DataError, match=said):
+        split_vertically(data)
+
+
+def test_pooling_all_parties_gives_the_undivided_graph_back():
+    data = random_data(directed=True, edge_weight=torch.rand(400))
+    whole = WholeGraph.from_pyg(data)
+    parties = split_vertically(data, num_clients=5, edge_fraction=0.9)
+    pooled = pool_parties(parties)
+    assert pooled.name == "all"
+    np.testing.assert_array_equal(pooled.features, whole.features)
+    np.testing.assert_array_equal(pooled.graph.edge_index(), whole.graph.edge_index())
+    np.testing.assert_array_equal(pooled.graph.weights, whole.graph.weights)
+    assert pooled.splits.digest() == parties[0].splits.digest()
+
+
+def test_pooling_takes_labels_from_whoever_has_them_and_weighs_plain_edges_one():
+    plain = PartyData("a", np.arange(3), np.ones((3, 1)), Graph.from_edges(np.array([0, 1]), np.array([1, 2]), 3))
+    weighted = PartyData(
+        "b",
+        np.arange(3),
+        sp.csr_array(np.zeros((3, 7))),
+        Graph.from_edges(np.array([0, 2]), np.array([1, 1]), 3, np.array([0.5, 3.0])),
+        np.array([0, 1, 0]),
+        ("x", "y"),
+    )
+    pooled = pool_parties([plain, weighted])
+    assert pooled.labels.tolist() == [0, 1, 0]
+    assert pooled.num_features == 8
+    assert dict(zip(pairs_in_order(pooled), pooled.graph.weights.tolist(), strict=True)) == {
+        (0, 1): 1.0,
+        (2, 1): 3.0,
+        (1, 2): 1.0,
+    }
+
+
+def test_parties_in_different_orders_are_not_pooled():
+    first, second = split_vertically(random_data(), num_clients=2)
+    other = PartyData("b", second.ids[::-1].copy(), second.features, second.graph)
+    with pytest.raises(AlignmentError):
+        pool_parties([first, other])
+
+
+def test_sharing_edges_leaves_features_alone():
+    parties = split_vertically(random_data(), edge_fraction=0.5)
+    union = set.union(*(pairs(party.graph) for party in parties))
+    for before, after in zip(parties, share_edges(parties), strict=True):
+        assert pairs(after.graph) == union
+        assert after.features is before.features
+
+
+def test_the_papers_split_draws_the_same_number_of_every_class_and_no_unlabelled_node():
+    labels = np.arange(3000) % 4 - 1
+    splits = splits_per_class(labels, 60, 500, 1000, seed=0)
+    assert np.bincount(labels[splits.train]).tolist() == [60, 60, 60]
+    assert (len(splits.validation), len(splits.test)) == (500, 1000)
+    chosen = np.concatenate([splits.train, splits.validation, splits.test])
+    assert len(set(chosen)) == 1680
+    assert labels[chosen].min() == 0
+    assert splits.digest() == splits_per_class(labels, 60, 500, 1000, seed=0).digest()
+    assert splits.digest() != splits_per_class(labels, 60, 500, 1000, seed=1).digest()
+
+
+def test_fractions_hold_in_every_class():
+    labels = np.repeat([-1, 0, 1, 2], [50, 100, 200, 10])
+    splits = splits_by_fraction(labels, (0.6, 0.2, 0.2), seed=0)
+    for part, expected in ((splits.train, [60, 120, 6]), (splits.validation, [20, 40, 2]), (splits.test, [20, 40, 2])):
+        assert np.bincount(labels[part]).tolist() == expected
+        assert (np.diff(part) > 0).all()
+
+
+def test_a_class_of_one_node_trains_with_it():
+    splits = splits_by_fraction(np.array([0] * 20 + [1]), (0.1, 0.2, 0.7), seed=0)
+    assert 20 in splits.train
+
+
+def test_fractions_that_leave_something_out_leave_it_unused():
+    splits = splits_by_fraction(np.zeros(100, int), (0.1, 0.2, 0.3), seed=0)
+    assert [len(splits.train), len(splits.validation), len(splits.test)] == [10, 20, 30]
+
+
+def test_multilabel_nodes_are_split_together_and_only_where_all_labels_are_known():
+    labels = np.zeros((100, 3), int)
+    labels[:20, 1] = -1
+    splits = splits_by_fraction(labels, (0.5, 0.25, 0.25), seed=0)
+    assert [len(splits.train), len(splits.validation), len(splits.test)] == [40, 20, 20]
+    assert np.concatenate([splits.train, splits.validation, splits.test]).min() >= 20
+
+
+def test_nothing_labelled_means_nothing_to_split():
+    splits = splits_by_fraction(np.full(5, -1), (0.6, 0.2, 0.2), seed=0)
+    assert len(splits.train) == len(splits.validation) == len(splits.test) == 0

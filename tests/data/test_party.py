@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.utils import coalesce, remove_self_loops
+
+from glasu.data.party import Graph, PartyData, Splits, compact
+from glasu.errors import DataError
+
+
+def party(**changes):
+    graph = Graph.from_edges(np.array([0, 1]), np.array([1, 2]), 3)
+    fields = {"name": "a", "ids": np.arange(3), "features": np.ones((3, 2), np.float32), "graph": graph}
+    return PartyData(**{**fields, **changes})
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40))
+def test_a_graph_holds_the_edges_that_pyg_keeps_without_loops_and_duplicates(pairs):
+    edges = np.array(pairs, np.int64).reshape(-1, 2).T
+    graph = Graph.from_edges(edges[0], edges[1], 7)
+    expected, _ = remove_self_loops(torch.from_numpy(edges.copy()))
+    expected = coalesce(expected, num_nodes=7, sort_by_row=False)
+    np.testing.assert_array_equal(graph.edge_index(), expected.numpy())
+
+
+def test_weights_of_duplicate_edges_add_up_as_in_pyg():
+    edges = torch.tensor([[0, 2, 0, 1, 1], [1, 1, 1, 1, 0]])
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    graph = Graph.from_edges(*edges.numpy(), 3, weights.numpy())
+    expected = coalesce(*remove_self_loops(edges, weights), num_nodes=3, sort_by_row=False)
+    np.testing.assert_array_equal(graph.edge_index(), expected[0].numpy())
+    np.testing.assert_array_equal(graph.weights, expected[1].numpy())
+
+
+def test_a_hub_and_isolated_nodes_have_the_neighbours_they_were_given():
+    graph = Graph.from_edges(np.arange(1, 9), np.zeros(8, int), 10)
+    assert np.diff(graph.indptr).tolist() == [8] + [0] * 9
+    assert graph.indices.tolist() == list(range(1, 9))
+
+
+def test_a_graph_may_have_no_edges():
+    graph = Graph.from_edges(np.empty(0, int), np.empty(0, int), 4)
+    assert graph.num_edges == 0
+    assert graph.num_nodes == 4
+    assert graph.edge_index().shape == (2, 0)
+
+
+@pytest.mark.parametrize(("source", "target", "said"), [([0, 3], [1, 1], "source 3"), ([0, 1], [1, -1], "target -1")])
+def test_an_edge_out_of_range_is_named(source, target, said):
+    with pytest.raises(DataError, match=f"edge 1: {said} is out of range"):
+        Graph.from_edges(np.array(source), np.array(target), 3)
+
+
+def test_a_weight_that_is_not_finite_is_refused():
+    with pytest.raises(DataError, match="edge 0: its weight"):
+        Graph.from_edges(np.array([0]), np.array([1]), 2, np.array([np.nan]))
+
+
+def test_restricting_renumbers_the_nodes_in_the_order_given():
+    graph = Graph.from_edges(np.array([0, 1, 2]), np.array([1, 2, 3]), 4, np.array([1.0, 2.0, 3.0]))
+    part = graph.restricted_to(np.array([3, 2, 0]))
+    assert part.edge_index().tolist() == [[1], [0]]  # 2 -> 3
+    assert part.weights.tolist() == [3.0]
+
+
+def test_a_party_may_have_one_feature_and_no_edges():
+    lonely = party(features=np.ones((3, 1)), graph=Graph.from_edges(np.empty(0, int), np.empty(0, int), 3))
+    assert (lonely.num_nodes, lonely.num_features, lonely.graph.num_edges) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"features": np.ones((3, 0))}, "at least one column"),
+        ({"features": np.ones((2, 2))}, "features are for 2 nodes"),
+        ({"features": np.array([[1.0, np.nan]] * 3)}, "NaN or infinity"),
+        ({"features": np.array([[1.0, np.inf]] * 3)}, "NaN or infinity"),
+        ({"features": sp.csr_array(np.array([[np.nan, 0, 0, 0, 0, 0, 0]] * 3))}, "NaN or infinity"),
+        ({"graph": Graph.from_edges(np.array([0]), np.array([1]), 2)}, "edges are for 2 nodes"),
+        ({"ids": np.array([0, 1, 1])}, "distinct"),
+        ({"labels": np.array([0, 1, 2]), "classes": ("x", "y")}, "label 2 is out of range"),
+        ({"labels": np.array([0, 1, -2]), "classes": ("x", "y")}, "label -2 is out of range"),
+        ({"labels": np.array([0, 1]), "classes": ("x", "y")}, "2 labels for 3 nodes"),
+        ({"labels": np.zeros(3, int), "classes": ("x",)}, "at least two"),
+        ({"labels": np.zeros((3, 3), int), "classes": ("x", "y")}, "3 label columns for 2 classes"),
+        ({"labels": np.full((3, 2), 2), "classes": ("x", "y")}, "label 2 is out of range"),
+        ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names node 3"),
+        ({"splits": Splits(np.array([0]), np.array([0]), np.array([1]))}, "two splits"),
+    ],
+)
+def test_a_party_that_exists_is_a_party_that_can_train(changes, said):
+    with pytest.raises(DataError, match=said):
+        party(**changes)
+
+
+def test_equal_features_have_one_form_whether_they_come_sparse_or_dense():
+    few = np.zeros((4, 10), np.float64)
+    few[1, 3] = 2
+    many = np.ones((4, 10))
+    assert sp.issparse(compact(few))
+    assert sp.issparse(compact(sp.coo_array(few)))
+    assert isinstance(compact(sp.csr_array(many)), np.ndarray)
+    assert compact(few).dtype == compact(sp.csr_array(many)).dtype == np.float32
+
+
+def test_the_digest_of_ids_tells_orders_apart_and_integers_of_any_width_alike():
+    assert party(ids=np.array([0, 1, 2])).ids_digest() != party(ids=np.array([0, 2, 1])).ids_digest()
+    assert party(ids=np.array([0, 1, 2], np.int32)).ids_digest() == party(ids=np.array([0, 1, 2])).ids_digest()
+    assert party(ids=np.array(["a", "b", "c"])).ids_digest() != party(ids=np.array(["a", "c", "b"])).ids_digest()
