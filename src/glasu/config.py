@@ -252,7 +252,9 @@ class PrivacyConfig(_Section):
         unaccounted = "noise is not accounted for in this version, and unaccounted noise promises nothing; use 0.0."
         self._need("dp_noise_multiplier", self.dp_noise_multiplier == 0.0, unaccounted)
         self._need("target_epsilon", self.target_epsilon is None, "this version does not calibrate noise; remove it.")
-        self._need("blind_server", not self.blind_server, "needs secure aggregation, absent from this version; use false.")
+        self._need(
+            "blind_server", not self.blind_server, "needs secure aggregation, absent from this version; use false."
+        )
         self._need("dp_clip", self.dp_clip > 0, "the norm to clip to must be positive.")
         self._need("delta", 0 < self.delta < 1, "must lie in (0, 1).")
         self._need("range", self.range > 0, "must be positive.")
@@ -273,7 +275,7 @@ class RunConfig:
         if silent and self.train.labels != "all":
             raise ConfigError(
                 f"train.labels={self.train.labels!r}: without aggregation layers nothing tells the other parties the "
-                "loss; let the last layer aggregate, or use labels = \"all\"."
+                'loss; let the last layer aggregate, or use labels = "all".'
             )
         if silent and self.train.backward == "joint" and self.train.method == "glasu":
             raise ConfigError(

@@ -64,7 +64,9 @@ def draw_distinct(
         left[excluded] = False
         return np.sort(rng.permutation(np.flatnonzero(left))[:count])
     drawn = np.empty(0, np.int64)
-    while len(drawn) < count:  # sparse: draw again what is excluded or came twice; an order-preserving unique is unbiased
+    while (
+        len(drawn) < count
+    ):  # sparse: draw again what is excluded or came twice; an order-preserving unique is unbiased
         fresh = rng.integers(0, population, size=2 * (count - len(drawn)) + 8)
         fresh = fresh[~contains(excluded, fresh)]
         merged = np.concatenate([drawn, fresh])

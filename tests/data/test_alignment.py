@@ -11,7 +11,7 @@ from glasu.errors import AlignmentError, ConfigError, DataError
 
 
 def party(name, ids, **changes):
-    """Return a party whose feature is the id's length or value, and whose edges form a path."""
+    """Return a party whose feature is the number in its id, and whose edges form a path."""
     ids = np.asarray(ids)
     count = len(ids)
     features = np.array([[float(str(item).strip("u"))] for item in ids])
@@ -45,7 +45,7 @@ def test_aligned_parties_do_not_depend_on_the_order_of_rows():
 
 
 def test_string_ids_align_too():
-    first, _ = align_in_clear([party("a", ["u2", "u10", "u1"]), party("b", ["u1", "u2"])])
+    first, _ = align_in_clear([party("a", ["u2", "u10", "u1"]), party("b", ["u1", "u2", "u3"])])
     assert first.ids.tolist() == ["u1", "u2"]
 
 

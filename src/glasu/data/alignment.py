@@ -23,7 +23,9 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
     kinds = {party.name: "numbers" if party.ids.dtype.kind == "i" else "strings" for party in parties}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
-        raise AlignmentError(f"ids cannot be compared ({listed}); write them in the same way in every party's files.")
+        raise AlignmentError(
+            f"ids cannot be compared ({listed}); write them alike, or set id_type in the party.toml files."
+        )
     common: NDArray[Any] = np.unique(parties[0].ids)
     for party in parties[1:]:
         common = np.intersect1d(common, party.ids)

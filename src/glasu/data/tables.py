@@ -96,7 +96,7 @@ class Table:
             return pc.cast(column, pa.string())
         if text:
             # leading zeros and signs carry meaning in an id, so "007" and "+7" are strings
-            integer = np.asarray(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,17})$"), bool)
+            integer = np.asarray(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,18})$"), bool)
             if kind is None and not integer.all():
                 return column
             if not integer.all():
@@ -104,6 +104,8 @@ class Table:
         try:
             return pc.cast(column, pa.int64())
         except pa.ArrowException:
+            if text and kind is None:
+                return column
             raise DataError(f"{self.path}: column {name!r}: an id exceeds 64 bits; write ids as strings.") from None
 
 

@@ -124,8 +124,8 @@ class GCNIILayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
-        mixed = (1 - self.alpha) * sparse_product(block.matrix, prepared) + self.alpha * initial
-        return (1 - self.beta) * mixed + self.beta * self.linear(mixed)
+        mixed = torch.lerp(sparse_product(block.matrix, prepared), initial, self.alpha)
+        return torch.addmm(mixed, mixed, self.linear.weight, beta=1 - self.beta, alpha=self.beta)
 
 
 class SAGELayer(Layer):

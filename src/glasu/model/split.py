@@ -97,7 +97,7 @@ class ClientModel(nn.Module):
         super().__init__()
         if (config.backbone == "custom") != (convolution is not None):
             raise ConfigError(
-                f"model.backbone={config.backbone!r}: a convolution of your own goes with backbone = \"custom\" and is "
+                f'model.backbone={config.backbone!r}: a convolution of your own goes with backbone = "custom" and is '
                 "passed in Python, as glasu.train(parties, config, convolution=...)."
             )
         self.config = config

@@ -51,7 +51,9 @@ class GaussianNoise:
     name: str = "noise"
 
     def __call__(self, value: Tensor, key: Key) -> Tensor:
-        return value + self.deviation * torch.from_numpy(self._normal(value.numel(), key)).view(value.shape).to(value.dtype)
+        return value + self.deviation * torch.from_numpy(self._normal(value.numel(), key)).view(value.shape).to(
+            value.dtype
+        )
 
     def _normal(self, count: int, key: Key) -> NDArray[np.float64]:
         """Return standard normal numbers (Box and Muller) that only the secret and the message's key decide."""

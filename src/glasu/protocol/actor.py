@@ -53,7 +53,9 @@ class Batch:
 
     def initial_at(self, initial: Tensor | None, layer: int) -> Tensor | None:
         """Return the rows S_m[l+1] of H_m^0, which has the rows S_m[0]."""
-        return None if initial is None else initial[torch.from_numpy(self.initial_rows[layer])]
+        if initial is None or len(self.initial_rows[layer]) == len(initial):  # all rows, in their order
+            return initial
+        return initial[torch.from_numpy(self.initial_rows[layer])]
 
 
 def owner_index(config: RunConfig, names: Sequence[str]) -> int:
@@ -191,9 +193,7 @@ class Client:
             return self.model.encode(batch.features, dropout)
 
     @torch.no_grad()
-    def partial(
-        self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout
-    ) -> Tensor:
+    def partial(self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout) -> Tensor:
         """Return H_m^+[l], without gradient."""
         with self.watch.measure("compute"):
             return self.model.sublayer(layer, hidden, batch.initial_at(initial, layer), batch.blocks[layer], dropout)
@@ -322,6 +322,10 @@ def _optimizer(config: RunConfig, model: ClientModel) -> torch.optim.Optimizer:
     train = config.train
     if train.optimizer == "sgd":
         return torch.optim.SGD(
-            model.parameters(), train.learning_rate, momentum=train.momentum, weight_decay=train.weight_decay, fused=True
+            model.parameters(),
+            train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            fused=True,
         )
     return torch.optim.Adam(model.parameters(), train.learning_rate, weight_decay=train.weight_decay, fused=True)

@@ -41,7 +41,9 @@ def message_chunks(num_rows: int) -> list[slice]:
     return [slice(start, min(start + CHUNK_ROWS, num_rows)) for start in range(0, max(1, num_rows), CHUNK_ROWS)]
 
 
-def client_evaluation(client: Client, round_index: int, split: str) -> Exchange[tuple[dict[str, float], Verdict | None]]:
+def client_evaluation(
+    client: Client, round_index: int, split: str
+) -> Exchange[tuple[dict[str, float], Verdict | None]]:
     """Client column: score the model on a split; the server says whether it is the best so far.
 
     Returns:

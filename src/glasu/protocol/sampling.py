@@ -72,9 +72,7 @@ def client_sampling(
     draws = []
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
-            drawn = [
-                client.sampler.draw(sets[0], index, layer) for index, sets in zip(rounds, nodes, strict=True)
-            ]
+            drawn = [client.sampler.draw(sets[0], index, layer) for index, sets in zip(rounds, nodes, strict=True)]
         agreed: Sequence[NodeSet] = [draw.nodes for draw in drawn]
         if layer - 1 in client.model.aggregation_layers and config.train.sampler == "neighbor":
             agreed = yield from _agree(client, rounds[0], layer, agreed, chunk)

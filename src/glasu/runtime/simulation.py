@@ -242,9 +242,7 @@ class _Recorder:
         for events in self.per_client:
             chosen = [event for event, _, _ in events if event.split == split and (split == "test" or event.improved)]
             found.append(chosen[-1])
-        mean = {
-            name: sum(event.metrics[name] for event in found) / len(found) for name in found[0].metrics
-        }
+        mean = {name: sum(event.metrics[name] for event in found) / len(found) for name in found[0].metrics}
         alone = tuple(event.metrics["accuracy"] for event in found) if len(found) > 1 else None
         return SplitScores(**mean, round=max(event.round for event in found), per_client=alone)
 
@@ -270,3 +268,21 @@ class _Recorder:
             entry["seconds"] = max(seconds for _, _, seconds in found)
             entries.append(entry)
         return tuple(entries)
+
+
+def train(
+    parties: Sequence[PartyData],
+    config: RunConfig | None = None,
+    *,
+    convolution: Convolution | None = None,
+    observe: Observer = lambda event: None,
+) -> RunReport:
+    """Train one model over all parties in this process and return what it found and cost.
+
+    Args:
+        parties: what each party owns, as `split_vertically`, `load_parties` or `read_party` gives it.
+        config: the settings; the defaults are what works best.
+        convolution: for backbone "custom": (width in, width out) -> a PyG convolution without self loops of its own.
+        observe: is told of every round and evaluation.
+    """
+    return simulate(parties, config or RunConfig(), convolution=convolution, observe=observe).report

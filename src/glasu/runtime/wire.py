@@ -1,7 +1,7 @@
 """Message <-> bytes: a fixed header, then raw little-endian arrays; no pickle, no compression.
 
-    header (48 bytes)   magic, version, kind, number of sections, key, length of what follows
-    section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
+header (48 bytes)   magic, version, kind, number of sections, key, length of what follows
+section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ MAGIC, VERSION = b"GLSU", 1
 HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")
 SECTION = struct.Struct("<BBxxII")
 KINDS: dict[int, type[Message]] = dict(
-    enumerate([Partial, Joint, Gradient, JointGradient, Scores, JointScores, Proposal, Union, Metrics, Verdict, Waiting])
+    enumerate(
+        [Partial, Joint, Gradient, JointGradient, Scores, JointScores, Proposal, Union, Metrics, Verdict, Waiting]
+    )
 )
 CODES = {kind: code for code, kind in KINDS.items()}
 TAGS = ("tensor", "index", "loss", "metrics", "verdict")
@@ -144,7 +146,9 @@ def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]
         own["verdict"] = 1
     for tag, wanted in own.items():
         if len(by_tag[tag]) != wanted:
-            raise ProtocolError(f"{kind.__name__} for {key}: expected {wanted} {tag} section(s), got {len(by_tag[tag])}.")
+            raise ProtocolError(
+                f"{kind.__name__} for {key}: expected {wanted} {tag} section(s), got {len(by_tag[tag])}."
+            )
     if len(by_tag["loss"]) > 1:
         raise ProtocolError(f"{kind.__name__} for {key}: losses stand in two sections.")
     if own["tensor"]:

@@ -1,0 +1,92 @@
+"""GLASUClassifier: training and prediction after scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.data.party import PartyData
+from glasu.model.blocks import NodeSet
+from glasu.model.layers import Convolution
+from glasu.model.metrics import SELECTED_BY, evaluate
+from glasu.report import RunReport
+from glasu.runtime.simulation import simulate
+from glasu.runtime.trained import TrainedModel
+
+
+class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
+
+    Labels and splits are the parties' own: `fit` trains on the training nodes and selects on the validation nodes.
+    Other settings than those named here go into `config`, which these override.
+    """
+
+    classes_: NDArray[Any]
+    model_: TrainedModel
+    report_: RunReport
+
+    def __init__(
+        self,
+        backbone: str = "gcnii",
+        num_layers: int = 4,
+        hidden: int = 64,
+        aggregation: str = "mean",
+        aggregation_layers: tuple[int, ...] = (1, 3),
+        dropout: float = 0.5,
+        num_rounds: int = 100,
+        num_local_steps: int = 4,
+        learning_rate: float = 0.005,
+        seed: int = 0,
+        config: RunConfig | None = None,
+        convolution: Convolution | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.num_layers = num_layers
+        self.hidden = hidden
+        self.aggregation = aggregation
+        self.aggregation_layers = aggregation_layers
+        self.dropout = dropout
+        self.num_rounds = num_rounds
+        self.num_local_steps = num_local_steps
+        self.learning_rate = learning_rate
+        self.seed = seed
+        self.config = config
+        self.convolution = convolution
+
+    def _config(self) -> RunConfig:
+        own = self.get_params(deep=False)
+        model = {key: own[key] for key in own if key in ModelConfig.__dataclass_fields__}
+        train = {key: own[key] for key in own if key in TrainConfig.__dataclass_fields__}
+        return (self.config or RunConfig()).replace(model=model, train=train)
+
+    def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
+        """Train on the parties' labels; `y` is there for scikit-learn's sake and must stay None."""
+        simulation = simulate(parties, self._config(), convolution=self.convolution)
+        self.report_, self.model_ = simulation.report, TrainedModel.of(simulation, self.convolution)
+        self.classes_ = np.asarray(self.model_.classes)
+        return self
+
+    def predict_proba(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:
+        """Return class probabilities of the nodes (all by default), in the order of `classes_`."""
+        check_is_fitted(self)
+        return self.model_.predict_proba(parties, nodes)
+
+    def predict(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:
+        """Return class names, or 0 and 1 per class for a multi-label task."""
+        check_is_fitted(self)
+        return self.model_.predict(parties, nodes)
+
+    def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
+        """Return the accuracy (multi-label: micro-F1) on the test nodes of the parties, or on the given nodes."""
+        party = next(party for party in parties if party.labels is not None)
+        assert party.labels is not None
+        if nodes is None:
+            nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
+        task = self.model_.config.train.task
+        return evaluate(self.predict_proba(parties, nodes), party.labels[nodes], task)[SELECTED_BY[task]]

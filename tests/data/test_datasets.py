@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from glasu.config import DataConfig, RunConfig, TrainConfig
+from glasu.data import datasets
+from glasu.data.datasets import load_parties, load_whole
+from glasu.data.folders import write_party
+from glasu.data.party import PartyData
+from glasu.errors import AlignmentError, ConfigError, DataError
+
+SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
+
+
+def config(*, method="glasu", labels="all", **data):
+    return RunConfig(data=DataConfig(**data), train=TrainConfig(method=method, labels=labels))
+
+
+def edges(party):
+    return set(zip(*party.graph.edge_index().tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "num_edges", "features", "classes", "train"),
+    [
+        ("cora", 2708, 10556, 1433, 7, 420),
+        ("citeseer", 3327, 9104, 3703, 6, 504),
+        ("pubmed", 19717, 88648, 500, 3, 960),
+    ],
+)
+def test_planetoid_has_the_papers_numbers(data_root, name, nodes, num_edges, features, classes, train):
+    whole = load_whole(config(name=name, root=str(data_root)))
+    assert whole.features.shape == (nodes, features)
+    assert whole.graph.num_edges == num_edges
+    assert len(whole.classes) == classes
+    sizes = [len(part) for part in (whole.splits.train, whole.splits.validation, whole.splits.test)]
+    assert sizes == [train, 500, 1000]
+    assert len(set(np.bincount(whole.labels[whole.splits.train]))) == 1
+
+
+def test_the_public_split_of_cora_has_140_labels_and_fractions_have_theirs(data_root):
+    public = load_whole(config(name="cora", root=str(data_root), split="public")).splits
+    assert [len(part) for part in (public.train, public.validation, public.test)] == [140, 500, 1000]
+    assert public.train.tolist() == list(range(140))
+    shares = load_whole(config(name="cora", root=str(data_root), split=(0.5, 0.25, 0.25))).splits
+    assert abs(len(shares.train) - 1354) <= 7
+
+
+def test_reading_writes_nothing_beside_the_raw_files(data_root):
+    load_parties(config(name="cora", root=str(data_root)))
+    assert [path.name for path in (data_root / "planetoid" / "Cora").iterdir()] == ["raw"]
+
+
+def test_the_root_in_the_config_beats_the_environment(data_root, monkeypatch, tmp_path):
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path))
+    assert load_whole(config(name="cora", root=str(data_root))).features.shape == (2708, 1433)
+
+
+def test_the_environment_says_where_data_is(data_root, monkeypatch):
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(data_root))
+    assert sp.issparse(load_parties(config(name="cora"))[0].features)
+
+
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """Make the data root and the cache empty, and the network unreachable."""
+
+    def unreachable(known, folder):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "_download_planetoid", unreachable)
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_files_that_cannot_be_had_are_named_with_where_to_get_and_put_them(nowhere):
+    with pytest.raises(DataError) as caught:
+        load_parties(config(name="citeseer"))
+    for said in ("ind.citeseer.allx", "kimiyoung/planetoid", str(nowhere / "root/planetoid/CiteSeer/raw")):
+        assert said in str(caught.value)
+
+
+def test_files_in_the_cache_are_used(data_root, nowhere):
+    (nowhere / "cache").symlink_to(data_root)
+    assert load_whole(config(name="cora")).graph.num_edges == 10556
+
+
+def test_damaged_files_are_reported(nowhere):
+    folder = nowhere / "root" / "planetoid" / "Cora" / "raw"
+    folder.mkdir(parents=True)
+    for file in datasets.PLANETOID["cora"].raw_files():
+        (folder / file).write_text("not a pickle")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_parties(config(name="cora"))
+
+
+def test_unknown_names_are_refused_with_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean 'cora'"):
+        load_parties(config(name="coar"))
+    with pytest.raises(ConfigError, match="known are demo, cora"):
+        load_parties(config(name="venice"))
+    with pytest.raises(ConfigError, match="say which data"):
+        load_parties(config())
+
+
+def test_the_method_decides_who_sees_what_of_one_graph():
+    whole = load_whole(config(name="synthetic", **SIZES)).as_party()
+    (everything,) = load_parties(config(name="synthetic", method="centralized", **SIZES))
+    assert (everything.name, edges(everything)) == ("all", edges(whole))
+    assert everything.num_features == 9
+    for method in ("glasu", "standalone"):
+        parties = load_parties(config(name="synthetic", method=method, **SIZES))
+        assert [party.name for party in parties] == ["a", "b", "c"]
+        assert all(edges(party) < edges(whole) for party in parties)
+    simulated = load_parties(config(name="synthetic", method="simulated", **SIZES))
+    assert all(edges(party) == edges(whole) for party in simulated)
+    assert [party.num_features for party in simulated] == [3, 3, 3]
+
+
+def test_the_method_decides_who_sees_what_of_the_demo():
+    parties = load_parties(config(name="demo"))
+    union = set.union(*map(edges, parties))
+    (pooled,) = load_parties(config(name="demo", method="centralized"))
+    assert (pooled.num_features, edges(pooled)) == (sum(party.num_features for party in parties), union)
+    assert all(edges(party) == union for party in load_parties(config(name="demo", method="simulated")))
+
+
+def test_splits_and_edges_follow_the_data_seed_only():
+    first = load_parties(RunConfig(data=DataConfig(name="synthetic", seed=5, **SIZES), train=TrainConfig(seed=1)))
+    second = load_parties(RunConfig(data=DataConfig(name="synthetic", seed=5, **SIZES), train=TrainConfig(seed=2)))
+    assert first[0].splits.digest() == second[0].splits.digest()
+    assert edges(first[0]) == edges(second[0])
+
+
+def test_only_the_named_party_keeps_labels():
+    parties = load_parties(config(name="demo", labels="personal"))
+    assert [party.labels is None for party in parties] == [True, False, True]
+    with pytest.raises(ConfigError, match='"professional", "personal", "follower"'):
+        load_parties(config(name="demo", labels="b"))
+
+
+def test_the_demo_may_be_split_otherwise_and_has_no_public_split():
+    splits = load_parties(config(name="demo", split=(0.5, 0.1, 0.4)))[0].splits
+    assert abs(len(splits.train) - 1500) <= 3
+    for name in ("demo", "synthetic"):
+        with pytest.raises(ConfigError, match=r'data.split="public"'):
+            load_parties(config(name=name, split="public"))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Write the demo's departments as folders and return their paths."""
+    for party in load_parties(config(name="demo")):
+        write_party(party, tmp_path / party.name)
+    return [str(tmp_path / name) for name in ("professional", "personal", "follower")]
+
+
+def test_folders_train_as_the_data_they_were_written_from(folders):
+    for method in ("glasu", "centralized", "simulated"):
+        named = load_parties(config(name="demo", method=method))
+        read = load_parties(config(parties=tuple(folders), method=method))
+        for before, after in zip(named, read, strict=True):
+            np.testing.assert_array_equal(before.features, after.features)
+            np.testing.assert_array_equal(before.graph.indices, after.graph.indices)
+            assert (before.ids_digest(), before.splits.digest()) == (after.ids_digest(), after.splits.digest())
+
+
+def own_party(folder, name, rows, *, labelled=True):
+    whole = load_whole(config(name="synthetic", **SIZES)).as_party()
+    write_party(
+        PartyData(
+            name,
+            whole.ids[rows],
+            whole.features[rows],
+            whole.graph.restricted_to(rows),
+            whole.labels[rows] if labelled else None,
+            whole.classes if labelled else (),
+        ),
+        folder / name,
+    )
+    return str(folder / name)
+
+
+def test_folders_in_other_orders_are_aligned_and_split_by_class(tmp_path):
+    paths = (own_party(tmp_path, "x", np.arange(200)), own_party(tmp_path, "y", np.arange(299, 49, -1)))
+    first, second = load_parties(config(parties=paths))
+    assert first.ids.tolist() == second.ids.tolist() == list(range(50, 200))
+    assert first.splits.digest() == second.splits.digest()
+    assert abs(len(first.splits.train) - 90) <= 3
+
+
+def test_the_label_owner_among_folders_may_be_the_only_one_with_labels(tmp_path):
+    rows = np.arange(100)
+    paths = (own_party(tmp_path, "x", rows, labelled=False), own_party(tmp_path, "y", rows))
+    assert [party.labels is None for party in load_parties(config(parties=paths, labels="y"))] == [True, False]
+    assert load_parties(config(parties=paths, method="centralized"))[0].labels is not None
+    with pytest.raises(DataError, match="'x' has no labels"):
+        load_parties(config(parties=paths))
+    with pytest.raises(DataError, match="'x' has no labels"):
+        load_parties(config(parties=paths, labels="x"))
+
+
+def test_folders_without_a_common_node_are_refused(tmp_path):
+    paths = (own_party(tmp_path, "x", np.arange(50)), own_party(tmp_path, "y", np.arange(60, 90)))
+    with pytest.raises(AlignmentError, match="no id in common"):
+        load_parties(config(parties=paths))
