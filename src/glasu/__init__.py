@@ -58,7 +58,7 @@ _HOMES = {
     "train": "glasu.runtime.simulation",
     "write_party": "glasu.data.folders",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -336,17 +336,21 @@ class RunConfig:
         data = sections.get("data")
         if isinstance(data, dict):
             if isinstance(data.get("root"), str):
-                data["root"] = str(path.parent / Path(data["root"]).expanduser())
+                data["root"] = _beside(path, data["root"])
             if isinstance(data.get("parties"), list):
-                data["parties"] = [
-                    str(path.parent / Path(item).expanduser()) if isinstance(item, str) else item
-                    for item in data["parties"]
-                ]
+                data["parties"] = [_beside(path, item) if isinstance(item, str) else item for item in data["parties"]]
         return cls.from_dict(sections, str(path))
 
     def digest(self) -> str:
-        """Return the SHA-256 of the settings, in hexadecimal."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        """Return the SHA-256 of the settings, in hexadecimal; where the data lies on this machine is left out."""
+        settings = self.to_dict()
+        for key in ("root", "parties"):
+            del settings["data"][key]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _beside(file: Path, path: str) -> str:
+    return str((file.parent / Path(path).expanduser()).resolve())
 
 
 def _nearest(name: str, known: typing.Iterable[str]) -> str:

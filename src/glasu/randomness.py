@@ -64,9 +64,8 @@ def draw_distinct(
         left[excluded] = False
         return np.sort(rng.permutation(np.flatnonzero(left))[:count])
     drawn = np.empty(0, np.int64)
-    while (
-        len(drawn) < count
-    ):  # sparse: draw again what is excluded or came twice; an order-preserving unique is unbiased
+    # sparse: draw again what is excluded or came twice; keeping the first of each is unbiased
+    while len(drawn) < count:
         fresh = rng.integers(0, population, size=2 * (count - len(drawn)) + 8)
         fresh = fresh[~contains(excluded, fresh)]
         merged = np.concatenate([drawn, fresh])

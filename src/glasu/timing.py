@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +14,7 @@ class Stopwatch:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._inner = [0.0]
 
     @contextmanager

@@ -53,9 +53,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
         raise DataError(f"file format {file_format!r}: must be one of {', '.join(FORMATS)}.")
     manifest = _manifest_of(party, file_format)
     names = (f"nodes.{file_format}", f"edges.{file_format}", MANIFEST)
-    for name in names:
-        if (folder / name).exists():
-            raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
+    refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         fresh = Path(temporary) / "party"  # a folder within: the temporary one is not readable by the group
@@ -71,6 +69,13 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
             return
         for name in names:  # party.toml comes last: without it, the folder is no party
             (fresh / name).rename(folder / name)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise DataError where a party's files lie already: they are never overwritten."""
+    for name in (MANIFEST, *(f"{table}.{kind}" for table in ("nodes", "edges") for kind in FORMATS)):
+        if (folder / name).exists():
+            raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
 
 
 def read_party(folder: str | Path, missing: Literal["refuse", "zero", "mean"] = "refuse") -> PartyData:

@@ -6,7 +6,7 @@ Node sets are sorted arrays of node numbers. Nothing here is O(N) or O(E), excep
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -147,8 +147,9 @@ class Adjacency:
     symmetric: D^-1/2 (A + I) D^-1/2 with D counting the self loop; mean: D^-1 A, no self loops; none: A + I.
     """
 
-    def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[np.floating]) -> None:
-        self.graph, self.normalization, self.dtype = graph, normalization, dtype
+    def __init__(self, graph: Graph, normalization: Normalization, *, double: bool = False) -> None:
+        self.graph, self.normalization = graph, normalization
+        self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
         if graph.weights is None:
             degree = np.diff(graph.indptr).astype(np.float64)
         else:
@@ -203,7 +204,7 @@ def _assemble(
     counts: NDArray[np.int64],
     positions: NDArray[np.int64],
     width: int,
-    dtype: np.dtype[np.floating],
+    dtype: np.dtype[Any],
 ) -> Block:
     index = np.int32 if max(len(columns), width) < 2**31 else np.int64
     indptr = np.zeros(len(counts) + 1, index)

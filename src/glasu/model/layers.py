@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from glasu.model.blocks import Block, Normalization
 
-Hidden = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
-Convolution = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
+Hidden: TypeAlias = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
+Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -30,13 +30,13 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(np.ascontiguousarray(matrix @ dense.detach().numpy()))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         return None, torch.from_numpy(np.ascontiguousarray(ctx.matrix.T @ gradient.contiguous().numpy()))
 
 
 def sparse_product(matrix: sp.csr_array, dense: Tensor) -> Tensor:
     """Return matrix @ dense, differentiable in `dense`."""
-    result: Tensor = _SparseProduct.apply(matrix, dense)
+    result: Tensor = _SparseProduct.apply(matrix, dense)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -146,7 +146,7 @@ class SAGELayer(Layer):
         mixed = sparse_product(block.matrix, prepared)
         own: Tensor = self.root(rows_of(hidden, block.positions))
         if isinstance(hidden, Tensor):
-            return own + self.neighbors(mixed)
+            mixed = mixed @ self.neighbors.weight
         assert self.neighbors.bias is not None
         return own + mixed + self.neighbors.bias
 
@@ -168,7 +168,7 @@ class GATLayer(Layer):
         self.heads = heads
 
     def prepare(self, hidden: Hidden) -> Hidden:
-        return self.linear(hidden)  # type: ignore[no-any-return]
+        return self.linear(hidden)
 
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)

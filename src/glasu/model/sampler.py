@@ -28,7 +28,8 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     if size == 0 or size >= len(training_nodes):
         return training_nodes
     rng = Stream(config.train.seed, "batch", round=round_index).numpy()
-    return training_nodes[draw_distinct(rng, len(training_nodes), size)]
+    batch: NodeSet = training_nodes[draw_distinct(rng, len(training_nodes), size)]
+    return batch
 
 
 class Sampler:
@@ -36,8 +37,7 @@ class Sampler:
 
     def __init__(self, config: RunConfig, graph: Graph, client: int, normalization: Normalization) -> None:
         self.train, self.graph, self.client = config.train, graph, client
-        dtype = np.dtype(np.float64 if config.wire.precision == "fp64" else np.float32)
-        self.adjacency = Adjacency(graph, normalization, dtype)
+        self.adjacency = Adjacency(graph, normalization, double=config.wire.precision == "fp64")
         self._latest: dict[bool, tuple[NodeSet, Draw, Block]] = {}  # sampler "full" draws the same sets again and again
 
     def draw(self, targets: NodeSet, round_index: int, layer: int) -> Draw:

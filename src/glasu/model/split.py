@@ -172,7 +172,7 @@ def input_scale(config: ModelConfig, features: Features) -> float:
     """Return the factor for the raw features; "auto" brings the mean length of a row that is not empty to 3."""
     if config.input_scale != "auto":
         return config.input_scale
-    if sp.issparse(features):
+    if not isinstance(features, np.ndarray):
         squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
     else:
         squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)

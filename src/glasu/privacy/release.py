@@ -25,7 +25,8 @@ from glasu.privacy.ledger import Ledger
 class Perturbation(Protocol):
     """Changes the values that a client contributes, as a function of the message's key."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, value: Tensor, key: Key) -> Tensor: ...
 
@@ -39,7 +40,8 @@ class Clip:
 
     def __call__(self, value: Tensor, key: Key | None = None) -> Tensor:
         lengths = torch.linalg.vector_norm(value, dim=1, keepdim=True)
-        return value * (self.norm / lengths.clamp(min=self.norm))
+        clipped: Tensor = value * (self.norm / lengths.clamp(min=self.norm))
+        return clipped
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Grid:
 class Encoding(Protocol):
     """Decides how a perturbed tensor travels."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def encode(self, value: Tensor) -> NDArray[Any]:
         """Return the array that is sent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -159,9 +160,9 @@ class Client:
         return self._all_features
 
     def _scaled(self, rows: NDArray[np.float32] | sp.csr_array) -> Hidden:
-        kind = np.float64 if self.dtype == torch.float64 else np.float32
-        scaled = rows.astype(kind) * kind(self.scale)
-        return sp.csr_array(scaled) if sp.issparse(scaled) else torch.from_numpy(np.ascontiguousarray(scaled))
+        values: Any = rows.astype(np.float64 if self.dtype == torch.float64 else np.float32)
+        values *= self.scale
+        return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, as the loss wants it."""
@@ -232,7 +233,8 @@ class Client:
             return splits.test
         if 0 < subset < len(splits.validation):
             rng = Stream(self.config.train.seed, "validation subset").numpy()
-            return splits.validation[draw_distinct(rng, len(splits.validation), subset)]
+            chosen: NodeSet = splits.validation[draw_distinct(rng, len(splits.validation), subset)]
+            return chosen
         return splits.validation
 
     def no_dropout(self) -> Dropout:

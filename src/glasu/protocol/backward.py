@@ -40,11 +40,11 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
     for layer, clipped, joint in reversed(segments):
         key = client.key(Phase.BACKWARD, batch.round, layer)
         if joint.grad is None:  # H[L] at a client without labels
-            answer = yield from exchange(Waiting(key=key), JointGradient)
+            share = yield from exchange(Waiting(key=key), JointGradient)
         else:
             sent = client.release.tensor("gradient", joint.grad, key)
-            answer = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
-        clipped.backward(client.release.encoding.decode(answer.value))  # type: ignore[no-untyped-call]
+            share = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
+        clipped.backward(client.release.encoding.decode(share.value))  # type: ignore[no-untyped-call]
     if initial_source is not None and initial is not None:
         initial_source.backward(initial.grad)  # type: ignore[no-untyped-call]
     client.optimizer.step()

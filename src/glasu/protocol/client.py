@@ -17,7 +17,8 @@ from glasu.protocol.update import local_update
 
 def client_script(client: Client) -> ClientScript:
     """Train from the client's present round to the end, select the best weights, and test them."""
-    yield from client_rounds(client)
+    if not client.stopped:
+        yield from client_rounds(client)
     client.model.load_state_dict(client.best_weights)
     metrics, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
     if client.selection is not None:
@@ -26,8 +27,6 @@ def client_script(client: Client) -> ClientScript:
 
 def client_rounds(client: Client) -> ClientScript:
     """Rounds t, t+1, ..., T-1; their node sets are agreed a window ahead."""
-    if client.stopped:
-        return
     config = client.config
     if config.train.labels != "all" and config.train.sampler == "shared":
         client.training_nodes = yield from publish_training_nodes(client)

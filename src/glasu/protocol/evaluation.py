@@ -105,10 +105,11 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
     """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
     everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
     hidden, initial = client.encode_all()
+    result: Tensor
     for layer in range(last + 1):
         targets = nodes if layer == last else everything
         partial = client.exact_layer(layer, hidden, initial, targets)
-        hidden = partial
+        result = partial
         if layer in client.model.aggregation_layers:
             messages = []
             for chunk, rows in enumerate(message_chunks(len(targets))):
@@ -117,15 +118,17 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
                 messages.append(Partial(key=key, value=sent.payload))
             answers = yield messages
             pairs = zip(answers, messages, strict=True)
-            hidden = client.joined([checked(answer, message.key, Joint).value for answer, message in pairs])
-    return hidden  # type: ignore[return-value]
+            result = client.joined([checked(answer, message.key, Joint).value for answer, message in pairs])
+        hidden = result
+    return result
 
 
 def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
     (sample,) = yield from client_sampling(client, [round_index], batches=[nodes], chunk=1)
     hidden, _ = yield from client_inference(client, client.batch(sample), client.no_dropout(), phase)
-    return hidden  # type: ignore[return-value]
+    joint: Tensor = hidden
+    return joint
 
 
 def server_evaluation(server: Server, round_index: int, num_nodes: int, task: str) -> Exchange[dict[str, float]]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.keys import Phase
-from glasu.protocol.messages import Event, Exchange, Message, Proposal, Result, RoundDone, Union, exchange
+from glasu.protocol.messages import Event, Exchange, Message, Proposal, Result, Union, exchange
 
 if TYPE_CHECKING:
-    from glasu.model.blocks import NodeSet
+    from glasu.model.blocks import Draw, NodeSet
     from glasu.protocol.actor import Client, Sample
     from glasu.protocol.server import Server
 
@@ -32,7 +32,7 @@ def windows(first: int, config: RunConfig) -> Iterator[range]:
 
 
 def owner_draws(config: RunConfig) -> bool:
-    """Tell whether the label owner sends every batch S[L]; with sampler "shared" all derive it from a published list."""
+    """Tell whether the label owner sends every batch S[L]; with "shared" all derive it from a list published once."""
     return config.train.labels != "all" and config.train.sampler != "shared"
 
 
@@ -69,7 +69,7 @@ def client_sampling(
         if owner_draws(config):
             batches = yield from _agree(client, rounds[0], last, batches, chunk)
     nodes: list[list[NodeSet]] = [[batch] for batch in batches]
-    draws = []
+    draws: list[list[Draw]] = []
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
             drawn = [client.sampler.draw(sets[0], index, layer) for index, sets in zip(rounds, nodes, strict=True)]
@@ -117,7 +117,7 @@ def unite(messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
     lengths = {len(message.node_sets) for message in messages}
     if len(lengths) != 1:
         raise ProtocolError(
-            f"{messages[0].key}: clients proposed node sets for {sorted(lengths)} rounds; all must propose for the same."
+            f"{messages[0].key}: clients proposed node sets for {sorted(lengths)} rounds; all must agree on the number."
         )
     return tuple(np.unique(np.concatenate(sets)) for sets in zip(*(item.node_sets for item in messages), strict=True))
 
@@ -155,10 +155,9 @@ def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchang
         except StopIteration as stop:
             result: Result = stop.value
             return result
-        if isinstance(item, RoundDone) or agreement is None or agreement.proposal is None:
+        if isinstance(item, Event) or agreement is None or agreement.proposal is None:
             answers = yield item
             continue
-        assert not isinstance(item, Event)
         carrier = dataclasses.replace(item[0], node_sets=agreement.proposal.node_sets)
         answers = yield (carrier,)
         agreement.accept(answers[0])

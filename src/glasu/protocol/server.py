@@ -81,7 +81,8 @@ class Server:
                 names = " or ".join(kind.__name__ for kind in kinds)
                 wanted = Key(run=self.run, phase=phase, round=round_index, layer=layer, chunk=chunk, client=client)
                 raise ProtocolError(
-                    f"party {self.roster[client]!r}: expected {names} for {wanted}, got {type(message).__name__} for {key}."
+                    f"party {self.roster[client]!r}: expected {names} for {wanted}, "
+                    f"got {type(message).__name__} for {key}."
                 )
         self._received = messages
         self._note_losses(messages)
@@ -160,7 +161,8 @@ class Server:
 
 def server_script(server: Server) -> ServerScript:
     """Serve all rounds, then the test of the selected model."""
-    yield from server_rounds(server)
+    if not server.stopped:
+        yield from server_rounds(server)
     task = server.config.train.task
     metrics = yield from server_evaluation(server, server.config.train.num_rounds + 1, server.sizes.num_test, task)
     server.answer(Verdict, improved=False, stop=True)
@@ -170,8 +172,6 @@ def server_script(server: Server) -> ServerScript:
 
 def server_rounds(server: Server) -> ServerScript:
     """The server's side of rounds t, t+1, ..., T-1."""
-    if server.stopped:
-        return
     train = server.config.train
     if server.owner >= 0 and train.sampler == "shared":
         yield from server_publication(server)

@@ -6,6 +6,7 @@ model/<party>.safetensors   the weights of one client
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import tomllib
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ class TrainedModel:
     def predict_proba(
         self, parties: Sequence[PartyData], nodes: NodeSet | None = None, meter: Meter | None = None
     ) -> NDArray[Any]:
-        """Return the class probabilities of the nodes (all by default), shape (n, classes), by exact joint inference."""
+        """Return the class probabilities of the nodes (all by default), shape (n, classes), by joint inference."""
         parties = prepare(self.config, parties)
         self._check(parties)
         nodes = np.arange(parties[0].num_nodes) if nodes is None else np.asarray(nodes, np.int64)
@@ -93,12 +94,11 @@ class TrainedModel:
         probabilities = self.predict_proba(parties, nodes)
         if self.config.train.task == "multilabel":
             return (probabilities > 0.5).astype(np.int64)
-        return np.asarray(self.classes)[probabilities.argmax(axis=1)]
+        names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
+        return names
 
     def _labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes; prediction reads no label, and none has to be there."""
-        import dataclasses
-
         shape = (
             (parties[0].num_nodes, len(self.classes))
             if self.config.train.task == "multilabel"

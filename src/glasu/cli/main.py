@@ -1,0 +1,74 @@
+"""`glasu`: parse, call the library once, print; here alone an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from glasu import __version__
+from glasu.cli import demo, predict, split, train
+from glasu.errors import GlasuError
+
+COMMANDS = {"demo": demo, "train": train, "split": split, "predict": predict}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; nothing heavy is loaded."""
+    parser = _Parser(
+        prog="glasu",
+        description="Train one graph neural network across organisations that share nodes, not features or edges.",
+        epilog="example: glasu demo --out runs/demo",
+    )
+    parser.add_argument("--version", action="version", version=f"glasu {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module in COMMANDS.items():
+        about = (module.__doc__ or "").split(": ", 1)[1].strip()
+        command = commands.add_parser(
+            name,
+            help=about.splitlines()[0],
+            description=about,
+            epilog=f"example: {module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
+    signal.signal(signal.SIGTERM, _terminate)
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except GlasuError as error:
+        print(f"glasu {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"glasu {args.command}: interrupted; nothing was written half.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""glasu predict: predict the class of every common node with a trained model.
+
+Exact joint inference of all parties in one process; columns id, prediction, and p_<class> for each class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from glasu.cli.arguments import output_folder
+from glasu.errors import ConfigError
+
+EXAMPLE = "glasu predict runs/cora --out predictions.csv"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="what `glasu train --out` wrote")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="predictions.parquet or .csv")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.out.suffix not in (".parquet", ".csv"):
+        raise ConfigError(f"--out {args.out}: must end with .parquet or .csv.")
+    output_folder(args.out.parent)
+
+    from glasu.data.datasets import load_parties
+    from glasu.data.tables import write_table
+    from glasu.runtime.trained import TrainedModel
+
+    model = TrainedModel.load(args.run_dir / "model")
+    parties = load_parties(model.config)
+    probabilities = model.predict_proba(parties)
+    if model.config.train.task == "multilabel":
+        said = [
+            " ".join(name for name, yes in zip(model.classes, row > 0.5, strict=True) if yes) for row in probabilities
+        ]
+    else:
+        said = [model.classes[index] for index in probabilities.argmax(axis=1)]
+    columns = {"id": parties[0].ids.tolist(), "prediction": said}
+    columns |= {f"p_{name}": probabilities[:, index] for index, name in enumerate(model.classes)}
+    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=".predictions-") as temporary:
+        write_table(columns, Path(temporary) / args.out.name)
+        (Path(temporary) / args.out.name).replace(args.out)
+    print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")

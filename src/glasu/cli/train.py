@@ -1,0 +1,37 @@
+"""glasu train: train all parties in one process, as RUN.toml says.
+
+Writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from glasu.cli.arguments import add_run_file, output_folder, read_config
+
+EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and model/")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def run(args: argparse.Namespace) -> None:
+    config = read_config(args)
+    out = output_folder(args.out)
+
+    from glasu.cli.progress import shown
+    from glasu.data.datasets import load_parties
+    from glasu.data.files import write_atomically
+    from glasu.runtime.simulation import simulate
+    from glasu.runtime.trained import TrainedModel
+
+    parties = load_parties(config)
+    with shown(config.train.method, config.train.num_rounds, quiet=args.quiet) as observe:
+        simulation = simulate(parties, config, observe=observe)
+    TrainedModel.of(simulation).save(out / "model")
+    write_atomically(out / "report.json", simulation.report.to_json().encode())
+    print(simulation.report.summary())

@@ -1,0 +1,130 @@
+"""Reports of several runs -> one self-contained HTML page: a table, and learning curves over rounds and over bytes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from glasu.report import RunReport
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
+HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best round")
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid #d8dee4; }
+th:first-child, td:first-child { text-align: left; } th { color: #57606a; font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .5em; }
+footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
+"""
+
+
+def table_row(report: RunReport) -> tuple[str, ...]:
+    """Return a run's figures as text, in the order of HEADINGS after the first."""
+    traffic = report.traffic
+    return (
+        f"{100 * report.test.accuracy:.1f} %",
+        f"{100 * report.test.macro_f1:.1f} %",
+        f"{(traffic['bytes_to_server'] + traffic['bytes_to_clients']) / 1e6:.1f}",
+        f"{traffic['exchanges']}",
+        f"{report.seconds['total']:.1f}",
+        f"{report.validation.round}",
+    )
+
+
+def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> str:
+    """Return the page.
+
+    Args:
+        title: the heading.
+        introduction: what was run, in a sentence or two.
+        reports: name -> report, in the order in which they are shown.
+    """
+    rounds = _curves(reports, "round", "rounds")
+    moved = _curves(reports, "bytes", "megabytes moved by all parties together")
+    plots = "".join(
+        f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False})}</div>"
+        for figure in (rounds, moved)
+    )
+    first = next(iter(reports.values()))
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{html.escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head>
+<body><h1>{html.escape(title)}</h1><p>{html.escape(introduction)}</p>
+{_table(reports)}
+<h2>Validation accuracy while training</h2>
+<div class="plots">{plots}</div>
+<p>Parties that never talk (standalone) or that pooled their data (centralized) move no bytes: they stand in the
+right-hand plot as dashed lines at their best validation accuracy.</p>
+{_parties(reports)}
+<footer>{html.escape(versions)}. Bytes are those of the encoded messages, evaluation included.</footer>
+</body></html>
+"""
+
+
+def _table(reports: Mapping[str, RunReport]) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    rows = ""
+    for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
+        key = f'<span class="key" style="background:{colour}"></span>{html.escape(name)}'
+        rows += f"<tr><td>{key}</td>{''.join(f'<td>{cell}</td>' for cell in table_row(report))}</tr>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _parties(reports: Mapping[str, RunReport]) -> str:
+    """Say what each party holds, as the run with the most parties has it."""
+    report = max(reports.values(), key=lambda item: len(item.parties))
+    rows = "".join(
+        f"<tr><td>{html.escape(str(party['name']))}</td><td>{party['nodes']:,}</td><td>{party['features']:,}</td>"
+        f"<td>{party['edges']:,}</td></tr>"
+        for party in report.parties
+    )
+    head = "<tr><th>party</th><th>nodes</th><th>features</th><th>edges</th></tr>"
+    return f"<h2>Who holds what</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _colours(reports: Mapping[str, RunReport]) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(len(reports))]
+
+
+def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
+    figure = go.Figure()
+    for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
+        accuracy = [100 * entry["val_accuracy"] for entry in report.history]
+        silent = axis == "bytes" and not report.traffic["messages"]
+        if silent:
+            figure.add_hline(max(accuracy), line={"color": colour, "width": 1.5, "dash": "dash"})
+            continue
+        figure.add_trace(
+            go.Scatter(
+                x=_positions(report.history, axis),
+                y=accuracy,
+                name=name,
+                mode="lines+markers",
+                line={"color": colour, "width": 2},
+                marker={"size": 5},
+                hovertemplate="%{y:.1f} %<extra>" + html.escape(name) + "</extra>",
+            )
+        )
+    figure.update_layout(
+        template="simple_white",
+        height=400,
+        margin={"l": 60, "r": 10, "t": 10, "b": 50},
+        showlegend=axis == "round",
+        legend={"x": 0.98, "y": 0.02, "xanchor": "right", "yanchor": "bottom"},
+        xaxis={"title": label, "type": "log" if axis == "bytes" else "linear"},
+        yaxis={"title": "validation accuracy (%)"},
+        hovermode="x unified" if axis == "round" else "closest",
+    )
+    return figure
+
+
+def _positions(history: Sequence[dict[str, Any]], axis: str) -> list[float]:
+    return [entry[axis] / 1e6 if axis == "bytes" else entry[axis] for entry in history]

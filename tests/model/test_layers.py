@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, SAGEConv, TransformerConv
+from torch_geometric.utils import add_self_loops
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
+from glasu.data.party import Graph
+from glasu.model import exact
+from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors
+from glasu.model.layers import (
+    CustomLayer,
+    GATLayer,
+    GCNIILayer,
+    GCNLayer,
+    Layer,
+    SAGELayer,
+    sparse_product,
+)
+from glasu.model.sampler import Sampler
+from glasu.model.split import NORMALIZATION, ClientModel, no_dropout
+from glasu.randomness import Stream
+
+NODES = 14
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+Forward = Callable[..., Tensor]
+
+
+def graph_of(kind: str) -> Graph:
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(0, NODES, (2, 40))
+    if kind == "isolated":  # nodes 10..13 have no edge
+        source, target = source % 10, target % 10
+    if kind == "no edges":
+        source, target = source[:0], target[:0]
+    if kind == "hub":  # node 3 hears everyone
+        source, target = np.arange(NODES), np.full(NODES, 3)
+    if kind == "directed":
+        return Graph.from_edges(source, target, NODES)
+    both = np.concatenate([source, target]), np.concatenate([target, source])
+    weights = rng.uniform(0.5, 2.0, len(both[0])).astype(np.float32) if kind == "weighted" else None
+    return Graph.from_edges(*both, NODES, weights)
+
+
+GRAPHS = ["symmetric", "directed", "isolated", "no edges", "hub"]
+
+
+def whole_block(graph: Graph, layer: Layer, targets: np.ndarray | None = None) -> Block:
+    targets = np.arange(graph.num_nodes) if targets is None else targets
+    draw = draw_all(graph, targets)
+    return Adjacency(graph, layer.normalization).block(targets, draw.nodes, draw)
+
+
+@dataclass
+class Pair:
+    """One of our layers and PyG's layer of the same name, with the same weights."""
+
+    ours: Layer
+    theirs: nn.Module
+    same: list[tuple[nn.Parameter, nn.Parameter, bool]]  # (ours, theirs, whether theirs is transposed)
+    call: Forward  # theirs on (x, initial, edge_index, weights)
+
+    def __post_init__(self) -> None:
+        with torch.no_grad():
+            for own, their, transposed in self.same:
+                own.normal_()
+                their.copy_((own.T if transposed else own).reshape(their.shape))
+        assert len(self.same) == len(list(self.ours.parameters())) == len(list(self.theirs.parameters()))
+
+    def own_gradients(self) -> list[Tensor]:
+        return [own.grad for own, _, _ in self.same]
+
+    def their_gradients(self) -> list[Tensor]:
+        return [(their.grad.T if transposed else their.grad).reshape(own.shape) for own, their, transposed in self.same]
+
+
+def gcn(width_in: int, width_out: int) -> Pair:
+    ours, theirs = GCNLayer(width_in, width_out), GCNConv(width_in, width_out)
+    same = [(ours.linear.weight, theirs.lin.weight, True), (ours.bias, theirs.bias, False)]
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges, weights))
+
+
+def gcnii(width: int, layer: int) -> Pair:
+    ours = GCNIILayer(width, width, layer=layer, alpha=0.2, theta=0.7)
+    theirs = GCN2Conv(width, alpha=0.2, theta=0.7, layer=layer + 1, shared_weights=True)
+    same = [(ours.linear.weight, theirs.weight1, False)]
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, initial, edges, weights))
+
+
+def gat(width_in: int, width_out: int, heads: int, *, loops: bool = True) -> Pair:
+    ours = GATLayer(width_in, width_out, heads=heads)
+    theirs = GATConv(width_in, width_out // heads, heads=heads, concat=True, add_self_loops=loops)
+    same = [
+        (ours.linear.weight, theirs.lin.weight, True),
+        (ours.attention_source, theirs.att_src, False),
+        (ours.attention_target, theirs.att_dst, False),
+        (ours.bias, theirs.bias, False),
+    ]
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
+
+
+def sage(width_in: int, width_out: int) -> Pair:
+    ours, theirs = SAGELayer(width_in, width_out), SAGEConv(width_in, width_out, aggr="mean")
+    same = [
+        (ours.neighbors.weight, theirs.lin_l.weight, True),
+        (ours.neighbors.bias, theirs.lin_l.bias, False),
+        (ours.root.weight, theirs.lin_r.weight, True),
+    ]
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
+
+
+PAIRS: dict[str, Callable[[], Pair]] = {
+    "gcn that narrows": lambda: gcn(8, 4),
+    "gcn that widens": lambda: gcn(4, 8),
+    "gcnii at the first layer": lambda: gcnii(6, 0),
+    "gcnii at the fourth layer": lambda: gcnii(6, 3),
+    "gat with one head": lambda: gat(5, 6, 1),
+    "gat with three heads": lambda: gat(5, 6, 3),
+    "sage": lambda: sage(5, 6),
+}
+
+
+def width_of(pair: Pair) -> int:
+    weight = pair.same[0][0]
+    return weight.shape[0]
+
+
+def assert_same_layer(pair: Pair, graph: Graph, targets: np.ndarray) -> None:
+    """Compare the rows `targets` and the gradients of a random function of them."""
+    torch.manual_seed(1)
+    edges = torch.from_numpy(graph.edge_index())
+    weights = None if graph.weights is None else torch.from_numpy(graph.weights)
+    width = width_of(pair)
+    x, initial = torch.randn(2, NODES, width)
+    ours, theirs = [
+        tuple(tensor.clone().requires_grad_() for tensor in (x, initial)) for _ in range(2)
+    ]  # (H, H^0) as leaves
+    own = pair.ours(ours[0], ours[1][torch.from_numpy(targets)], whole_block(graph, pair.ours, targets))
+    their = pair.call(*theirs, edges, weights)[torch.from_numpy(targets)]
+    torch.testing.assert_close(own, their, **CLOSE)
+    probe = torch.randn_like(own)
+    (own * probe).sum().backward()
+    (their * probe).sum().backward()
+    torch.testing.assert_close(ours[0].grad, theirs[0].grad, **CLOSE)
+    torch.testing.assert_close(ours[1].grad, theirs[1].grad, **CLOSE)
+    torch.testing.assert_close(pair.own_gradients(), pair.their_gradients(), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_on_the_full_graph_a_layer_and_its_gradients_equal_pygs(name, kind):
+    torch.manual_seed(0)
+    assert_same_layer(PAIRS[name](), graph_of(kind), np.arange(NODES))
+
+
+@pytest.mark.parametrize("name", ["gcn that narrows", "gcn that widens", "gcnii at the fourth layer"])
+def test_edge_weights_count_as_in_pyg(name):
+    torch.manual_seed(0)
+    assert_same_layer(PAIRS[name](), graph_of("weighted"), np.arange(NODES))
+
+
+@pytest.mark.parametrize("kind", ["directed", "isolated", "hub"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_block_with_fewer_rows_than_columns_gives_those_rows_of_pygs_layer(name, kind):
+    torch.manual_seed(0)
+    assert_same_layer(PAIRS[name](), graph_of(kind), np.array([0, 3, 4, 11]))
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("gcnii")])
+def test_sparse_features_give_what_dense_ones_give_in_pyg(name):
+    torch.manual_seed(0)
+    pair, graph = PAIRS[name](), graph_of("directed")
+    dense = np.random.default_rng(2).normal(size=(NODES, width_of(pair))).astype(np.float32)
+    dense[np.random.default_rng(3).random(dense.shape) < 0.8] = 0
+    own = pair.ours(sp.csr_array(dense), None, whole_block(graph, pair.ours))
+    their = pair.call(torch.from_numpy(dense), None, torch.from_numpy(graph.edge_index()), None)
+    torch.testing.assert_close(own, their, **CLOSE)
+    probe = torch.randn_like(own)
+    (own * probe).sum().backward()
+    (their * probe).sum().backward()
+    torch.testing.assert_close(pair.own_gradients(), pair.their_gradients(), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["gat", "sage"])
+def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(name):
+    """Of a mean over fewer neighbours, the scale deg / drawn makes exactly the mean over the drawn ones."""
+    torch.manual_seed(0)
+    pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
+    targets = np.array([1, 2, 7, 9])
+    draw = draw_neighbors(graph, targets, 2, np.random.default_rng(0))
+    block = Adjacency(graph, pair.ours.normalization).block(targets, draw.nodes, draw)
+    assert block.matrix.shape == (4, len(draw.nodes))
+    assert len(draw.edges) < len(draw_all(graph, targets).edges)
+    x = torch.randn(len(draw.nodes), 5)
+    positions = torch.from_numpy(np.searchsorted(draw.nodes, targets))
+    their = pair.theirs((x, x[positions]), torch.from_numpy(block.edge_index()))
+    torch.testing.assert_close(pair.ours(x, None, block), their, **CLOSE)
+
+
+def test_the_neighbours_of_a_weighted_graph_are_averaged_by_weight():
+    graph = Graph.from_edges(np.array([1, 2]), np.array([0, 0]), 3, np.array([3.0, 1.0]))
+    layer = SAGELayer(1, 1)
+    with torch.no_grad():
+        for parameter, value in ((layer.neighbors.weight, 1), (layer.neighbors.bias, 0), (layer.root.weight, 0)):
+            parameter.fill_(value)
+    mixed = layer(torch.tensor([[0.0], [4.0], [8.0]]), None, whole_block(graph, layer))
+    torch.testing.assert_close(mixed, torch.tensor([[5.0], [0.0], [0.0]]))
+
+
+def test_attention_survives_scores_that_would_overflow_exp():
+    torch.manual_seed(0)
+    pair, graph = gat(5, 6, 2), graph_of("symmetric")
+    x = 1e3 * torch.randn(NODES, 5)
+    own = pair.ours(x, None, whole_block(graph, pair.ours))
+    assert own.isfinite().all()
+    torch.testing.assert_close(own, pair.theirs(x, torch.from_numpy(graph.edge_index())), rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("make", [GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_users_convolution_is_called_on_the_graph_with_self_loops(make, form):
+    torch.manual_seed(0)
+    extra = {"add_self_loops": False} if make is GATv2Conv else {}
+    layer, graph = CustomLayer(make(5, 3, heads=2, **extra)), graph_of("isolated")
+    x = torch.randn(NODES, 5)
+    edges, _ = add_self_loops(torch.from_numpy(graph.edge_index()), num_nodes=NODES)
+    expected = layer.convolution(x, edges)
+    hidden = x if form == "dense" else sp.csr_array(x.numpy())
+    torch.testing.assert_close(layer(hidden, None, whole_block(graph, layer)), expected, **CLOSE)
+    some = np.array([2, 5, 12])
+    torch.testing.assert_close(layer(hidden, None, whole_block(graph, layer, some)), expected[some], **CLOSE)
+
+
+def test_after_concat_gcnii_first_reduces_to_the_hidden_width():
+    torch.manual_seed(0)
+    wide = GCNIILayer(18, 6, layer=1, alpha=0.2, theta=0.7)
+    narrow = GCNIILayer(6, 6, layer=1, alpha=0.2, theta=0.7)
+    narrow.linear = wide.linear
+    x, initial, block = torch.randn(NODES, 18), torch.randn(NODES, 6), whole_block(graph_of("symmetric"), wide)
+    reduced = x @ wide.reduce.weight + wide.reduce.bias
+    torch.testing.assert_close(wide(x, initial, block), narrow(reduced, initial, block))
+    assert narrow.reduce is None
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (3, 3)])
+def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape):
+    matrix = sp.random_array(shape, density=0.4, rng=np.random.default_rng(0), format="csr")
+    dense = torch.randn(shape[1], 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda values: sparse_product(matrix, values), (dense,))
+    torch.testing.assert_close(sparse_product(matrix, dense), torch.from_numpy(matrix.toarray()) @ dense)
+
+
+def test_the_gradient_of_a_sparse_product_may_arrive_transposed():
+    matrix = sp.random_array((4, 6), density=0.4, rng=np.random.default_rng(0), format="csr")
+    dense = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    probe = torch.randn(3, 4, dtype=torch.float64)
+    (sparse_product(matrix, dense).T * probe).sum().backward()
+    torch.testing.assert_close(dense.grad, torch.from_numpy(matrix.toarray()).T @ probe.T)
+
+
+def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
+    config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2)
+    custom = (lambda a, b: GATv2Conv(a, b, add_self_loops=False)) if backbone == "custom" else None
+    model = ClientModel(
+        config,
+        num_clients=2,
+        num_features=5,
+        num_outputs=3,
+        stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
+        convolution=custom,
+    )
+    train = TrainConfig(sampler="full", batch_size=0)
+    run = RunConfig(model=config, train=train, wire=WireConfig())
+    return model, Sampler(run, graph, 0, NORMALIZATION[backbone])
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("backbone", NORMALIZATION)
+def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, monkeypatch):
+    torch.manual_seed(0)
+    graph = graph_of("symmetric")
+    model, sampler = exact_setting(backbone, graph)
+    dense = torch.randn(NODES, 5) * (torch.rand(NODES, 5) < 0.4)
+    features = dense if form == "dense" else sp.csr_array(dense.numpy())
+    hidden, initial = model.encode(features, no_dropout())
+    targets = np.array([0, 1, 2, 4, 5, 7, 8, 9, 12])
+    at_rows = None if initial is None else initial[torch.from_numpy(targets)]
+    whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
+    monkeypatch.setattr(exact, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(exact, "CHUNK_EDGES", 7)
+    torch.testing.assert_close(exact.exact_layer(model, sampler, 0, hidden, initial, targets), whole, **CLOSE)
+
+
+@pytest.mark.parametrize(("rows", "edges"), [(3, 1000), (1000, 9), (4, 12), (1, 1), (1000, 1000)])
+@pytest.mark.parametrize("kind", ["symmetric", "hub", "no edges"])
+def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_single_row(kind, rows, edges, monkeypatch):
+    graph = graph_of(kind)
+    model, sampler = exact_setting("gcn", graph)
+    asked: list[np.ndarray] = []
+    build = sampler.exact_block
+    monkeypatch.setattr(sampler, "exact_block", lambda targets: asked.append(targets) or build(targets))
+    monkeypatch.setattr(exact, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(exact, "CHUNK_EDGES", edges)
+    targets = np.arange(1, NODES)
+    exact.exact_layer(model, sampler, 0, torch.randn(NODES, 5), None, targets)
+    np.testing.assert_array_equal(np.concatenate(asked), targets)
+    degrees = np.diff(graph.indptr)
+    for part in asked:
+        assert len(part) <= rows
+        assert len(part) == 1 or degrees[part].sum() <= edges
+
+
+def test_an_exact_layer_over_no_rows_is_empty():
+    model, sampler = exact_setting("sage", graph_of("symmetric"))
+    result = exact.exact_layer(model, sampler, 0, torch.randn(NODES, 5), None, np.empty(0, np.int64))
+    assert result.shape == (0, 6)
