@@ -153,8 +153,8 @@ class Adjacency:
         if graph.weights is None:
             degree = np.diff(graph.indptr).astype(np.float64)
         else:
-            ends = np.concatenate([[0.0], np.cumsum(graph.weights, dtype=np.float64)])
-            degree = ends[graph.indptr[1:]] - ends[graph.indptr[:-1]]
+            target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+            degree = np.bincount(target, weights=graph.weights, minlength=graph.num_nodes)
         if normalization == "symmetric":
             self._inverse = _power(degree + 1.0, -0.5)
         elif normalization == "mean":

@@ -38,7 +38,7 @@ def evaluate(probabilities: NDArray[Any], labels: NDArray[np.int64], task: str) 
     present = either > 0
     result = {
         "accuracy": float((truth == said).mean() if task == "multilabel" else (truth & said).any(axis=1).mean()),
-        "macro_f1": float((2 * hits[present] / either[present]).mean()),
+        "macro_f1": float((2 * hits[present] / either[present]).sum() / max(1, present.sum())),
         "loss": float(-np.log(np.maximum(likelihood, tiny)).mean()),
     }
     if task == "multilabel":

@@ -1,0 +1,287 @@
+"""The commands as a user types them: good input, bad input, interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glasu.cli.main import main
+
+GLASU = [sys.executable, "-m", "glasu.cli.main"]
+SMALL = """
+[data]
+name = "synthetic"
+num_nodes = 60
+average_degree = 4.0
+num_features = 9
+num_classes = 3
+split = [0.4, 0.3, 0.3]
+[model]
+backbone = "gcn"
+num_layers = 2
+hidden = 8
+aggregation_layers = [0, 1]
+[train]
+num_rounds = 4
+evaluate_every = 2
+"""
+
+
+def glasu(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command through its entry point, in this process: loading torch anew each time would take minutes."""
+    out, errors, before = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    arguments = [str(word) for word in words]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+    signal.signal(signal.SIGTERM, before)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on standard error, exit code 2, nothing else."""
+    assert result.returncode == 2, result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def report(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_train_writes_a_report_with_the_fixed_fields_and_a_model(run_file, tmp_path):
+    result = glasu("train", run_file, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "test accuracy" in result.stdout
+    found = report(tmp_path / "run")
+    for field in "config test validation history traffic seconds weights_sha256 privacy versions".split():
+        assert field in found
+    assert set(found["history"][0]) >= {"round", "loss", "val_accuracy", "bytes", "seconds"}
+    assert [entry["round"] for entry in found["history"]] == [2, 4]
+    assert set(found["traffic"]) >= {
+        "bytes_to_server", "bytes_to_clients", "messages", "exchanges", "by_kind", "by_phase",
+    }  # fmt: skip
+    assert set(found["seconds"]) == {"total", "sampling", "compute", "communication", "evaluation"}
+    assert len(found["weights_sha256"]) == 3
+    assert (tmp_path / "run" / "model" / "model.toml").exists()
+
+
+def test_quiet_shows_no_progress_and_set_overrides_the_file(run_file, tmp_path):
+    out = tmp_path / "run"
+    result = glasu("train", run_file, "--set", "train.seed=7", "--set", "model.hidden=4", "--out", out, "--quiet")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert report(out)["config"]["train"]["seed"] == 7
+    assert report(out)["config"]["model"]["hidden"] == 4
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "csv"])
+def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(run_file, tmp_path, file_format):
+    assert glasu("train", run_file, "--out", tmp_path / "named", "--quiet").returncode == 0
+    result = glasu("split", run_file, "--out", tmp_path / "parties", "--format", file_format)
+    assert result.returncode == 0, result.stderr
+    assert sorted(folder.name for folder in (tmp_path / "parties").iterdir()) == ["a", "b", "c"]
+    config = SMALL[SMALL.index("[model]") :]
+    (tmp_path / "folders.toml").write_text('[data]\nparties = ["parties/a", "parties/b", "parties/c"]\n' + config)
+    result = glasu("train", tmp_path / "folders.toml", "--out", tmp_path / "folders", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert report(tmp_path / "folders")["weights_sha256"] == report(tmp_path / "named")["weights_sha256"]
+
+
+def test_split_never_overwrites_a_party(run_file, tmp_path):
+    assert glasu("split", run_file, "--out", tmp_path).returncode == 0
+    refused(glasu("split", run_file, "--out", tmp_path), "party.toml", "not overwritten")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+def test_predict_writes_one_row_per_node_with_a_probability_per_class(run_file, tmp_path, name):
+    from pyarrow import csv, parquet
+
+    assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
+    result = glasu("predict", tmp_path / "run", "--out", tmp_path / name)
+    assert result.returncode == 0, result.stderr
+    table = csv.read_csv(tmp_path / name) if name.endswith("csv") else parquet.read_table(tmp_path / name)
+    assert table.column_names == ["id", "prediction", "p_0", "p_1", "p_2"]
+    assert table.num_rows == 60
+    for row in table.to_pylist():
+        probabilities = [row["p_0"], row["p_1"], row["p_2"]]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+        assert probabilities[int(row["prediction"])] == max(probabilities)
+
+
+BAD_SETTINGS = [
+    (["model.aggregation_layers=[0, 5]"], ["aggregation_layers=[0, 5]", "0..1"]),
+    (["model.aggregation_layers=[0]"], ["aggregation_layers=[0]", "end with 1"]),
+    (["model.aggregation_layers=[-1, 1]"], ["aggregation_layers=[-1, 1]"]),
+    (["train.num_local_steps=0"], ["num_local_steps=0", "at least 1"]),
+    (["model.backbone=gnc"], ["backbone='gnc'", '"gcn"']),
+    (["model.backbone=custom"], ["custom", "convolution="]),
+    (["train.backward=joint"], ["num_local_steps=4", "joint"]),
+    (["train.lerning_rate=1"], ["lerning_rate", "learning_rate"]),
+    (["trian.seed=1"], ["[trian]", "train"]),
+    (["train.seed"], ["section.key=value"]),
+    (["model.hidden=wide"], ["hidden='wide'", "integer"]),
+    (["model.backbone=gat", "model.heads=3"], ["heads=3", "hidden=8"]),
+    (["data.name=corra"], ["corra", "cora"]),
+    (["train.labels=z"], ["'z'", '"a", "b", "c"']),
+    (["data.split=[0.0, 0.5, 0.5]"], ["split"]),
+    (["data.num_clients=10"], ["10"]),
+    (["privacy.dp_noise_multiplier=1.0"], ["dp_noise_multiplier=1.0"]),
+    (["privacy.secure_aggregation=masks"], ["secure_aggregation='masks'", '"none"']),
+    (["wire.precision=int8"], ["precision='int8'", '"fp32"']),
+    (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), BAD_SETTINGS, ids=lambda item: ",".join(item)[:40])
+def test_a_bad_setting_is_one_line_that_names_it_and_exit_code_2(run_file, tmp_path, settings, words):
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    refused(glasu("train", run_file, *overrides, "--out", tmp_path / "run"), *words)
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_missing_or_broken_run_file_is_one_line(tmp_path):
+    refused(glasu("train", tmp_path / "none.toml", "--out", tmp_path), "none.toml", "cannot be read")
+    (tmp_path / "broken.toml").write_text("[data\nname = 1")
+    refused(glasu("train", tmp_path / "broken.toml", "--out", tmp_path), "broken.toml", "line 1")
+
+
+def test_an_unknown_command_or_flag_is_one_line(run_file):
+    refused(glasu("trian", run_file), "trian")
+    refused(glasu("train", run_file, "--outt", "x"), "--out")
+
+
+def party(folder: Path, *, nodes: str, edges: str, more: str = "") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "party.toml").write_text(
+        f'schema = 1\nname = "{folder.name}"\nid = "id"\nsource = "source"\ntarget = "target"\n'
+        f'label = "y"\nsplit = "split"\n{more}'
+    )
+    (folder / "nodes.csv").write_text(nodes)
+    (folder / "edges.csv").write_text(edges)
+    return folder
+
+
+NODES = "id,f,y,split\n1,0.5,u,train\n2,1.5,v,train\n3,2.5,u,validation\n4,3.5,v,test\n"
+EDGES = "source,target\n1,2\n2,1\n3,4\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "words"),
+    [
+        (NODES.replace("1.5", "nan"), EDGES, ["nodes.csv", "'f'", "row 2"]),
+        (NODES.replace("1.5", "many"), EDGES, ["nodes.csv", "'f'", "row 2"]),
+        (NODES, EDGES + "9,1\n", ["edges.csv", "'source'", "row 4"]),
+        (NODES.replace("train", "test"), EDGES, ["train"]),
+        (NODES.replace("4,3.5", "3,3.5"), EDGES, ["nodes.csv", "'id'"]),
+        (NODES.replace("train", "trian"), EDGES, ["split", "row 1"]),
+        (NODES.replace("5,v", "5,u"), EDGES, ["class"]),
+        ("id,y,split\n1,u,train\n2,v,train\n3,u,test\n4,v,test\n", EDGES, ["feature"]),
+    ],
+    ids=["nan", "text", "edge", "no training", "twice", "split", "one class", "no feature"],
+)
+def test_bad_party_files_are_one_line_that_names_file_and_column(tmp_path, nodes, edges, words):
+    party(tmp_path / "a", nodes=NODES, edges=EDGES)
+    party(tmp_path / "b", nodes=nodes, edges=edges)
+    (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n[train]\nnum_rounds = 1\n')
+    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_parties_without_common_nodes_are_refused(tmp_path):
+    party(tmp_path / "a", nodes=NODES, edges=EDGES)
+    other = "id,f,y,split\n7,0.5,u,train\n8,1.5,v,test\n"
+    party(tmp_path / "b", nodes=other, edges="source,target\n7,8\n")
+    (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n')
+    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), "common")
+
+
+def test_a_model_is_refused_for_parties_of_another_number(run_file, tmp_path):
+    out = tmp_path / "run"
+    assert glasu("train", run_file, "--set", "model.aggregation=concat", "--out", out, "--quiet").returncode == 0
+    manifest = out / "model" / "model.toml"
+    manifest.write_text(manifest.read_text().replace("num_clients = 3", "num_clients = 2"))
+    refused(glasu("predict", out, "--out", tmp_path / "p.csv"), "a, b, c", "a, b.")
+
+
+def test_predict_without_a_model_or_with_another_file_type_is_one_line(tmp_path):
+    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "model.toml")
+    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_no_half_written_report(run_file, tmp_path, sent, code):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*GLASU, "train", str(run_file), "--set", "train.num_rounds=100000", "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    process.stderr.readline()  # it trains
+    process.send_signal(sent)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "split", "predict"])
+def test_help_has_one_example_and_loads_nothing_heavy(command):
+    code = (
+        "import sys; from glasu.cli.main import build_parser\n"
+        f"try: build_parser().parse_args(['{command}', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'pyarrow', 'rich', 'plotly'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("example: glasu " + command) == 1
+
+
+def test_demo_trains_five_methods_and_leaves_a_self_contained_page(tmp_path):
+    result = glasu("demo", "--rounds", "2", "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    for name in ("centralized", "standalone", "simulated", "GLASU Q=1", "GLASU Q=4"):
+        assert name in result.stdout
+    page = (tmp_path / "report.html").read_text()
+    assert "<script src=" not in page
+    assert "<link" not in page
+    assert "GLASU Q=4" in page
+    assert report(tmp_path / "standalone")["traffic"]["messages"] == 0
+    assert len(report(tmp_path / "standalone")["test"]["per_client"]) == 3
+
+
+def test_the_broken_pipe_of_a_reader_is_no_traceback(run_file, tmp_path):
+    script = f"{' '.join(GLASU)} train {run_file} --out {tmp_path / 'run'} --quiet | true"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in result.stderr
+
+
+def test_out_that_cannot_be_a_folder_is_refused_before_training(run_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(glasu("train", run_file, "--out", tmp_path / "file" / "run"), "--out", "choose another folder")
+
+
+def test_the_installed_command_refuses_bad_input_with_one_line_and_exit_code_2(run_file, tmp_path):
+    words = [*GLASU, "train", str(run_file), "--set", "train.num_local_steps=0", "--out", str(tmp_path / "run")]
+    refused(subprocess.run(words, capture_output=True, text=True, timeout=60, check=False), "num_local_steps=0")

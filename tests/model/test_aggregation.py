@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from glasu.config import ModelConfig
+from glasu.model.aggregation import Concat, Mean, aggregation_of
+
+KINDS = [Mean, Concat]
+SIZES = [1, 2, 3, 5]
+
+
+def partials_of(num_clients: int, dtype: type = np.float32) -> list[np.ndarray]:
+    return list(np.random.default_rng(0).normal(size=(num_clients, 5, 4)).astype(dtype))
+
+
+def by_torch(kind: type[Mean | Concat], partials: list[torch.Tensor]) -> torch.Tensor:
+    """Aggregate as a centralised network would."""
+    return torch.stack(partials).mean(dim=0) if kind is Mean else torch.cat(partials, dim=1)
+
+
+# The conformance suite: every aggregation passes it.
+
+
+@pytest.mark.parametrize("num_clients", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_merging_others_with_the_own_partial_gives_back_the_joint_representation(kind, num_clients):
+    partials = partials_of(num_clients)
+    joint = torch.from_numpy(kind(num_clients).aggregate(partials))
+    for client, partial in enumerate(map(torch.from_numpy, partials)):
+        role = kind(num_clients, client)
+        merged = role.merge(role.extract_others(joint, partial), partial)
+        torch.testing.assert_close(merged, joint, rtol=0, atol=0 if kind is Concat else 2e-7)
+
+
+@pytest.mark.parametrize("num_clients", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_aggregates_what_torch_would(kind, num_clients):
+    partials = partials_of(num_clients, np.float64)
+    expected = by_torch(kind, [torch.from_numpy(partial) for partial in partials])
+    aggregate = kind(num_clients).aggregate(partials)
+    np.testing.assert_allclose(aggregate, expected.numpy(), rtol=1e-14, atol=1e-15)
+    assert aggregate.shape[1] == 4 * kind(num_clients).widening
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_do_not_depend_on_the_own_partial(kind):
+    first = partials_of(3, np.float64)
+    second = [first[0], first[1] + 1.0, first[2]]
+    role = kind(3, 1)
+    others = [
+        role.extract_others(torch.from_numpy(role.aggregate(partials)), torch.from_numpy(partials[1]))
+        for partials in (first, second)
+    ]
+    torch.testing.assert_close(*others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_depend_on_every_other_client(kind):
+    role, partials = kind(3, 1), partials_of(3)
+    before = role.extract_others(torch.from_numpy(role.aggregate(partials)), torch.from_numpy(partials[1]))
+    for client in (0, 2):
+        changed = [partial + 1 if index == client else partial for index, partial in enumerate(partials)]
+        after = role.extract_others(torch.from_numpy(role.aggregate(changed)), torch.from_numpy(changed[1]))
+        assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("num_clients", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_go_back_as_through_autograd(kind, num_clients):
+    leaves = [torch.from_numpy(partial).requires_grad_() for partial in partials_of(num_clients)]
+    joint = by_torch(kind, leaves)
+    total = torch.randn_like(joint)
+    joint.backward(total)
+    for leaf, gradient in zip(leaves, kind(num_clients).backpropagate(total.numpy()), strict=True):
+        np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-6)
+        assert gradient.flags.c_contiguous
+        assert gradient.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_local_update_the_gradient_reaches_the_own_partial_alone(kind):
+    partials = partials_of(3)
+    role, own = kind(3, 1), torch.from_numpy(partials[1]).requires_grad_()
+    joint = torch.from_numpy(role.aggregate(partials)).requires_grad_()
+    others = role.extract_others(joint, own)
+    assert not others.requires_grad
+    total = torch.randn(5, 4 * role.widening)
+    role.merge(others, own).backward(total)
+    np.testing.assert_allclose(own.grad.numpy(), role.backpropagate(total.numpy())[1], rtol=1e-6)
+    assert joint.grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_aggregating_leaves_the_partials_as_they_were(kind):
+    partials = partials_of(3)
+    before = [partial.copy() for partial in partials]
+    kind(3).aggregate(partials)
+    np.testing.assert_array_equal(partials, before)
+
+
+# What is special to one of them.
+
+
+def test_the_mean_adds_in_client_order():
+    values = [np.full((1, 1), value, np.float32) for value in (1e8, 1.0, -1e8)]
+    assert Mean(3).aggregate(values).item() == 0.0  # the 1 is lost beside 1e8
+    assert Mean(3).aggregate([values[0], values[2], values[1]]).item() == np.float32(1) / np.float32(3)
+
+
+def test_concat_stands_in_client_order():
+    values = [np.full((1, 1), value, np.float32) for value in (3, 1, 2)]
+    assert Concat(3).aggregate(values).tolist() == [[3, 1, 2]]
+
+
+def test_the_mean_keeps_the_precision_of_its_partials():
+    assert Mean(3).aggregate(partials_of(3)).dtype == np.float32
+    assert Mean(3).aggregate(partials_of(3, np.float64)).dtype == np.float64
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mean", Mean), ("concat", Concat)])
+def test_the_config_names_the_aggregation(name, kind):
+    assert aggregation_of(ModelConfig(aggregation=name), 3, 2) == kind(3, 2)
+
+
+def test_the_server_loads_neither_torch_nor_pyg():
+    program = (
+        "import glasu.protocol.server, glasu.runtime.wire, glasu.runtime.meter, glasu.model.aggregation, sys;"
+        "loaded = {'torch', 'torch_geometric'} & set(sys.modules); assert not loaded, loaded"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr

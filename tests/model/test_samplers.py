@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from glasu.config import RunConfig, TrainConfig
+from glasu.data.party import Graph
+from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared
+from glasu.model.sampler import Sampler, training_batch
+
+NODES = 10
+DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
+graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60).map(
+    lambda pairs: Graph.from_edges(*np.array(pairs, np.int64).reshape(-1, 2).T, NODES)
+)
+node_sets = st.sets(st.integers(0, NODES - 1)).map(lambda chosen: np.array(sorted(chosen), np.int64))
+situation = given(graphs, node_sets, st.integers(1, 5), st.integers(0, 1000))
+quick = settings(deadline=None, max_examples=60)
+
+
+def star(degree: int) -> Graph:
+    """Return a graph in which node 0 hears nodes 1..degree."""
+    return Graph.from_edges(np.arange(1, degree + 1), np.zeros(degree, int), degree + 1)
+
+
+def sampler(graph: Graph, client: int = 0, **train: object) -> Sampler:
+    config = RunConfig(train=TrainConfig(**{"sampler": "neighbor", "fanout": 2, "batch_size": 4, **train}))
+    return Sampler(config, graph, client, "symmetric")
+
+
+def ring(num_nodes: int) -> Graph:
+    """Build directly a graph in which every node hears the four next ones."""
+    around = np.sort((np.arange(num_nodes)[:, None] + np.arange(1, 5)) % num_nodes, axis=1)
+    return Graph(np.arange(0, 4 * num_nodes + 1, 4), around.ravel().astype(np.int32))
+
+
+# What every sampler promises.
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@quick
+@situation
+def test_a_drawn_set_is_sorted_and_contains_the_set_it_was_drawn_for(kind, graph, targets, fanout, seed):
+    draw = DRAWS[kind](graph, targets, fanout, np.random.default_rng(seed))
+    assert (np.diff(draw.nodes) > 0).all()
+    assert np.isin(targets, draw.nodes).all()
+    assert draw.nodes.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@quick
+@situation
+def test_drawn_edges_are_distinct_edges_of_the_graph_between_the_two_sets(kind, graph, targets, fanout, seed):
+    draw = DRAWS[kind](graph, targets, fanout, np.random.default_rng(seed))
+    source, target = graph.edge_index()[:, draw.edges]
+    np.testing.assert_array_equal(targets[draw.rows], target)
+    assert np.isin(source, draw.nodes).all()
+    assert len(np.unique(draw.edges)) == len(draw.edges)
+    assert (np.diff(draw.rows) >= 0).all()
+
+
+@quick
+@situation
+def test_node_wise_sampling_takes_as_many_neighbours_of_each_node_as_the_fanout_allows(graph, targets, fanout, seed):
+    draw = draw_neighbors(graph, targets, fanout, np.random.default_rng(seed))
+    degrees = np.diff(graph.indptr)[targets]
+    np.testing.assert_array_equal(np.bincount(draw.rows, minlength=len(targets)), np.minimum(degrees, fanout))
+    np.testing.assert_array_equal(draw.nodes, np.union1d(targets, graph.indices[draw.edges]))
+    np.testing.assert_allclose(draw.scale, (degrees / np.clip(degrees, 1, fanout))[draw.rows])
+
+
+@quick
+@situation
+def test_layer_wise_sampling_draws_new_neighbours_of_the_set_as_a_whole(graph, targets, fanout, seed):
+    draw = draw_layer(graph, targets, fanout, np.random.default_rng(seed))
+    source, target = graph.edge_index()
+    candidates = np.setdiff1d(source[np.isin(target, targets)], targets)
+    drawn = np.setdiff1d(draw.nodes, targets)
+    assert len(drawn) == min(len(candidates), fanout * len(targets))
+    assert np.isin(drawn, candidates).all()
+    np.testing.assert_array_equal(draw.edges, np.flatnonzero(np.isin(target, targets) & np.isin(source, draw.nodes)))
+    inside = np.isin(source[draw.edges], targets)
+    np.testing.assert_allclose(draw.scale, np.where(inside, 1, len(candidates) / max(1, len(drawn))))
+
+
+@quick
+@situation
+def test_shared_sampling_draws_from_all_other_nodes(graph, targets, fanout, seed):
+    draw = draw_shared(graph, targets, fanout, np.random.default_rng(seed))
+    source, target = graph.edge_index()
+    count = min(NODES - len(targets), fanout * len(targets))
+    assert len(draw.nodes) == len(targets) + count
+    np.testing.assert_array_equal(draw.edges, np.flatnonzero(np.isin(target, targets) & np.isin(source, draw.nodes)))
+    inside = np.isin(source[draw.edges], targets)
+    np.testing.assert_allclose(draw.scale, np.where(inside, 1, (NODES - len(targets)) / max(1, count)))
+
+
+@quick
+@given(graphs, graphs, node_sets, st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
+def test_a_shared_set_is_the_same_at_clients_with_other_edges(one, other, targets, fanout, round_index, layer):
+    first = sampler(one, 0, sampler="shared", fanout=fanout).draw(targets, round_index, layer)
+    second = sampler(other, 1, sampler="shared", fanout=fanout).draw(targets, round_index, layer)
+    np.testing.assert_array_equal(first.nodes, second.nodes)
+
+
+# Uniformity: every subset is equally likely; fixed seeds, rejected at one in ten thousand.
+
+
+def assert_uniform(counts: Counter, possible: int) -> None:
+    assert len(counts) <= possible
+    observed = list(counts.values()) + [0] * (possible - len(counts))
+    assert chisquare(observed).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(4, 3), (4, 1), (5, 2), (7, 3), (6, 5), (3, 2)])
+def test_node_wise_sampling_draws_every_subset_of_the_neighbours_equally_often(degree, fanout):
+    graph, rng = star(degree), np.random.default_rng(5)
+    targets = np.zeros(1, np.int64)
+    draws = (draw_neighbors(graph, targets, fanout, rng) for _ in range(3000))
+    counts = Counter(tuple(draw.nodes[1:].tolist()) for draw in draws)
+    assert_uniform(counts, len(list(itertools.combinations(range(degree), fanout))))
+
+
+def test_two_nodes_draw_independently_of_each_other():
+    source, target = np.meshgrid(np.arange(2, 6), np.arange(2))
+    graph, rng = Graph.from_edges(source.ravel(), target.ravel(), 6), np.random.default_rng(5)
+    counts: Counter = Counter()
+    for _ in range(3000):
+        draw = draw_neighbors(graph, np.arange(2), 3, rng)
+        missing = [(set(range(2, 6)) - set(graph.indices[draw.edges[draw.rows == row]].tolist())) for row in (0, 1)]
+        counts[tuple(missing[0] | {0}), tuple(missing[1] | {1})] += 1
+    assert_uniform(counts, 16)
+
+
+def test_layer_wise_sampling_draws_every_subset_of_the_candidates_equally_often():
+    source, target = np.array([2, 3, 4, 4, 5, 1]), np.array([0, 0, 0, 1, 1, 0])  # node 4 is heard twice, 1 is inside
+    graph, rng = Graph.from_edges(source, target, 9), np.random.default_rng(5)
+    draws = (draw_layer(graph, np.arange(2), 1, rng) for _ in range(3000))
+    assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 6)
+
+
+def test_shared_sampling_draws_every_subset_of_the_other_nodes_equally_often():
+    graph, rng = star(6), np.random.default_rng(5)
+    draws = (draw_shared(graph, np.array([3]), 2, rng) for _ in range(3000))
+    assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 15)
+
+
+# The sampler of one client.
+
+
+@pytest.mark.parametrize("sampling", ["node", "layer"])
+def test_the_same_round_and_layer_draw_the_same_edges_again_and_others_do_not(sampling):
+    graph, targets = ring(400), np.arange(0, 400, 20)
+    reference = sampler(graph, sampling=sampling).draw(targets, 3, 1)
+    again = sampler(graph, sampling=sampling).draw(targets, 3, 1)
+    np.testing.assert_array_equal(reference.edges, again.edges)
+    others = [
+        sampler(graph, sampling=sampling).draw(targets, 4, 1),
+        sampler(graph, sampling=sampling).draw(targets, 3, 2),
+        sampler(graph, 1, sampling=sampling).draw(targets, 3, 1),
+        sampler(graph, sampling=sampling, seed=1).draw(targets, 3, 1),
+    ]
+    for other in others:
+        assert not np.array_equal(reference.edges, other.edges)
+
+
+def test_the_config_chooses_between_node_wise_and_layer_wise_draws():
+    graph, targets = star(9), np.arange(2)
+    assert len(sampler(graph, sampling="node").draw(targets, 0, 0).rows) == 2
+    assert len(sampler(graph, sampling="layer").draw(targets, 0, 0).nodes) == 2 + 4
+
+
+def test_induced_blocks_use_edges_that_were_not_drawn():
+    graph, targets = ring(20), np.arange(5)
+    client = sampler(graph, blocks="induced", fanout=1)
+    draw = client.draw(targets, 0, 0)
+    block = client.block(targets, draw.nodes, draw)
+    source, target = graph.edge_index()
+    between = np.isin(source, draw.nodes) & np.isin(target, targets)
+    assert block.matrix.nnz == between.sum() + len(targets) > len(draw.edges) + len(targets)
+
+
+def test_the_full_sampler_uses_all_nodes_and_all_edges_whatever_was_asked_before():
+    graph = ring(20)
+    client, fresh = sampler(graph, sampler="full"), Adjacency(graph, "symmetric")
+    for targets in (np.arange(20), np.array([1, 2]), np.array([3, 4]), np.arange(20), np.array([1, 2])):
+        draw = client.draw(targets, 0, 0)
+        np.testing.assert_array_equal(draw.nodes, np.arange(20))
+        block = client.block(targets, draw.nodes, draw)
+        expected = fresh.block(targets, draw.nodes, draw)
+        np.testing.assert_array_equal(block.matrix.toarray(), expected.matrix.toarray())
+        np.testing.assert_array_equal(block.positions, targets)
+        assert block.matrix.nnz == 5 * len(targets)
+        np.testing.assert_array_equal(client.exact_block(targets).matrix.toarray(), expected.matrix.toarray())
+
+
+def test_a_batch_is_a_sorted_part_of_the_training_nodes_the_same_for_everyone():
+    config, nodes = RunConfig(train=TrainConfig(batch_size=5)), np.arange(3, 60, 3)
+    batches = [training_batch(config, nodes, index) for index in range(4)]
+    for index, batch in enumerate(batches):
+        assert len(batch) == 5
+        assert (np.diff(batch) > 0).all()
+        assert np.isin(batch, nodes).all()
+        np.testing.assert_array_equal(batch, training_batch(config, nodes, index))
+    assert len({tuple(batch.tolist()) for batch in batches}) == 4
+
+
+@pytest.mark.parametrize("size", [0, 19, 100])
+def test_a_batch_of_zero_or_too_many_is_all_training_nodes(size):
+    nodes = np.arange(3, 60, 3)
+    np.testing.assert_array_equal(training_batch(RunConfig(train=TrainConfig(batch_size=size)), nodes, 1), nodes)
+
+
+def test_over_the_rounds_every_training_node_is_in_the_batch_equally_often():
+    config, nodes = RunConfig(train=TrainConfig(batch_size=2)), np.arange(5)
+    counts = Counter(tuple(training_batch(config, nodes, index).tolist()) for index in range(2000))
+    assert_uniform(counts, 10)
+
+
+# Cost: what is drawn costs what it is worth, not what the graph is worth.
+
+
+def peak_bytes(kind: str, graph: Graph, targets: np.ndarray) -> int:
+    adjacency, rng = Adjacency(graph, "symmetric"), np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        draw = DRAWS[kind](graph, targets, 3, rng)
+        adjacency.block(targets, draw.nodes, draw)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_drawing_from_a_hundred_times_larger_graph_needs_no_more_memory(kind):
+    targets = np.arange(0, 10_000, 20)
+    peak_bytes(kind, ring(10_000), targets)  # what is allocated once, at the first call
+    small, large = (peak_bytes(kind, ring(size), targets) for size in (10_000, 1_000_000))
+    assert large < 2 * small
