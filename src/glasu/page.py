@@ -12,7 +12,8 @@ from plotly.offline import get_plotlyjs
 from glasu.report import RunReport
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
-HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best round")
+HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best at")
+PLOT = {"displayModeBar": False, "responsive": True}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
@@ -20,6 +21,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid #d8dee4; }
 th:first-child, td:first-child { text-align: left; } th { color: #57606a; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
+.plots > div { min-width: 0; overflow: hidden; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .5em; }
 footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 """
@@ -49,7 +51,7 @@ def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> s
     rounds = _curves(reports, "round", "rounds")
     moved = _curves(reports, "bytes", "megabytes moved by all parties together")
     plots = "".join(
-        f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False})}</div>"
+        f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
         for figure in (rounds, moved)
     )
     first = next(iter(reports.values()))
@@ -61,6 +63,7 @@ def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> s
 {_table(reports)}
 <h2>Validation accuracy while training</h2>
 <div class="plots">{plots}</div>
+<script>window.dispatchEvent(new Event("resize"))</script>
 <p>Parties that never talk (standalone) or that pooled their data (centralized) move no bytes: they stand in the
 right-hand plot as dashed lines at their best validation accuracy.</p>
 {_parties(reports)}
@@ -100,7 +103,7 @@ def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
         accuracy = [100 * entry["val_accuracy"] for entry in report.history]
         silent = axis == "bytes" and not report.traffic["messages"]
         if silent:
-            figure.add_hline(max(accuracy), line={"color": colour, "width": 1.5, "dash": "dash"})
+            figure.add_hline(max(accuracy), line={"color": colour, "width": 2, "dash": "dash"})
             continue
         figure.add_trace(
             go.Scatter(

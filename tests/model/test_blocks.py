@@ -97,9 +97,7 @@ def test_columns_that_others_added_to_the_union_stay_empty(draw_edges):
     own = block_of(graph, "symmetric", TARGETS, draw.nodes, draw)
     united = block_of(graph, "symmetric", TARGETS, nodes, draw)
     np.testing.assert_array_equal(united.matrix.toarray()[:, np.searchsorted(nodes, others)], 0)
-    np.testing.assert_array_equal(
-        united.matrix.toarray()[:, np.searchsorted(nodes, draw.nodes)], own.matrix.toarray()
-    )
+    np.testing.assert_array_equal(united.matrix.toarray()[:, np.searchsorted(nodes, draw.nodes)], own.matrix.toarray())
 
 
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])

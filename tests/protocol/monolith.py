@@ -56,7 +56,9 @@ def dense_adjacency(graph: Graph, backbone: str) -> Tensor:
 class Monolith:
     """All clients' layers and classifiers in one model; `weights` are leaves that autograd can differentiate by."""
 
-    def __init__(self, config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self, config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Mapping[str, Tensor]]
+    ) -> None:
         self.config, self.model, self.num_clients = config, config.model, len(parties)
         self.weights = [{key: value.detach().clone().requires_grad_() for key, value in own.items()} for own in weights]
         self.A = [dense_adjacency(party.graph, config.model.backbone) for party in parties]
@@ -77,11 +79,15 @@ class Monolith:
             return H
         centred = H - H.mean(dim=1, keepdim=True)
         spread = (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
-        return centred / spread * self.weights[m][f"norms.{layer - 1}.weight"] + self.weights[m][f"norms.{layer - 1}.bias"]
+        return (
+            centred / spread * self.weights[m][f"norms.{layer - 1}.weight"] + self.weights[m][f"norms.{layer - 1}.bias"]
+        )
 
     def partial(self, m: int, layer: int, H: Tensor, initial: Tensor | None) -> Tensor:
         """Return H_m^+[l] at all nodes, from H_m[l] at all nodes."""
-        W = {key.split(".", 2)[2]: value for key, value in self.weights[m].items() if key.startswith(f"layers.{layer}.")}
+        W = {
+            key.split(".", 2)[2]: value for key, value in self.weights[m].items() if key.startswith(f"layers.{layer}.")
+        }
         A, H = self.A[m], self._normalised(m, layer, H)
         if self.model.backbone == "gcn":
             return torch.relu(A @ H @ W["linear.weight"] + W["bias"])
@@ -300,7 +306,9 @@ def gradients(clients: Sequence[Client]) -> list[dict[str, Tensor]]:
     ]
 
 
-def assert_same(got: Sequence[Mapping[str, Tensor]], expected: Sequence[Mapping[str, Tensor]], scale: float = 1) -> None:
+def assert_same(
+    got: Sequence[Mapping[str, Tensor]], expected: Sequence[Mapping[str, Tensor]], scale: float = 1
+) -> None:
     """Assert that two lists of named tensors agree to 1e-9 of their largest value, per tensor."""
     assert len(got) == len(expected)
     for m, (mine, theirs) in enumerate(zip(got, expected, strict=True)):

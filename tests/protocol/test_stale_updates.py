@@ -119,7 +119,9 @@ def test_others_minimise_the_product_with_the_one_gradient_of_the_round_and_the_
     done = run(config, parties, scatter=12, carry=see)
     assert len(gradients_sent) == 1
     (G,) = gradients_sent
-    before_last = run(settings(**{**vars_of(config), "num_local_steps": steps - 1}), parties, scatter=12) if steps > 1 else None
+    before_last = (
+        run(settings(**{**vars_of(config), "num_local_steps": steps - 1}), parties, scatter=12) if steps > 1 else None
+    )
     start = done.initial if before_last is None else before_last.final
     whole = Monolith(config, parties, done.initial)
     batch = whole.train_nodes
@@ -231,7 +233,9 @@ def recorder():
     return carry, seen
 
 
-@pytest.mark.parametrize("protection", [{"bits": 3}, {"clip": 0.8, "noise": 0.3}, {"clip": 0.8, "noise": 0.3, "bits": 3}])
+@pytest.mark.parametrize(
+    "protection", [{"bits": 3}, {"clip": 0.8, "noise": 0.3}, {"clip": 0.8, "noise": 0.3, "bits": 3}]
+)
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 def test_extract_uses_the_tensor_as_it_was_sent(aggregation, protection):
     config = settings(aggregation=aggregation, aggregation_layers=(1, 3), num_local_steps=2)

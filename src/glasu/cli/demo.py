@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
     )
-    parser.add_argument("--rounds", type=int, default=100, metavar="T", help="rounds per method (100)")
+    parser.add_argument("--rounds", type=int, default=80, metavar="T", help="rounds per method (80)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of data, splits and weights (0)")
 
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     write_atomically(out / "report.html", render(TITLE, INTRODUCTION, reports).encode())
     table = Table(title=TITLE)
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for name, report in reports.items():
         table.add_row(name, *table_row(report))
     Console().print(table)

@@ -43,7 +43,7 @@ class Dropout:
     """Dropout whose masks are a function of the stream: the same step and layer drop the same values again."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        self.threshold = round(rate * 2**16)
+        self.threshold = min(round(rate * 2**16), 2**16 - 1)  # something is always kept
         self.stream = stream
 
     def _mask(self, count: int, layer: int) -> np.ndarray:

@@ -66,7 +66,8 @@ def encode(message: Message) -> bytes:
     for tag, array in sections(message):
         dtype = DTYPES.index(array.dtype.newbyteorder("<").str)
         columns = array.shape[1] if array.ndim == 2 else 0
-        body += [SECTION.pack(TAGS.index(tag), dtype, len(array), columns), np.ascontiguousarray(array).tobytes()]
+        little = np.ascontiguousarray(array, DTYPES[dtype])
+        body += [SECTION.pack(TAGS.index(tag), dtype, len(array), columns), little.tobytes()]
         count += 1
     payload, key = b"".join(body), message.key
     header = HEADER.pack(
@@ -122,6 +123,8 @@ def _arrays(data: bytes, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
         position += SECTION.size
         if tag >= len(TAGS) or dtype >= len(DTYPES) or DTYPES[dtype] not in EXPECTED[TAGS[tag]]:
             raise ProtocolError(f"section of unknown tag {tag} or unexpected type {dtype}.")
+        if (TAGS[tag] == "tensor") != (columns > 0):
+            raise ProtocolError(f"{TAGS[tag]} section of {columns} columns: tensors have some, all others are vectors.")
         size = rows * max(1, columns) * np.dtype(DTYPES[dtype]).itemsize
         if position + size > len(data):
             raise ProtocolError(f"section declares {size} bytes, but {len(data) - position} are left.")

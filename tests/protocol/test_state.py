@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from protocol.monolith import identical, settings, tiny_parties, watched
+
+from glasu.protocol.client import client_script
+from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.protocol.server import server_script
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.timing import Stopwatch
+
+ROUNDS = 6
+SETTINGS = {
+    "adam": {"optimizer": "adam", "learning_rate": 0.01},
+    "sgd with momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+    "labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "full"},
+    "shared sampler, labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "shared", "fanout": 1},
+    "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
+    "gcnii with layer norms": {"backbone": "gcnii", "normalization": "layer", "optimizer": "adam"},
+    "patience": {"optimizer": "adam", "patience": 2, "evaluate_every": 1, "learning_rate": 0.5},
+}
+
+
+def build(config, parties, states=None):
+    """Return fresh clients and a fresh server, as a new process would make them, with these states."""
+    clients = make_clients(config, parties, Stopwatch(lambda: 0.0))
+    server = make_server(config, clients)
+    if states is not None:
+        for client, state in zip(clients, states[0], strict=True):
+            client.restore(state)
+        server.restore(states[1])
+    return clients, server
+
+
+def drive(clients, server, scripts):
+    """Run the scripts; return the server's events, and its state at each finished round."""
+    events, states = [], []
+
+    def observe(event):
+        (states if isinstance(event, RoundDone) else events).append(
+            server.state() if isinstance(event, RoundDone) else event
+        )
+
+    with one_thread():
+        run_in_process(server_script(server), scripts, Meter(), Stopwatch(lambda: 0.0), observe)
+    return events, states
+
+
+def unbroken(config, parties, states=None):
+    """Run to the end; return clients, server, events and, per round, the states of all roles."""
+    clients, server = build(config, parties, states)
+    kept = [[] for _ in clients]
+    scripts = [
+        watched(client_script(client), lambda event, client=client, own=own: own.append(client.state()))
+        for client, own in zip(clients, kept, strict=True)
+    ]
+    events, servers = drive(clients, server, scripts)
+    return clients, server, events, [(list(own), one) for *own, one in zip(*kept, servers, strict=True)]
+
+
+def until_round_done(script):
+    """Pass a client's script through until a round is over, then fall silent: the process is gone."""
+    answers = None
+    while True:
+        try:
+            item = next(script) if answers is None else script.send(answers)
+        except StopIteration:
+            return
+        if isinstance(item, RoundDone):
+            return
+        answers = yield item
+
+
+def summary(clients, server, events):
+    """Return what must not depend on interruptions."""
+    tests = [event.metrics for event in events if isinstance(event, Evaluated) and event.split == "test"]
+    return {
+        "best": [client.best_weights for client in clients],
+        "losses": server.losses,
+        "selection": server.selection,
+        "test": tests[-1],
+        "rounds": [client.round for client in clients],
+    }
+
+
+def assert_same_outcome(got, expected):
+    assert identical(got.pop("best"), expected["best"])
+    assert got == {key: value for key, value in expected.items() if key != "best"}
+
+
+def case(name):
+    keys = {
+        "aggregation_layers": (1, 3),
+        "num_local_steps": 2,
+        "dropout": 0.5,
+        "sampler": "neighbor",
+        "fanout": 2,
+        "batch_size": 5,
+        "schedule": "cosine",
+        "num_rounds": ROUNDS,
+        "evaluate_every": 2,
+        "prefetch": 4,
+        "precision": "fp32",
+        **SETTINGS[name],
+    }
+    owner = keys.get("labels")
+    return settings(**keys), tiny_parties(owner=owner)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_rebuilt_from_its_states_at_any_round_ends_with_the_same_bits(name):
+    config, parties = case(name)
+    clients, server, events, states = unbroken(config, parties)
+    expected = summary(clients, server, events)
+    assert len(states) == len(server.losses)
+    for state in states:
+        again, other, later, _ = unbroken(config, parties, state)
+        assert_same_outcome(summary(again, other, later), expected)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_rebuilt_after_every_round_ends_with_the_same_bits(name):
+    config, parties = case(name)
+    clients, server, events, states = unbroken(config, parties)
+    expected = summary(clients, server, events)
+    state, seen = None, []
+    for _ in states:
+        clients, server = build(config, parties, state)
+        found, servers = drive(clients, server, [until_round_done(client_script(client)) for client in clients])
+        seen += found
+        state = ([client.state() for client in clients], servers[0])
+    clients, server, found, rest = unbroken(config, parties, state)  # nothing left but the test
+    assert not rest
+    assert_same_outcome(summary(clients, server, found), expected)
+    assert [(event.round, event.metrics, event.loss) for event in seen] == [
+        (event.round, event.metrics, event.loss) for event in events if event.split == "validation"
+    ]
+
+
+def test_early_stopping_is_among_the_cases_above():
+    config, parties = case("patience")
+    *_, states = unbroken(config, parties)
+    assert len(states) < ROUNDS
+
+
+def test_a_state_does_not_change_while_the_run_goes_on():
+    config, parties = case("adam")
+    _, _, _, states = unbroken(config, parties)
+    first, last = states[0][0][0], states[-1][0][0]
+    assert first.round == 1
+    assert last.round == ROUNDS
+    assert any(not torch.equal(first.weights[key], last.weights[key]) for key in first.weights)
+    assert any(not torch.equal(first.optimizer[key], last.optimizer[key]) for key in first.optimizer)
+    assert not first.best_weights  # no evaluation yet
+    assert last.best_weights
+
+
+def test_a_client_that_forgot_its_optimiser_would_be_noticed():
+    config, parties = case("sgd with momentum")
+    clients, server, events, states = unbroken(config, parties)
+    (own, one) = states[2]
+    forgetful = [type(state)(**{**vars(state), "optimizer": {}}) for state in own]
+    again, _, _, _ = unbroken(config, parties, (forgetful, one))
+    assert not identical([client.weights() for client in again], [client.weights() for client in clients])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
+    keys = {"aggregation_layers": (), "optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0}
+    config = settings(dropout=0.5, num_rounds=ROUNDS, evaluate_every=2, precision="fp32", **keys)
+    parties = tiny_parties()
+
+    def alone(state=None):
+        client = make_clients(config, parties, Stopwatch(lambda: 0.0))[1]
+        if state is not None:
+            client.restore(state)
+        states, tests = [], []
+        with one_thread():
+            for event in client_script(client):
+                if isinstance(event, RoundDone):
+                    states.append(client.state())
+                elif event.split == "test":
+                    tests.append((event.round, event.metrics))
+        return client, states, tests
+
+    whole, states, tests = alone()
+    assert len(states) == ROUNDS
+    for state in states:
+        again, _, found = alone(state)
+        assert identical([again.best_weights], [whole.best_weights])
+        assert found == tests

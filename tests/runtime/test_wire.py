@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glasu
+from glasu.errors import ProtocolError
+from glasu.keys import SERVER, Key, Phase
+from glasu.protocol import messages
+from glasu.protocol.messages import Message, Metrics, Partial, Proposal, TensorMessage, Verdict, Waiting
+from glasu.runtime.meter import Meter
+from glasu.runtime.wire import DTYPES, EXPECTED, HEADER, KINDS, SECTION, TAGS, decode, encode, measured
+
+quick = settings(deadline=None, max_examples=60)
+KEY = Key(run=bytes(range(12)), phase=Phase.TRAINING, client=1, round=3, layer=1)
+keys = st.builds(
+    Key,
+    run=st.binary(min_size=12, max_size=12),
+    phase=st.sampled_from(Phase),
+    client=st.integers(0, SERVER),
+    round=st.integers(0, 2**32 - 1),
+    layer=st.integers(-(2**15), 2**15 - 1),
+    chunk=st.integers(0, 2**32 - 1),
+    incarnation=st.integers(0, 2**32 - 1),
+    attempt=st.integers(0, 2**16 - 1),
+)
+numbers = hnp.arrays("<f8", st.integers(0, 4))
+node_sets = st.lists(hnp.arrays("<i4", st.integers(0, 4)), max_size=3).map(tuple)
+tensors = st.sampled_from(["<f4", "<f8"]).flatmap(
+    lambda dtype: hnp.arrays(dtype, st.tuples(st.integers(0, 4), st.integers(1, 3)))
+)
+
+
+def messages_of(kind: type[Message]) -> st.SearchStrategy[Message]:
+    own: dict[str, st.SearchStrategy[Any]] = {}
+    if issubclass(kind, TensorMessage):
+        own = {"value": tensors}
+    elif kind is Metrics:
+        own = {"values": numbers}
+    elif kind is Verdict:
+        own = {"improved": st.booleans(), "stop": st.booleans()}
+    return st.builds(kind, key=keys, losses=numbers, node_sets=node_sets, **own)
+
+
+any_message = st.sampled_from(list(KINDS.values())).flatmap(messages_of)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Compare fields bit by bit; NaN equals itself."""
+    if isinstance(first, np.ndarray):
+        alike = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return alike and first.tobytes() == second.tobytes()
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return type(first) is type(second) and first == second
+
+
+def samples() -> list[Message]:
+    """Return one message of every kind, with everything that can ride along."""
+    extra = {
+        "losses": np.array([0.5, 0.25]),
+        "node_sets": (np.array([1, 5, 9], np.int32), np.empty(0, np.int32)),
+        "key": KEY,
+    }
+    result: list[Message] = []
+    for kind in KINDS.values():
+        own: dict[str, Any] = {}
+        if issubclass(kind, TensorMessage):
+            own = {"value": np.arange(6, dtype=np.float32).reshape(3, 2)}
+        elif kind is Metrics:
+            own = {"values": np.array([0.9, 0.8, 0.1])}
+        elif kind is Verdict:
+            own = {"improved": True, "stop": False}
+        result.append(kind(**extra, **own))
+    return result
+
+
+# What goes in comes out, and is counted.
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_a_decoded_message_is_the_encoded_one(kind):
+    @quick
+    @given(messages_of(kind))
+    def law(message):
+        decoded = decode(encode(message))
+        assert type(decoded) is kind
+        for item in dataclasses.fields(kind):
+            assert same(getattr(decoded, item.name), getattr(message, item.name)), item.name
+
+    law()
+
+
+def test_every_message_that_the_protocol_knows_has_a_code():
+    known = {
+        item
+        for item in vars(messages).values()
+        if isinstance(item, type) and issubclass(item, Message) and item not in (Message, TensorMessage)
+    }
+    assert set(KINDS.values()) == known
+
+
+@quick
+@given(any_message)
+def test_the_measured_parts_add_up_to_the_encoded_size(message):
+    assert sum(size for _, _, size in measured(message)) == len(encode(message))
+
+
+@quick
+@given(st.lists(any_message, max_size=6))
+def test_a_meter_counts_the_bytes_that_travel(sent):
+    meter = Meter()
+    for index, message in enumerate(sent):
+        (meter.to_server if index % 2 else meter.to_client)(message)
+    sizes = [len(encode(message)) for message in sent]
+    assert (meter.bytes_to_clients, meter.bytes_to_server) == (sum(sizes[::2]), sum(sizes[1::2]))
+    assert meter.messages == len(sent)
+    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total == sum(sizes)
+
+
+def test_node_sets_that_ride_on_a_training_message_count_as_sampling():
+    message = Partial(key=KEY, value=np.zeros((2, 3), np.float32), node_sets=(np.arange(5, dtype=np.int32),))
+    meter = Meter()
+    meter.to_server(message)
+    assert meter.by_phase == {"training": 48 + 12 + 24, "sampling": 12 + 20}
+    assert meter.by_kind == {"header": 48 + 12 + 12, "tensor": 24, "index": 20}
+
+
+def test_gradients_are_reported_as_training():
+    meter = Meter()
+    meter.to_server(Waiting(key=dataclasses.replace(KEY, phase=Phase.BACKWARD)))
+    meter.exchanged([Waiting(key=dataclasses.replace(KEY, phase=Phase.BACKWARD))])
+    assert meter.by_phase == {"training": 48}
+    assert meter.to_dict()["exchanges_by_phase"] == {"training": 1}
+
+
+def test_a_header_has_48_bytes_and_an_empty_message_nothing_else():
+    assert HEADER.size == 48
+    assert len(encode(Waiting(key=KEY))) == 48
+
+
+def test_the_bytes_of_a_message_are_pinned():
+    message = Partial(key=KEY, value=np.array([[1.0, -2.0]], np.float32), losses=np.array([0.5]))
+    assert encode(message).hex() == (
+        "474c5355" "01" "00" "0200"  # magic, version, kind, sections
+        "000102030405060708090a0b" "00000000" "02" "00" "0000"  # run, incarnation, phase, padding, attempt
+        "03000000" "0100" "0100" "00000000" "2800000000000000"  # round, layer, client, chunk, length
+        "00" "00" "0000" "01000000" "02000000" "0000803f" "000000c0"  # tensor, fp32, one row of two
+        "02" "01" "0000" "01000000" "00000000" "000000000000e03f"  # losses, fp64, a vector of one
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["big-endian", "transposed", "strided"])
+def test_values_travel_little_endian_and_row_by_row_however_they_lie_in_memory(layout):
+    value = np.arange(6, dtype="<f4").reshape(2, 3)
+    stored = {
+        "big-endian": value.astype(">f4"),
+        "transposed": np.asfortranarray(value),
+        "strided": np.repeat(value, 2, axis=1)[:, ::2],
+    }[layout]
+    assert encode(Partial(key=KEY, value=stored)) == encode(Partial(key=KEY, value=value))
+
+
+def test_decoded_arrays_can_be_written_to_and_do_not_share_the_received_bytes():
+    data = encode(Partial(key=KEY, value=np.ones((2, 2), np.float32)))
+    decode(data).value[:] = 7
+    np.testing.assert_array_equal(decode(data).value, 1)
+
+
+# Anything else is refused, by ProtocolError alone.
+
+
+def decodes(data: bytes) -> bool:
+    """Tell whether the bytes are a message; any exception but ProtocolError fails the test."""
+    try:
+        decode(data)
+    except ProtocolError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
+def test_a_truncated_or_extended_message_is_refused(message):
+    data = encode(message)
+    assert decodes(data)
+    assert not any(decodes(data[:length]) for length in range(len(data)))
+    assert not any(decodes(data + bytes(extra)) for extra in (1, 4, 12, 48))
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(data):
+    assert not decodes(data)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=60), st.integers(0, 255), st.integers(0, 6), st.integers(0, 4))
+def test_garbage_behind_a_right_header_raises_no_other_exception(body, code, phase, count):
+    decodes(HEADER.pack(b"GLSU", 1, code % 13, count, bytes(12), 0, phase, 0, 0, 0, 0, 0, len(body)) + body)
+
+
+def test_a_message_with_changed_bytes_raises_no_other_exception():
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for message in samples():
+        data = np.frombuffer(encode(message), np.uint8)
+        for _ in range(400):
+            changed = data.copy()
+            where = rng.integers(0, len(data), rng.integers(1, 4))
+            changed[where] = rng.choice([0, 1, 2, 255, rng.integers(256)], len(where))
+            outcomes.add(decodes(changed.tobytes()))
+    assert outcomes == {True, False}
+
+
+def with_sections(kind: type[Message], parts: list[tuple[int, int, int, int]], filler: int = 0) -> bytes:
+    """Write sections (tag, dtype, rows, columns) with as many bytes as they declare, under a right header."""
+    body = b""
+    for tag, dtype, rows, columns in parts:
+        size = rows * max(1, columns) * (np.dtype(DTYPES[dtype]).itemsize if dtype < len(DTYPES) else 1)
+        body += SECTION.pack(tag, dtype, rows, columns) + bytes([filler]) * size
+    code = {item: number for number, item in KINDS.items()}[kind]
+    return HEADER.pack(b"GLSU", 1, code, len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
+
+
+@settings(deadline=None, max_examples=1500)
+@given(
+    st.sampled_from(list(KINDS.values())),
+    st.lists(
+        st.tuples(
+            st.integers(0, len(TAGS)), st.integers(0, len(DTYPES)), st.sampled_from([0, 1, 2, 3]), st.integers(0, 3)
+        ),
+        max_size=3,
+    ),
+    st.integers(0, 255),
+)
+def test_sections_of_right_length_in_wrong_places_raise_no_other_exception(kind, parts, filler):
+    decodes(with_sections(kind, parts, filler))
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_section_of_another_type_than_its_tag_expects_is_refused(tag):
+    kinds = {"tensor": Partial, "metrics": Metrics, "verdict": Verdict}
+    columns = 2 if tag == "tensor" else 0
+    accepted = {
+        name
+        for code, name in enumerate(DTYPES)
+        if decodes(with_sections(kinds.get(tag, Proposal), [(TAGS.index(tag), code, 2, columns)]))
+    }
+    assert accepted == set(EXPECTED[tag])
+
+
+@pytest.mark.parametrize("tag", [tag for tag in TAGS if tag != "tensor"])
+def test_only_a_tensor_has_columns(tag):
+    kind = {"metrics": Metrics, "verdict": Verdict}.get(tag, Proposal)
+    code = DTYPES.index(EXPECTED[tag][0])
+    assert decodes(with_sections(kind, [(TAGS.index(tag), code, 2, 0)]))
+    for columns in (1, 3):
+        assert not decodes(with_sections(kind, [(TAGS.index(tag), code, 2, columns)]))
+
+
+def test_a_tensor_always_has_columns():
+    assert not decodes(with_sections(Partial, [(0, 0, 2, 0)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tags"),
+    [
+        (Partial, []),
+        (Partial, ["tensor", "tensor"]),
+        (Partial, ["tensor", "metrics"]),
+        (Metrics, []),
+        (Metrics, ["metrics", "metrics"]),
+        (Verdict, []),
+        (Verdict, ["verdict", "tensor"]),
+        (Waiting, ["tensor"]),
+        (Proposal, ["loss", "loss"]),
+    ],
+)
+def test_a_message_with_missing_or_foreign_sections_is_refused(kind, tags):
+    parts = [(TAGS.index(tag), DTYPES.index(EXPECTED[tag][0]), 2, 2 if tag == "tensor" else 0) for tag in tags]
+    assert not decodes(with_sections(kind, parts))
+
+
+def test_the_refusal_says_what_is_wrong():
+    data = encode(Waiting(key=KEY))
+    with pytest.raises(ProtocolError, match="message of 10 bytes"):
+        decode(data[:10])
+    with pytest.raises(ProtocolError, match="another format or version"):
+        decode(b"HTTP" + data[4:])
+    with pytest.raises(ProtocolError, match="another format or version"):
+        decode(data[:4] + b"\x02" + data[5:])
+    with pytest.raises(ProtocolError, match="unknown kind 99"):
+        decode(data[:5] + b"\x63" + data[6:])
+    with pytest.raises(ProtocolError, match="declares 0 bytes after its header, but carries 1"):
+        decode(data + b"\0")
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2**32 - 1])
+def test_nothing_is_allocated_for_what_a_message_only_declares(columns):
+    section = SECTION.pack(0, 1, 2**32 - 1, columns)
+    whole = HEADER.pack(b"GLSU", 1, 0, 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, len(section)) + section
+    header = HEADER.pack(b"GLSU", 1, 0, 2**16 - 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, 2**63)
+    tracemalloc.start()
+    try:
+        assert not decodes(whole)
+        assert not decodes(header)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_the_layout_of_header_and_sections_has_no_gaps_that_depend_on_the_machine():
+    assert struct.calcsize("<4sBBH12sIBxHIhHIQ") == HEADER.size
+    assert SECTION.size == 12
+
+
+# No code in what is received.
+
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
+
+
+def unsafe(source: str) -> list[str]:
+    """List what could run code that comes as data: pickles by any name, eval and exec, loaders that unpickle."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module] if node.module.split(".")[0] in UNSAFE_MODULES else []
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            options = {item.arg: ast.unparse(item.value) for item in node.keywords}
+            loads_arrays = name in ("np.load", "numpy.load") and options.get("allow_pickle") != "False"
+            if name in ("eval", "exec", "torch.load", "yaml.load", "pd.read_pickle") or loads_arrays:
+                found.append(name)
+            elif options.get("allow_pickle") == "True":
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from joblib import load",
+        "eval(x)",
+        "torch.load(path)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text)",
+    ],
+)
+def test_the_search_for_unsafe_code_finds_it(source):
+    assert unsafe(source)
+
+
+def test_the_search_for_unsafe_code_leaves_safe_code_alone():
+    assert not unsafe("model.eval()\nnp.load(path, allow_pickle=False)\njson.loads(text)")
+
+
+def test_no_module_unpickles_or_evaluates_anything():
+    root = Path(glasu.__file__).parent
+    modules = sorted(root.rglob("*.py"))
+    assert len(modules) > 30
+    assert {str(path.relative_to(root)): found for path in modules if (found := unsafe(path.read_text()))} == {}
