@@ -1,7 +1,8 @@
 """Does the exact gradient vanish at the rate of the paper's Theorem 1 while training is sampled, local and stale?
 
-Plotted: (1/TQ) sum over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L is the
-sum of the clients' losses over all training nodes and every edge; its gradient is taken through all clients at once.
+Plotted: the mean over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L is the
+sum of the clients' losses over all training nodes and every edge; its gradient is taken through all clients at once, at
+64 of the TQ updates (every one at first, then one in ever longer stretches, weighted by their length).
 Beside it: bias and variance of the sampled gradient, and the angle between Algorithm 1's gradient and the exact one.
 """
 
@@ -9,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.demo import news_service
-from glasu.data.partition import WholeGraph, partition, pool_parties
+from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_fraction
 from glasu.data.party import PartyData
 from glasu.model.split import no_dropout
 from glasu.protocol.actor import Client
@@ -34,16 +37,18 @@ from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
 from glasu.timing import Stopwatch
 
-STEP = 8.0  # c: the step is c (TQ)^-1/2
-FROZEN: dict[str, Any] = {"num_local_steps": 1, "learning_rate": 1.0}
-EXACT: dict[str, Any] = {"sampler": "full", "batch_size": 0, "num_rounds": 1, **FROZEN}
+STEP = 1.0  # c: the step is c (TQ)^-1/2, whatever Q, K and M are
+NUM_USERS = 2000
+SPLIT = (0.5, 0.1, 0.1)  # many training nodes: a network that learns them all by heart has no noise left to average
+UNSAMPLED: dict[str, Any] = {"sampler": "full", "batch_size": 0, "num_rounds": 1, "num_local_steps": 1}
+LAST = 0.25  # the share of a run that "late" looks at
 
 
 def base_config() -> RunConfig:
     """Three layers, two of them aggregated, four stale steps on a mini-batch with sampled neighbours."""
     return RunConfig(
         model=ModelConfig(
-            backbone="gcn",
+            backbone="sage",
             num_layers=3,
             hidden=16,
             aggregation_layers=(1, 2),
@@ -52,7 +57,7 @@ def base_config() -> RunConfig:
         ),
         train=TrainConfig(
             num_local_steps=4,
-            batch_size=16,
+            batch_size=32,
             sampler="neighbor",
             fanout=3,
             optimizer="sgd",
@@ -136,13 +141,12 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
 
 @dataclass(frozen=True)
 class Point:
-    """One run of TQ updates."""
+    """One run of TQ updates: squared norms of the exact gradient, and the loss that is left."""
 
     updates: int  # TQ
-    average: float  # of the squared norm of the exact gradient
-    last: float  # the squared norm, averaged over the last quarter of the updates
-    loss: float  # of all clients together, at the end
-    first: float  # the squared norm at W^{0,0}
+    average: float  # over all (t, q)
+    late: float  # over the last quarter of them
+    loss: float  # at the end, of all clients together
 
 
 def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
@@ -167,9 +171,9 @@ def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count
     exact = ExactGradient(config, parties)
     seen = [exact.at(weights) for weights in zip(*traces, strict=True)]
     norms = np.array([float(gradient.square().sum()) for _, gradient in seen])
-    late = np.asarray(chosen) >= 0.75 * updates
+    late = np.asarray(chosen) >= (1 - LAST) * updates
     average, last = (float(np.average(norms[part], weights=weight[part])) for part in (late | True, late))
-    return Point(updates, average, last, seen[-1][0], float(norms[0])), [trace[-1] for trace in traces]
+    return Point(updates, average, last, seen[-1][0]), [trace[-1] for trace in traces]
 
 
 def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
@@ -184,3 +188,219 @@ def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
         take_step()
 
     client.optimizer.step = step  # type: ignore[method-assign,assignment]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One setting, run for every TQ."""
+
+    num_clients: int
+    layers: int  # K
+    steps: int  # Q
+    pooled: bool  # the departments' data pooled and divided anew, as is needed for other M than 3
+    points: list[Point]
+
+    def slope(self, late: bool = False) -> float:
+        """Return the exponent of TQ, by least squares over all points."""
+        values = [point.late if late else point.average for point in self.points]
+        return float(np.polyfit(np.log([point.updates for point in self.points]), np.log(values), 1)[0])
+
+
+def departments(num_users: int) -> list[PartyData]:
+    """Return the demo's three departments, half of the users with a label."""
+    parties = news_service(0, num_users)
+    labels = parties[0].labels
+    assert labels is not None
+    splits = splits_by_fraction(labels, SPLIT, 0)
+    return [replace(party, splits=splits) for party in parties]
+
+
+def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
+    """Pool the departments and divide columns and edges among M clients; each gets 80 % of the edges."""
+    pool = pool_parties(parties)
+    whole = WholeGraph(pool.ids, pool.features, pool.graph, pool.labels, pool.classes, pool.splits)
+    return partition(whole, num_clients, 0.8, 0)
+
+
+def aggregated(num_layers: int, count: int) -> tuple[int, ...]:
+    """Return the last K layers."""
+    return tuple(range(num_layers - count, num_layers))
+
+
+def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
+    """Return how far the protocol's joint gradient without sampling is from autograd through all clients at once."""
+    exact = ExactGradient(config, parties)
+    weights = weights_of(exact.clients)
+    mine = exact.at(weights)[1]
+    theirs = protocol_gradients(config.replace(train=UNSAMPLED | {"backward": "joint"}), parties, weights)[0]
+    return float((mine - theirs).norm() / mine.norm())
+
+
+def sampling_error(
+    config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor], draws: int
+) -> tuple[float, float, float]:
+    """Return |exact|^2, the squared bias (without its own sampling error) and the variance of the sampled gradient."""
+    exact = ExactGradient(config, parties).at(weights)[1].double()
+    frozen = config.replace(train={"backward": "joint", "num_local_steps": 1, "num_rounds": draws})
+    sampled = protocol_gradients(frozen, parties, weights).double()
+    variance = float(sampled.var(dim=0).sum())
+    bias = float((sampled.mean(dim=0) - exact).square().sum()) - variance / draws
+    return float(exact.square().sum()), max(0.0, bias), variance
+
+
+def local_against_joint(
+    config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]
+) -> tuple[float, float, float]:
+    """Compare Algorithm 1's first step with the exact gradient, nothing sampled: cosine, cosine below H[L], norms."""
+    exact = ExactGradient(config, parties)
+    joint = exact.at(weights)[1]
+    local = protocol_gradients(config.replace(train=UNSAMPLED | {"backward": "local"}), parties, weights)[0]
+    below = torch.cat(
+        [
+            torch.full((parameter.numel(),), name.startswith("layers"))
+            for client in exact.clients
+            for name, parameter in client.model.named_parameters()
+        ]
+    )
+    cosine = nn.functional.cosine_similarity
+    ratio = float(local.norm() / joint.norm())
+    return float(cosine(local, joint, dim=0)), float(cosine(local[below], joint[below], dim=0)), ratio
+
+
+COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73")  # Okabe and Ito: told apart by colour-blind readers
+MARKERS = ("o", "s", "^", "D")
+
+
+def draw(curves: Sequence[Curve], out: Path) -> None:
+    """Draw Q, K and M against the two slopes, and the late gradient, which early steps do not hide."""
+    own = [curve for curve in curves if not curve.pooled]
+    middle = base_config()
+    two, four = len(middle.model.aggregation_layers), middle.train.num_local_steps
+    by_steps = [(f"Q = {curve.steps}", curve) for curve in own if curve.layers == two]
+    by_layers = [(f"K = {curve.layers}", curve) for curve in own if curve.steps == four]
+    by_clients = [(f"M = {curve.num_clients}", curve) for curve in curves if curve.pooled]
+    norm = r"\|\nabla\mathcal{L}(W^{t,q};\mathcal{D})\|^2"
+    panels = [
+        ("Stale updates: K = 2, M = 3", by_steps, f"mean of ${norm}$", False),
+        ("Lazy aggregation: Q = 4, M = 3, L = 3", by_layers, f"mean of ${norm}$", False),
+        ("Clients: Q = 4, K = 2, the loss divided by M", by_clients, f"mean of ${norm}$ / $M^2$", False),
+        ("As the first, but only the last quarter of each run", by_steps, f"late mean of ${norm}$", True),
+    ]
+    figure = Figure(figsize=(10, 7.6), layout="constrained")
+    for axes, (title, lines, label, late) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        for (name, curve), colour, marker in zip(
+            sorted(lines, key=lambda item: item[0]), COLOURS, MARKERS, strict=False
+        ):
+            scale = curve.num_clients**-2 if lines is by_clients else 1.0
+            updates = [point.updates for point in curve.points]
+            values = [scale * (point.late if late else point.average) for point in curve.points]
+            text = f"{name}   (slope {curve.slope(late):+.2f})"
+            axes.loglog(updates, values, color=colour, marker=marker, markersize=5, linewidth=1.6, label=text)
+        _guides(axes, [point.updates for point in lines[0][1].points])
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("TQ, updates of every client")
+        axes.set_ylabel(label)
+        axes.grid(True, which="major", color="0.9", linewidth=0.6)
+        axes.legend(fontsize=8.5, frameon=False, loc="lower left")
+    figure.suptitle("The exact gradient under sampled, local, stale training; step (TQ)$^{-1/2}$", fontsize=12.5)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=130)
+
+
+def _guides(axes: Axes, updates: Sequence[int]) -> None:
+    """Draw the two slopes from above the curves' first points."""
+    low, high = axes.get_ylim()
+    start, span = high * 1.3, np.array([updates[0], updates[-1]], float)
+    for exponent, style, text in ((-0.5, "--", "slope −1/2 (the bound)"), (-1.0, ":", "slope −1 (the text)")):
+        heights = start * (span / span[0]) ** exponent
+        axes.plot(span, heights, color="0.45", linestyle=style, linewidth=1.2, label=text)
+    axes.set_ylim(low * 0.12, start * 1.5)
+    axes.set_xticks(updates, [str(count) for count in updates])
+    axes.minorticks_off()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Measure, print the tables, draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer settings and shorter runs, under a minute")
+    parser.add_argument("--out", type=Path, help="the picture (default: docs/images/convergence.png; quick: none)")
+    args = parser.parse_args()
+    picture = args.out or (None if args.quick else Path("docs/images/convergence.png"))
+    lengths, count, draws = ((32, 128, 384), 24, 32) if args.quick else ((32, 128, 512, 2048), 64, 256)
+    parties, base = departments(NUM_USERS), base_config()
+    settings = [(3, 2, steps, False) for steps in ((1, 4) if args.quick else (1, 2, 4, 8))]
+    settings += [(3, layers, 4, False) for layers in (1, 3)]
+    settings += [(clients, 2, 4, True) for clients in ((1, 3) if args.quick else (1, 3, 5))]
+
+    error = check_exactness(base, parties)
+    print(f"exact gradient: autograd through all clients and the protocol's joint backward differ by {error:.1e}\n")
+    curves, trained = [], {}
+    for clients, layers, steps, pooled in settings:
+        used = divided(parties, clients) if pooled else parties
+        config = base.replace(
+            model={"aggregation_layers": aggregated(base.model.num_layers, layers)}, train={"num_local_steps": steps}
+        )
+        points = []
+        for updates in lengths:
+            point, weights = descend(config, used, updates, count)
+            points.append(point)
+        curves.append(Curve(clients, layers, steps, pooled, points))
+        if not pooled and steps == base.train.num_local_steps:
+            trained[layers] = weights
+        print(f"  M={clients} K={layers} Q={steps}: done", file=sys.stderr)
+    header = [
+        "data",
+        "M",
+        "K",
+        "Q",
+        *(f"TQ = {updates}" for updates in lengths),
+        "slope",
+        "late slope",
+        "last loss / M",
+    ]
+    rows = [
+        [
+            "pooled" if curve.pooled else "departments",
+            *(str(number) for number in (curve.num_clients, curve.layers, curve.steps)),
+            *(f"{point.average:.2f}" for point in curve.points),
+            f"{curve.slope():+.2f}",
+            f"{curve.slope(late=True):+.2f}",
+            f"{curve.points[-1].loss / curve.num_clients:.2f}",
+        ]
+        for curve in curves
+    ]
+    print("Mean squared norm of the exact gradient; the paper: bound -1/2, text -1\n\n" + table(header, rows) + "\n")
+
+    start = weights_of(build(base, parties))
+    rows = []
+    for name, weights in (("initial", start), ("trained", trained[2])):
+        norm, bias, variance = sampling_error(base, parties, weights, draws)
+        relative = f"{math.sqrt(bias / norm):.2f}"
+        rows.append(
+            [name, f"{norm:.3f}", f"{bias:.4f}", f"{variance:.2f}", relative, f"{math.sqrt(variance / norm):.1f}"]
+        )
+    header = ["weights", "exact, squared", "bias, squared", "variance", "bias / exact", "deviation / exact"]
+    print(f"Sampled against exact gradient, {draws} draws; the paper: biased\n\n" + table(header, rows) + "\n")
+
+    rows = []
+    for layers, weights in sorted(trained.items()):
+        config = base.replace(model={"aggregation_layers": aggregated(base.model.num_layers, layers)})
+        for name, used_weights in (("initial", weights_of(build(config, parties))), ("trained", weights)):
+            cosine, below, ratio = local_against_joint(config, parties, used_weights)
+            rows.append([f"{layers}", name, f"{cosine:.3f}", f"{below:.3f}", f"{ratio:.2f}"])
+    header = ["K", "weights", "cosine", "cosine, layers only", "norm of local / exact"]
+    print("Algorithm 1's gradient at q = 0 against the exact one, nothing sampled; the paper takes them as equal\n")
+    print(table(header, rows))
+    if picture is not None:
+        draw(curves, picture)
+
+
+if __name__ == "__main__":
+    with one_thread():
+        main()

@@ -11,7 +11,7 @@ from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
 from glasu.timing import Stopwatch
 
-ROUNDS = 6
+ROUNDS = 5
 SETTINGS = {
     "adam": {"optimizer": "adam", "learning_rate": 0.01},
     "sgd with momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9},

@@ -197,13 +197,13 @@ def test_a_truncated_or_extended_message_is_refused(message):
     assert not any(decodes(data + bytes(extra)) for extra in (1, 4, 12, 48))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(data):
     assert not decodes(data)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 255), st.integers(0, 6), st.integers(0, 4))
 def test_garbage_behind_a_right_header_raises_no_other_exception(body, code, phase, count):
     decodes(HEADER.pack(b"GLSU", 1, code % 13, count, bytes(12), 0, phase, 0, 0, 0, 0, 0, len(body)) + body)
@@ -232,7 +232,7 @@ def with_sections(kind: type[Message], parts: list[tuple[int, int, int, int]], f
     return HEADER.pack(b"GLSU", 1, code, len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=600)
 @given(
     st.sampled_from(list(KINDS.values())),
     st.lists(

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
+from glasu.data.party import Graph, PartyData, Splits
+from glasu.keys import Key, Phase
+from glasu.model.aggregation import Mean
+from glasu.privacy.ledger import Ledger
+from glasu.privacy.release import Clip, GaussianNoise, Grid, Plain, Release
+from glasu.protocol.actor import Client, Sample
+from glasu.protocol.update import local_loss
+from glasu.timing import Stopwatch
+
+KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
+SECRET = b"a secret of thirty-two bytes ..."
+OTHER_KEYS = [
+    dataclasses.replace(KEY, **change)
+    for change in (
+        {"run": bytes(11) + b"1"},
+        {"phase": Phase.EVALUATION},
+        {"client": 1},
+        {"round": 4},
+        {"layer": 2},
+        {"chunk": 1},
+        {"incarnation": 1},
+        {"attempt": 1},
+    )
+]
+
+
+@dataclass(frozen=True)
+class Half:
+    """An encoding that loses digits on the way."""
+
+    name: str = "half"
+
+    def encode(self, value: Tensor) -> np.ndarray:
+        return value.numpy().astype("<f2")
+
+    def decode(self, payload: np.ndarray) -> Tensor:
+        return torch.from_numpy(payload.astype("<f4"))
+
+
+def noisy_release() -> Release:
+    return Release(Plain(), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
+
+
+# The gate
+
+
+def test_a_plain_release_sends_the_tensor_as_it_is():
+    value = torch.randn(4, 3)
+    sent = Release(Plain()).tensor("representation", value, KEY)
+    assert sent.payload.dtype == "<f4"
+    np.testing.assert_array_equal(sent.payload, value.numpy())
+    assert torch.equal(sent.value, value)
+
+
+def test_a_tensor_is_clipped_then_noised_then_rounded():
+    value = 3 * torch.randn(4, 3)
+    expected = Grid(8)(GaussianNoise(0.1, SECRET)(Clip(1.0)(value), KEY), KEY)
+    assert torch.equal(noisy_release().tensor("representation", value, KEY).value, expected)
+    assert not torch.allclose(expected, value)
+
+
+@pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), Half()], ids=["fp32", "fp64", "half"])
+def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
+    value = 3 * torch.randn(4, 3)
+    sent = Release(encoding, Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor("representation", value, KEY)
+    received = encoding.decode(np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(4, 3).copy())
+    assert torch.equal(sent.value, received)
+
+
+def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
+    value = torch.randn(4, 3)
+    assert torch.equal(noisy_release().tensor("r", value, KEY).value, noisy_release().tensor("r", value, KEY).value)
+    release = Release(Half())
+    assert not torch.equal(release.tensor("r", value, KEY).value, value)
+
+
+def test_extracting_from_what_was_sent_leaves_exactly_the_others_part():
+    """Extracting from the clean tensor would leave a part of the own noise among the others."""
+    own, other = torch.randn(2, 4, 3)
+    sent, theirs = (noisy_release().tensor("representation", tensor, KEY) for tensor in (own, other))
+    joint = torch.from_numpy(Mean(2).aggregate([sent.payload, theirs.payload]))
+    torch.testing.assert_close(Mean(2, 0).extract_others(joint, sent.value), theirs.value / 2)
+    assert not torch.allclose(Mean(2, 0).extract_others(joint, own), theirs.value / 2, atol=1e-3)
+
+
+def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
+    value = (3 * torch.randn(4, 3)).requires_grad_()
+    before = value.detach().clone()
+    sent = noisy_release().tensor("representation", value, KEY)
+    assert not sent.value.requires_grad
+    assert torch.equal(value.detach(), before)
+
+
+def test_node_sets_and_numbers_pass_the_gate_too():
+    release = Release(Plain())
+    sets = release.node_sets([np.array([1, 5]), np.array([], np.int64)], KEY)
+    assert [nodes.dtype.str for nodes in sets] == ["<i4", "<i4"]
+    assert [nodes.tolist() for nodes in sets] == [[1, 5], []]
+    losses = release.numbers("losses", [0.5, 0.25], KEY)
+    assert losses.dtype == "<f8"
+    assert [(row["kind"], row["rows"], row["bytes"]) for row in release.ledger.rows()] == [
+        ("losses", 2, 16),
+        ("node sets", 2, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        (Release(Plain()), "none"),
+        (Release(Plain(), Clip(1.0)), "clip"),
+        (Release(Plain(), None, [Grid(8)]), "grid"),
+        (noisy_release(), "clip+noise+grid"),
+    ],
+)
+def test_the_protection_names_what_was_done_in_its_order(release, name):
+    assert release.protection == name
+    release.tensor("representation", torch.ones(2, 2), KEY)
+    assert release.ledger.rows()[0]["protection"] == name
+
+
+# Clip
+
+
+def test_each_row_is_clipped_by_itself():
+    value = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [-30.0, 40.0]])
+    torch.testing.assert_close(Clip(1.0)(value), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [-0.6, 0.8]]))
+
+
+def test_a_row_inside_the_ball_is_not_touched():
+    value = torch.randn(50, 4) / 10
+    assert torch.equal(Clip(1.0)(value), value)
+
+
+def test_no_clipped_row_is_longer_than_allowed():
+    clipped = Clip(0.7)(10 * torch.randn(500, 4, dtype=torch.float64))
+    assert clipped.norm(dim=1).max() <= 0.7 * (1 + 1e-15)
+
+
+def test_clipping_has_the_gradient_that_finite_differences_find():
+    value = torch.tensor([[3.0, 4.0], [0.3, 0.4], [-1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(Clip(1.0), (value,))
+
+
+def test_a_row_of_zeros_has_a_finite_gradient():
+    value = torch.zeros(1, 3, requires_grad=True)
+    Clip(1.0)(value).sum().backward()
+    assert torch.equal(value.grad, torch.ones(1, 3))
+
+
+def test_a_local_update_passes_the_clip_but_neither_noise_nor_grid():
+    partial = (3 * torch.randn(4, 3)).requires_grad_()
+    passed = noisy_release().clip(partial)
+    assert torch.equal(passed, Clip(1.0)(partial))
+    assert passed.requires_grad
+    assert Release(Plain(), None, [Grid(2)]).clip(partial) is partial
+
+
+def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
+    nodes = np.arange(6)
+    party = PartyData(
+        name="a",
+        ids=nodes,
+        features=np.random.default_rng(0).normal(size=(6, 4)),
+        graph=Graph.from_edges(nodes, (nodes + 1) % 6, 6),
+        labels=nodes % 3,
+        classes=("x", "y", "z"),
+        splits=Splits(nodes, nodes[:0], nodes[:0]),
+    )
+    config = RunConfig(
+        model=ModelConfig(backbone="gcn", num_layers=1, aggregation_layers=(0,), hidden=5, dropout=0.0),
+        train=TrainConfig(sampler="full", batch_size=0),
+        wire=WireConfig(precision="fp64"),
+    )
+    client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
+    client.release = Release(Plain("fp64"), Clip(0.3), [GaussianNoise(0.5, SECRET)])
+    batch = client.batch(Sample(0, (nodes, nodes), (client.sampler.draw(nodes, 0, 0),)))
+    others = {1: torch.randn(6, 5, dtype=torch.float64)}
+    loss = local_loss(client, batch, 0, others, None)
+
+    partial = client.model.layers[0](batch.features, None, batch.blocks[0]).relu()
+    assert partial.norm(dim=1).max() > 0.3
+    clipped = torch.stack([0.3 * row / row.norm() if row.detach().norm() > 0.3 else row for row in partial])
+    logits = client.model.classifier(others[1] + clipped / 2)
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(nodes % 3))
+    torch.testing.assert_close(loss, expected)
+    weight = client.model.layers[0].linear.weight
+    torch.testing.assert_close(torch.autograd.grad(loss, weight), torch.autograd.grad(expected, weight))
+
+
+# Noise
+
+
+def test_the_same_secret_and_key_give_the_same_noise_again():
+    zeros = torch.zeros(7, 3)
+    first, again = (GaussianNoise(1.0, SECRET)(zeros, KEY) for _ in range(2))
+    assert first.numpy().tobytes() == again.numpy().tobytes()
+
+
+@pytest.mark.parametrize("other", OTHER_KEYS, ids=str)
+def test_another_message_has_other_noise(other):
+    noise = GaussianNoise(1.0, SECRET)
+    assert (noise(torch.zeros(7, 3), KEY) != noise(torch.zeros(7, 3), other)).all()
+
+
+def test_another_secret_gives_other_noise():
+    zeros = torch.zeros(7, 3)
+    assert (GaussianNoise(1.0, SECRET)(zeros, KEY) != GaussianNoise(1.0, SECRET[::-1])(zeros, KEY)).all()
+
+
+def test_noise_is_normal_with_the_deviation_asked_for():
+    drawn = GaussianNoise(2.5, SECRET)(torch.zeros(200, 100, dtype=torch.float64), KEY).numpy().ravel()
+    assert kstest(drawn / 2.5, "norm").pvalue > 1e-3
+    assert abs(drawn.mean()) < 5 * 2.5 / len(drawn) ** 0.5
+    assert drawn.std() == pytest.approx(2.5, rel=0.03)
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
+    halves = np.split(drawn, 2)  # Box and Muller make them out of the same pairs
+    assert abs(np.corrcoef(*halves)[0, 1]) < 0.04
+    assert abs(np.corrcoef(*np.square(halves))[0, 1]) < 0.04
+
+
+def test_an_odd_number_of_values_gets_noise_of_its_own_each():
+    drawn = GaussianNoise(1.0, SECRET)(torch.zeros(7, 3), KEY)
+    assert len(drawn.unique()) == 21
+
+
+def test_noise_is_added_to_the_value():
+    value, noise = torch.randn(5, 2, dtype=torch.float64), GaussianNoise(1.0, SECRET)
+    torch.testing.assert_close(noise(value, KEY) - value, noise(torch.zeros_like(value), KEY))
+    assert noise(value.float(), KEY).dtype == torch.float32
+
+
+def test_the_secret_is_never_printed():
+    for shown in (GaussianNoise(1.0, SECRET), noisy_release()):
+        for text in (repr(shown), str(shown), f"{shown}"):
+            assert "secret" not in text
+            assert SECRET.hex() not in text
+
+
+# Grid
+
+
+def test_values_are_rounded_to_multiples_of_a_power_of_two_half_to_even():
+    values = torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, 0.49, 0.51]]) / 4
+    assert (4 * Grid(2)(values, KEY)).tolist() == [[0, 2, 2, 0, -2, 0, 1]]
+
+
+def test_a_value_on_the_grid_stays_where_it_is_and_none_moves_by_more_than_half_a_step():
+    values = torch.randn(100, 4, dtype=torch.float64)
+    rounded = Grid(8)(values, KEY)
+    assert torch.equal(Grid(8)(rounded, KEY), rounded)
+    assert torch.equal(rounded * 256, (rounded * 256).round())
+    assert (rounded - values).abs().max() <= 2.0**-9
+
+
+# The ledger
+
+
+def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
+    release = noisy_release()
+    for key in (KEY, dataclasses.replace(KEY, round=4), dataclasses.replace(KEY, layer=3)):
+        release.tensor("representation", torch.ones(5, 2), key)
+    release.tensor("gradient", torch.ones(5, 2), dataclasses.replace(KEY, phase=Phase.BACKWARD))
+    rows = {(row["phase"], row["kind"], row["layer"]): row for row in release.ledger.rows()}
+    assert {key: (row["releases"], row["rows"], row["bytes"]) for key, row in rows.items()} == {
+        ("training", "representation", 1): (2, 10, 80),
+        ("training", "representation", 3): (1, 5, 40),
+        ("training", "gradient", 1): (1, 5, 40),
+    }
+    assert {row["protection"] for row in rows.values()} == {"clip+noise+grid"}
+
+
+def entered(*keys: Key, kind: str = "representation", rows: int = 5, size: int = 40, protection: str = "none") -> bytes:
+    ledger = Ledger()
+    for key in keys:
+        ledger.enter(kind, key, rows=rows, size=size, protection=protection)
+    return ledger.head
+
+
+def test_the_head_of_the_ledger_is_a_hash_chain():
+    expected = bytes(32)
+    for _ in range(2):
+        expected = hashlib.sha256(expected + KEY.pack() + b"representation|5|40|none").digest()
+    assert entered(KEY, KEY) == expected
+
+
+@pytest.mark.parametrize("other", OTHER_KEYS, ids=str)
+def test_the_head_changes_with_every_part_of_the_key(other):
+    assert entered(KEY) != entered(other)
+
+
+@pytest.mark.parametrize("change", [{"kind": "gradient"}, {"rows": 6}, {"size": 41}, {"protection": "clip"}])
+def test_the_head_changes_with_what_was_released(change):
+    assert entered(KEY) != entered(KEY, **change)
+
+
+def test_the_head_changes_with_every_release_and_with_their_order():
+    later = OTHER_KEYS[3]
+    heads = {entered(), entered(KEY), entered(KEY, KEY), entered(KEY, later), entered(later, KEY)}
+    assert len(heads) == 5
+
+
+def test_two_ledgers_share_nothing():
+    first, second = Release(Plain()), Release(Plain())
+    first.tensor("representation", torch.ones(1, 1), KEY)
+    assert second.ledger.rows() == []
+    assert second.ledger.head == bytes(32)

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
+from torch_geometric.nn import GATv2Conv, GraphConv, SAGEConv
+
+import glasu
+from glasu.config import RunConfig
+from glasu.data.party import Graph, PartyData, Splits
+from glasu.errors import ConfigError, ProtocolError
+from glasu.keys import Key, Phase
+from glasu.protocol.messages import Joint, Message, Partial, Proposal
+from glasu.protocol.server import Server, Sizes, server_script
+from glasu.runtime.simulation import simulate
+from glasu.runtime.wire import decode, encode
+
+EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, stale steps, both kinds of riding along
+    "backbone": "gcnii",
+    "aggregation_layers": (1, 3),
+    "dropout": 0.5,
+    "sampler": "neighbor",
+    "fanout": 2,
+    "batch_size": 6,
+    "num_local_steps": 2,
+    "optimizer": "adam",
+    "num_rounds": 6,
+    "evaluate_every": 3,
+    "prefetch": 4,
+    "precision": "fp32",
+}
+
+CHILD = """
+import sys
+sys.path[:0] = [{tests!r}]
+from protocol.monolith import settings, tiny_parties
+from glasu.runtime.simulation import simulate
+import torch
+torch.set_num_threads(2)
+report = simulate(tiny_parties(num_nodes=40), settings(**{keys!r})).report
+assert torch.get_num_threads() == 2
+print(*report.weights_sha256)
+"""
+
+
+def test_the_same_settings_data_and_seed_give_the_same_weights_in_other_processes(request):
+    code = CHILD.format(tests=str(request.config.rootpath / "tests"), keys=EVERYTHING_AT_ONCE)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        for hash_seed in ("1", "2")
+    ]
+    said = [child.communicate(timeout=120)[0].split() for child in children]
+    here = simulate(tiny_parties(num_nodes=40), settings(**EVERYTHING_AT_ONCE)).report
+    assert said == [list(here.weights_sha256)] * 2
+    other = simulate(tiny_parties(num_nodes=40), settings(**EVERYTHING_AT_ONCE, seed=1)).report
+    assert not set(other.weights_sha256) & set(here.weights_sha256)
+
+
+def test_the_number_of_threads_changes_no_bit_and_is_given_back():
+    before = torch.get_num_threads()
+    try:
+        digests = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            digests.append(simulate(tiny_parties(), settings(**EVERYTHING_AT_ONCE)).report.weights_sha256)
+            assert torch.get_num_threads() == threads
+        assert digests[0] == digests[1]
+        with pytest.raises(ConfigError):
+            simulate(tiny_parties(), settings(labels="nobody"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_callers_random_state_is_neither_read_nor_changed():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = simulate(tiny_parties(), settings(**EVERYTHING_AT_ONCE)).report.weights_sha256
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert simulate(tiny_parties(), settings(**EVERYTHING_AT_ONCE)).report.weights_sha256 == first
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"labels": "b"},
+        {"labels": "b", "sampler": "shared"},
+        {"backward": "joint", "num_local_steps": 1, "aggregation": "concat"},
+    ],
+)
+def test_messages_that_travel_as_bytes_give_the_same_weights(keys, precision):
+    config = settings(**{**EVERYTHING_AT_ONCE, **keys, "precision": precision})
+    parties = tiny_parties(owner=keys.get("labels"))
+    direct = run(config, parties)
+    travelled = run(config, parties, carry=lambda message: decode(encode(message)))
+    assert identical(direct.final, travelled.final)
+    assert direct.server.losses == travelled.server.losses
+    assert direct.meter.to_dict() == travelled.meter.to_dict()
+
+
+# --- awkward parties ---------------------------------------------------------------------------------------------
+
+
+def awkward_parties(owner=None):
+    """Return a hub, isolated nodes, loops and duplicates; a party without edges; a party with one feature.
+
+    No training node has the last class.
+    """
+    nodes, rng = 30, np.random.default_rng(3)
+    labels = rng.integers(0, 3, nodes)
+    train = np.flatnonzero(labels < 2)[:12]
+    rest = np.setdiff1d(np.arange(nodes), train)
+    splits, classes, ids = Splits(train, rest[::2], rest[1::2]), ("x", "y", "z"), np.array([f"n{i}" for i in range(nodes)])
+    told = {"labels": labels, "classes": classes, "splits": splits}
+    hub = np.concatenate([np.arange(20), np.zeros(20, int), [5, 5, 5, 7, 7]])  # 20..29 are isolated
+    spoke = np.concatenate([np.zeros(20, int), np.arange(20), [6, 6, 6, 7, 7]])
+    none = np.empty(0, int)
+    parties = [
+        PartyData("hub", ids, rng.standard_normal((nodes, 5)), Graph.from_edges(hub, spoke, nodes), **told),
+        PartyData("edgeless", ids, rng.standard_normal((nodes, 3)), Graph.from_edges(none, none, nodes), **told),
+        PartyData("narrow", ids, labels[:, None] + 0.1, Graph.from_edges(*rng.integers(0, nodes, (2, 40)), nodes), **told),
+    ]
+    if owner is None:
+        return parties
+    return [one if one.name == owner else replace(one, labels=None, classes=(), splits=None) for one in parties]
+
+
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+@pytest.mark.parametrize("keys", [{"sampler": "full"}, {"sampler": "neighbor"}, {"sampler": "shared", "labels": "narrow"}])
+def test_awkward_parties_train_and_learn(backbone, keys):
+    config = settings(
+        backbone=backbone,
+        aggregation_layers=(1, 3),
+        num_local_steps=2,
+        optimizer="adam",
+        learning_rate=0.02,
+        num_rounds=12,
+        fanout=2,
+        batch_size=8,
+        precision="fp32",
+        **{"sampling": "layer", **keys},
+    )
+    report = simulate(awkward_parties(keys.get("labels")), config).report
+    assert np.isfinite(report.losses).all()
+    assert np.mean(report.losses[-3:]) < np.mean(report.losses[:3])
+    assert len(report.losses) == 12
+
+
+def test_loops_and_duplicate_edges_change_nothing():
+    parties = awkward_parties()
+    source, target = parties[0].graph.edge_index()
+    loops = np.arange(30)
+    again = Graph.from_edges(np.r_[source, source, loops], np.r_[target, target, loops], 30)
+    config = settings(aggregation_layers=(1, 3), num_rounds=3)
+    clean = simulate(parties, config).report
+    messy = simulate([replace(parties[0], graph=again), *parties[1:]], config).report
+    assert messy.weights_sha256 == clean.weights_sha256
+
+
+def test_sparse_and_dense_forms_of_the_same_features_give_the_same_weights():
+    parties, rng = tiny_parties(), np.random.default_rng(4)
+    thin = rng.standard_normal((24, 40)) * (rng.random((24, 40)) < 0.1)
+    dense = [replace(parties[0], features=thin), *parties[1:]]
+    sparse = [replace(parties[0], features=sp.coo_array(thin)), *parties[1:]]
+    assert sp.issparse(dense[0].features)
+    for backbone in ("gcn", "gcnii", "sage", "gat"):
+        config = settings(backbone=backbone, aggregation_layers=(1, 3), num_rounds=3, dropout=0.5)
+        assert simulate(dense, config).report.weights_sha256 == simulate(sparse, config).report.weights_sha256
+
+
+def test_a_run_without_validation_and_test_nodes_keeps_the_last_model():
+    empty = np.empty(0, np.int64)
+    parties = [replace(one, splits=Splits(one.splits.train, empty, empty)) for one in tiny_parties()]
+    report = simulate(parties, settings(aggregation_layers=(1, 3), num_rounds=4, evaluate_every=2)).report
+    assert report.validation.round == 4
+    assert np.isnan(report.test.accuracy)
+    assert '"accuracy": null' in report.to_json()
+
+
+# --- layers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "concat"])
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+def test_every_backbone_learns_with_every_aggregation(backbone, aggregation):
+    config = settings(
+        backbone=backbone,
+        aggregation=aggregation,
+        aggregation_layers=(1, 3),
+        optimizer="adam",
+        learning_rate=0.02,
+        num_local_steps=2,
+        num_rounds=20,
+        hidden=16,
+    )
+    losses = simulate(tiny_parties(), config).report.losses
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        SAGEConv,
+        lambda width, out: GATv2Conv(width, out // 2, heads=2, add_self_loops=False, dropout=0.3),
+        lambda width, out: GraphConv(width, out, aggr="mean"),
+    ],
+    ids=["SAGEConv", "GATv2Conv", "GraphConv"],
+)
+@pytest.mark.parametrize("sampler", ["full", "neighbor"])
+def test_a_users_pyg_convolution_trains_and_repeats_itself(convolution, sampler):
+    config = settings(
+        backbone="custom",
+        aggregation_layers=(1, 3),
+        sampler=sampler,
+        optimizer="adam",
+        learning_rate=0.02,
+        num_rounds=8,
+        hidden=16,
+    )
+    reports = [simulate(tiny_parties(), config, convolution=convolution).report for _ in range(2)]
+    assert np.mean(reports[0].losses[-2:]) < np.mean(reports[0].losses[:2])
+    assert reports[0].weights_sha256 == reports[1].weights_sha256
+
+
+def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
+    """SAGEConv averages over neighbours and, as blocks hold self loops, over the node itself."""
+    parties = tiny_parties(1)
+    looped = settings(backbone="custom", aggregation_layers=ALL_LAYERS, num_rounds=1)
+    client = simulate(parties, looped, convolution=SAGEConv).clients[0]
+    weights = {key.removeprefix("convolution."): value for key, value in client.model.layers[0].state_dict().items()}
+    graph = parties[0].graph
+    A = torch.zeros(24, 24, dtype=torch.float64)
+    A[graph.edge_index()[1], graph.edge_index()[0]] = 1
+    A += torch.eye(24)
+    X = torch.from_numpy(parties[0].features).double()
+    mixed = (A / A.sum(1, keepdim=True)) @ X
+    expected = mixed @ weights["lin_l.weight"].T + weights["lin_l.bias"] + X @ weights["lin_r.weight"].T
+    got = client.model.sublayer(0, X, None, client.sampler.exact_block(np.arange(24)), client.no_dropout())
+    torch.testing.assert_close(got, torch.relu(expected))
+
+
+@pytest.mark.parametrize(("backbone", "convolution"), [("custom", None), ("gcn", SAGEConv)])
+def test_a_convolution_goes_with_backbone_custom_and_with_no_other(backbone, convolution):
+    with pytest.raises(ConfigError, match="convolution of your own"):
+        simulate(tiny_parties(), settings(backbone=backbone, aggregation_layers=(3,)), convolution=convolution)
+
+
+# --- the server's checks -----------------------------------------------------------------------------------------
+
+RUN = bytes(12)
+
+
+def asked_server(**keys):
+    """Return a server's script that waits for the first partials of parties a, b and c: round 0, layer 1."""
+    config = settings(aggregation_layers=(1, 3), **keys)
+    script = server_script(Server(config, ["a", "b", "c"], Sizes(24, 6, 6), RUN))
+    assert not list(next(script))
+    return script
+
+
+def partial(client, rows=24, width=6, *, dtype="<f8", kind=Partial, **about):
+    fields = {"run": RUN, "phase": Phase.TRAINING, "client": client, "round": 0, "layer": 1, **about}
+    return kind(key=Key(**fields), value=np.ones((rows, width), dtype))
+
+
+def test_the_server_answers_partials_that_fit():
+    answers = asked_server().send([partial(m) for m in range(3)])
+    assert [type(answer) for answer in answers] == [Joint] * 3
+    np.testing.assert_array_equal(answers[0].value, np.ones((24, 6)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rows": 23}, r"party 'b'.*expected float64 of shape \(24, 6\) as from party 'a', got float64 of shape \(23, 6\)"),
+        ({"width": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(24, 1\)"),  # would broadcast
+        ({"rows": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(1, 6\)"),
+        ({"dtype": "<f4"}, r"party 'b'.*expected float64.*got float32"),
+        ({"round": 1}, r"party 'b': expected Partial for training round 0 layer 1.*got Partial for training round 1"),
+        ({"layer": 3}, r"party 'b': expected Partial for .* layer 1 .*got Partial for .* layer 3"),
+        ({"client": 2}, r"party 'b': expected Partial for .* from client 1, got Partial for .* from client 2"),
+        ({"chunk": 1}, r"party 'b': expected Partial for .* chunk 0 .*got Partial for .* chunk 1"),
+        ({"phase": Phase.EVALUATION}, r"party 'b': expected Partial for training .*got Partial for evaluation"),
+        ({"kind": Joint}, r"party 'b': expected Partial for .*got Joint for"),
+    ],
+)
+def test_the_server_refuses_a_partial_that_does_not_fit_naming_party_expected_and_got(wrong, said):
+    odd = partial(**{"client": 1, **wrong})
+    with pytest.raises(ProtocolError, match=said):
+        asked_server().send([partial(0), odd, partial(2)])
+
+
+def test_the_server_refuses_a_partial_of_another_run():
+    odd = partial(1, run=b"another run!")
+    with pytest.raises(ProtocolError, match="party 'b'"):
+        asked_server().send([partial(0), odd, partial(2)])
+
+
+def test_the_server_refuses_node_sets_for_different_numbers_of_rounds():
+    script = asked_server(sampler="neighbor", prefetch=2, num_rounds=4)
+
+    def proposal(client, rounds):
+        key = Key(run=RUN, phase=Phase.SAMPLING, client=client, round=0, layer=2)
+        return Proposal(key=key, node_sets=tuple(np.arange(3, dtype=np.int32) for _ in range(rounds)))
+
+    with pytest.raises(ProtocolError, match=r"node sets for \[1, 2\] rounds"):
+        script.send([proposal(0, 2), proposal(1, 1), proposal(2, 2)])
+
+
+def test_a_client_refuses_an_answer_to_another_question():
+    def confuse(message: Message) -> Message:
+        if isinstance(message, Joint) and message.key.layer == 3:
+            return replace(message, key=replace(message.key, layer=1))
+        return message
+
+    with pytest.raises(ProtocolError, match="got an answer to another message"):
+        run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=confuse)
+
+
+# --- the public function -----------------------------------------------------------------------------------------
+
+
+def test_train_returns_a_report_that_is_plain_json():
+    report = glasu.train(tiny_parties(), RunConfig().replace(train={"num_rounds": 3}, model={"hidden": 8}))
+    assert 0 <= report.test.accuracy <= 1
+    assert report.config["train"]["sampler"] == "full"  # "auto" resolved
+    assert report.config["data"]["num_clients"] == 3
+    assert len(report.weights_sha256) == 3
+    assert [entry["round"] for entry in report.history] == [3]
+    assert report.traffic["bytes_to_server"] > 0
+    assert f"{report.traffic['exchanges']} exchanges" in report.summary()
+    assert report.to_json().endswith("}\n")
+
+
+def test_the_observer_hears_of_every_round_and_every_evaluation():
+    heard = []
+    glasu.train(tiny_parties(), settings(aggregation_layers=(3,), num_rounds=4, evaluate_every=3), observe=heard.append)
+    assert [type(event).__name__ for event in heard] == [
+        *["RoundDone"] * 2,
+        *["Evaluated", "RoundDone"],
+        *["Evaluated", "RoundDone"],
+        "Evaluated",
+    ]

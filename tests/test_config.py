@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import tomli_w
+
+from glasu.config import (
+    SMALL_GRAPH,
+    DataConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunConfig,
+    TrainConfig,
+    WireConfig,
+    resolve,
+)
+from glasu.errors import ConfigError
+
+SECTIONS = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "wire": WireConfig, "privacy": PrivacyConfig}
+
+
+def written(tmp_path, text: str, *overrides: str) -> RunConfig:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return RunConfig.from_toml(path, overrides)
+
+
+# Defaults: the table of the specification.
+
+
+def test_the_defaults_are_those_of_the_specification():
+    config = RunConfig().to_dict()
+    table = {
+        "data": {"num_clients": 3, "edge_fraction": 0.8, "split": "paper", "seed": None},
+        "model": {
+            "backbone": "gcnii",
+            "num_layers": 4,
+            "hidden": 64,
+            "aggregation": "mean",
+            "aggregation_layers": [1, 3],
+            "dropout": 0.5,
+        },
+        "train": {
+            "method": "glasu",
+            "num_rounds": 100,
+            "num_local_steps": 4,
+            "batch_size": "auto",
+            "sampler": "auto",
+            "fanout": 3,
+            "backward": "local",
+            "labels": "all",
+            "optimizer": "adam",
+            "learning_rate": 0.005,
+            "seed": 0,
+            "evaluate_every": 10,
+            "prefetch": 16,
+        },
+        "wire": {"precision": "fp32"},
+        "privacy": {"secure_aggregation": "none", "dp_noise_multiplier": 0.0, "dp_clip": 1.0},
+    }
+    for section, keys in table.items():
+        assert {key: config[section][key] for key in keys} == keys
+
+
+def test_the_keys_that_the_specification_fixes_exist():
+    fixed = {
+        "train": "sampling blocks task weight_decay momentum schedule patience evaluate_nodes checkpoint_every",
+        "model": "normalization input_scale alpha theta heads",
+        "privacy": "delta target_epsilon blind_server allow_two_parties range",
+        "data": "name parties root seed missing",
+    }
+    for section, names in fixed.items():
+        known = {item.name for item in dataclasses.fields(SECTIONS[section])}
+        assert set(names.split()) <= known
+
+
+# Reading
+
+
+def test_a_config_survives_the_way_through_toml(tmp_path):
+    config = RunConfig(
+        data=DataConfig(name="cora", split=(0.6, 0.2, 0.2), seed=4),
+        model=ModelConfig(backbone="gat", aggregation_layers=(0, 3), input_scale=0.5),
+        train=TrainConfig(batch_size=32, learning_rate=0.01, sampled_evaluation=True),
+    )
+    sections = {
+        name: {key: value for key, value in keys.items() if value is not None}  # TOML has no null
+        for name, keys in config.to_dict().items()
+    }
+    assert written(tmp_path, tomli_w.dumps(sections)) == config
+
+
+def test_a_config_survives_the_way_through_json():
+    config = RunConfig(data=DataConfig(split=(0.6, 0.2, 0.2)), model=ModelConfig(aggregation_layers=(3,)))
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_an_empty_file_is_the_default_config(tmp_path):
+    assert written(tmp_path, "") == RunConfig()
+
+
+def test_whole_numbers_may_stand_where_any_number_may(tmp_path):
+    config = written(tmp_path, "[train]\nlearning_rate = 1\n[data]\nsplit = [1, 0, 0]")
+    assert config.train.learning_rate == 1.0
+    assert isinstance(config.train.learning_rate, float)
+    assert config.data.split == (1.0, 0.0, 0.0)
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path):
+    config = written(tmp_path, '[data]\nroot = "raw"\nparties = ["a", "../b", "/abs/c"]')
+    assert config.data.root == str(tmp_path / "raw")
+    assert config.data.parties == (str(tmp_path / "a"), str(tmp_path / "../b"), "/abs/c")
+
+
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert written(tmp_path, '[data]\nroot = "~/raw"').data.root == "/home/somebody/raw"
+
+
+def test_a_path_that_begins_at_nobodys_home_is_an_error_of_the_config(tmp_path):
+    with pytest.raises(ConfigError, match="~no-such-user"):
+        written(tmp_path, '[data]\nroot = "~no-such-user/raw"')
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read .*give the path of a TOML file"):
+        RunConfig.from_toml(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match=r"run\.toml: is not valid TOML"):
+        written(tmp_path, "[train\nseed = 1")
+    (tmp_path / "latin.toml").write_bytes(b'[data]\nname = "\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML"):
+        RunConfig.from_toml(tmp_path / "latin.toml")
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.seed=7", "train", "seed", 7),
+        ("train.learning_rate=1e-3", "train", "learning_rate", 0.001),
+        ("data.name=cora", "data", "name", "cora"),
+        ('data.name="cora"', "data", "name", "cora"),
+        ("data.name = cora ", "data", "name", "cora"),
+        ("model.aggregation_layers=[0, 3]", "model", "aggregation_layers", (0, 3)),
+        ("model.aggregation_layers=[]", "model", "aggregation_layers", ()),
+        ("train.sampled_evaluation=true", "train", "sampled_evaluation", True),
+        ("data.split=[0.5, 0.25, 0.25]", "data", "split", (0.5, 0.25, 0.25)),
+        ("train.labels=x=y", "train", "labels", "x=y"),
+    ],
+)
+def test_an_override_is_read_as_toml_and_else_as_a_plain_string(tmp_path, override, section, key, value):
+    config = written(tmp_path, "[train]\nseed = 1\n", override)
+    assert getattr(getattr(config, section), key) == value
+
+
+def test_an_override_beats_the_file_and_the_last_one_the_others(tmp_path):
+    text = "[train]\nseed = 1\nfanout = 5\n"
+    assert written(tmp_path, text, "train.seed=2", "train.seed=3").train == TrainConfig(seed=3, fanout=5)
+
+
+@pytest.mark.parametrize("override", ["train.seed", "seed=1", "=1", ".seed=1", "train.=1", ""])
+def test_an_override_of_another_form_is_refused_with_an_example(tmp_path, override):
+    with pytest.raises(ConfigError, match=r"section\.key=value, for example train\.seed=1"):
+        written(tmp_path, "", override)
+
+
+# Unknown names
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[trian]\nseed = 1", r"unknown section \[trian\]; did you mean 'train'\?"),
+        ("[zzz]\nseed = 1", r"unknown section \[zzz\]; known are data, model, privacy, train, wire"),
+        ("[train]\nnum_round = 1", r"unknown key train\.num_round; did you mean 'num_rounds'\?"),
+        ("[train]\nzzzzzzzz = 1", r"unknown key train\.zzzzzzzz; known are backward, batch_size, .*weight_decay"),
+        ("train = 3", r"train=3: must be a section, written \[train\]"),
+        ("[train.seed]\nx = 1", r"train\.seed=\{'x': 1\}: must be an integer"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        written(tmp_path, text)
+    assert "run.toml" in str(caught.value) or "must be an integer" in said
+
+
+def test_an_unknown_name_in_an_override_is_refused_too(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown key train\.sead; did you mean 'seed'"):
+        written(tmp_path, "", "train.sead=1")
+
+
+# Types and rules: the message names the key, the value and the way out.
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "way_out"),
+    [
+        ("train", "seed", "7", "must be an integer"),
+        ("train", "seed", 7.0, "must be an integer"),
+        ("train", "seed", True, "must be an integer"),
+        ("train", "batch_size", "large", '"auto" or an integer'),
+        ("train", "learning_rate", "fast", "must be a number"),
+        ("train", "learning_rate", True, "must be a number"),
+        ("train", "learning_rate", float("nan"), "must be a number"),
+        ("train", "learning_rate", float("inf"), "must be a number"),
+        ("train", "learning_rate", 10**400, "must be a number"),
+        ("train", "sampled_evaluation", 1, "true or false"),
+        ("train", "labels", 3, "must be a string"),
+        ("train", "method", "sgd", '"glasu" or "centralized" or "standalone" or "simulated"'),
+        ("model", "backbone", "gin", '"gcn" or "gcnii" or "gat" or "sage"'),
+        ("model", "aggregation_layers", 3, "a list of integers"),
+        ("model", "aggregation_layers", [1, "3"], "a list of integers"),
+        ("model", "input_scale", "big", '"auto" or a number'),
+        ("data", "parties", "a", "a list of strings"),
+        ("data", "split", [0.5, 0.5], '"paper" or "public" or a list of 3 numbers'),
+        ("data", "split", "random", '"paper" or "public" or a list of 3 numbers'),
+        ("data", "seed", "x", "must be an integer"),
+        ("wire", "precision", "fp8", '"fp32"'),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key, value, way_out):
+    assert_refused(section, {key: value}, key, way_out)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "key", "way_out"),
+    [
+        ("data", {"num_clients": 0}, "num_clients", "at least one"),
+        ("data", {"edge_fraction": 0.0}, "edge_fraction", r"(0, 1]"),
+        ("data", {"edge_fraction": 1.1}, "edge_fraction", r"(0, 1]"),
+        ("data", {"num_nodes": 0}, "num_nodes", "at least one"),
+        ("data", {"average_degree": -1.0}, "average_degree", "0 means no edges"),
+        ("data", {"num_features": 0}, "num_features", "at least one"),
+        ("data", {"num_classes": 1}, "num_classes", "at least two"),
+        ("data", {"split": [0.6, 0.3, 0.2]}, "split", "sum to at most 1"),
+        ("data", {"split": [0.0, 0.5, 0.5]}, "split", "sum to at most 1"),
+        ("data", {"split": [0.9, -0.1, 0.2]}, "split", "sum to at most 1"),
+        ("model", {"num_layers": 0}, "num_layers", "at least one"),
+        ("model", {"hidden": 0}, "hidden", "at least 1"),
+        ("model", {"dropout": 1.0}, "dropout", "0 switches dropout off"),
+        ("model", {"dropout": -0.1}, "dropout", "0 switches dropout off"),
+        ("model", {"input_scale": 0.0}, "input_scale", '"auto"'),
+        ("model", {"alpha": 1.5}, "alpha", "[0, 1]"),
+        ("model", {"theta": 0.0}, "theta", "positive"),
+        ("model", {"heads": 0}, "heads", "at least one"),
+        ("model", {"backbone": "gat", "heads": 3}, "heads", "must divide model.hidden=64"),
+        ("train", {"num_rounds": 0}, "num_rounds", "at least one"),
+        ("train", {"num_local_steps": 0}, "num_local_steps", "at least 1"),
+        ("train", {"batch_size": -1}, "batch_size", "0 for all training nodes"),
+        ("train", {"fanout": 0}, "fanout", "at least one"),
+        ("train", {"labels": ""}, "labels", '"all" or the name'),
+        ("train", {"learning_rate": 0.0}, "learning_rate", "positive"),
+        ("train", {"weight_decay": -0.1}, "weight_decay", "negative"),
+        ("train", {"momentum": 1.0}, "momentum", "[0, 1)"),
+        ("train", {"patience": -1}, "patience", "negative"),
+        ("train", {"evaluate_nodes": -1}, "evaluate_nodes", "negative"),
+        ("train", {"prefetch": -1}, "prefetch", "negative"),
+        ("train", {"evaluate_every": 0}, "evaluate_every", "at least 1"),
+        ("train", {"checkpoint_every": 0}, "checkpoint_every", "at least 1"),
+        ("train", {"seed": -1}, "seed", "0..2^63-1"),
+        ("train", {"seed": 2**63}, "seed", "0..2^63-1"),
+        ("train", {"backward": "joint"}, "num_local_steps", 'use 1, or train.backward="local"'),
+        ("train", {"method": "standalone", "labels": "a"}, "labels", "labels at every party"),
+        ("privacy", {"dp_clip": 0.0}, "dp_clip", "positive"),
+        ("privacy", {"delta": 0.0}, "delta", "(0, 1)"),
+        ("privacy", {"delta": 1.0}, "delta", "(0, 1)"),
+        ("privacy", {"range": 0.0}, "range", "positive"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_rule_it_breaks(section, values, key, way_out):
+    assert_refused(section, values, key, way_out)
+
+
+def assert_refused(section, values, key, way_out):
+    """Expect an error that names section.key, the value as it was given, and `way_out`."""
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict({section: values})
+    said, value = str(caught.value), values.get(key, getattr(SECTIONS[section](), key))
+    shown = {repr(value), repr(tuple(value))} if isinstance(value, list) else {repr(value)}
+    assert any(f"{section}.{key}={text}" in said for text in shown), said
+    assert way_out in said, said
+    assert "\n" not in said
+
+
+def test_data_come_from_a_name_or_from_folders_not_both():
+    with pytest.raises(ConfigError, match=r"data\.name='cora' and data\.parties=\['a'\].*remove the other"):
+        DataConfig(name="cora", parties=("a",))
+
+
+@pytest.mark.parametrize("layers", [(3,), (1, 3), (0, 1, 2, 3), (0, 3), ()])
+def test_aggregation_layers_that_rise_and_end_with_the_last_are_allowed(layers):
+    assert ModelConfig(aggregation_layers=layers).aggregation_layers == layers
+
+
+@pytest.mark.parametrize("layers", [(1,), (3, 1), (1, 1, 3), (-1, 3), (1, 4), (0, 1, 2)])
+def test_other_aggregation_layers_are_refused(layers):
+    with pytest.raises(ConfigError, match=r"model\.aggregation_layers=\[.*within 0\.\.3 and end with 3.*use \[\]"):
+        ModelConfig(aggregation_layers=layers)
+
+
+def test_the_joint_gradient_goes_with_one_step_per_round():
+    assert TrainConfig(backward="joint", num_local_steps=1).num_local_steps == 1
+    with pytest.raises(ConfigError, match=r"train\.num_local_steps=4: .*backward=\"joint\""):
+        TrainConfig(backward="joint", num_local_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"labels": "a"}, r"train\.labels='a': without aggregation layers.*labels = \"all\""),
+        ({"backward": "joint", "num_local_steps": 1}, r'train\.backward="joint": without.*backward = "local"'),
+    ],
+)
+def test_without_aggregation_layers_nothing_can_be_sent(train, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig(model=ModelConfig(aggregation_layers=()), train=TrainConfig(**train))
+    RunConfig(train=TrainConfig(**train))
+
+
+def test_a_config_cannot_be_changed_only_copied():
+    config = RunConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.train.seed = 1
+    assert config.replace(train={"seed": 1}).train.seed == 1
+    assert config.train.seed == 0
+    with pytest.raises(ConfigError, match=r"train\.seed=-1"):
+        config.replace(train={"seed": -1})
+
+
+def test_the_seed_of_the_data_is_that_of_the_training_unless_given():
+    assert RunConfig(train=TrainConfig(seed=5)).data_seed == 5
+    assert RunConfig(train=TrainConfig(seed=5), data=DataConfig(seed=0)).data_seed == 0
+
+
+# Resolving
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "sampler", "batch_size"), [(SMALL_GRAPH, "full", 0), (SMALL_GRAPH + 1, "neighbor", 512)]
+)
+def test_auto_means_the_full_graph_where_it_is_small(num_nodes, sampler, batch_size):
+    config, overridden = resolve(RunConfig(), num_nodes)
+    assert (config.train.sampler, config.train.batch_size) == (sampler, batch_size)
+    assert overridden == {}
+
+
+def test_what_was_given_is_kept():
+    asked = RunConfig(train=TrainConfig(sampler="shared", batch_size=7))
+    assert resolve(asked, 10) == (asked, {})
+
+
+def test_a_centralized_run_has_one_client_and_says_what_it_changed():
+    config, overridden = resolve(RunConfig(train=TrainConfig(method="centralized")), 10)
+    assert (config.data.num_clients, config.model.aggregation_layers, config.train.num_local_steps) == (1, (), 1)
+    assert overridden == {
+        "data.num_clients": {"asked": 3, "used": 1},
+        "model.aggregation_layers": {"asked": (1, 3), "used": ()},
+        "train.num_local_steps": {"asked": 4, "used": 1},
+    }
+
+
+def test_a_standalone_run_aggregates_nowhere_but_keeps_its_local_steps():
+    config, overridden = resolve(RunConfig(train=TrainConfig(method="standalone")), 10)
+    assert (config.model.aggregation_layers, config.train.num_local_steps) == ((), 4)
+    assert list(overridden) == ["model.aggregation_layers"]
+
+
+def test_a_simulated_run_aggregates_everywhere_with_the_joint_gradient():
+    config, overridden = resolve(RunConfig(train=TrainConfig(method="simulated")), 10)
+    assert config.model.aggregation_layers == (0, 1, 2, 3)
+    assert (config.train.num_local_steps, config.train.backward) == (1, "joint")
+    assert set(overridden) == {"model.aggregation_layers", "train.num_local_steps", "train.backward"}
+
+
+def test_only_what_differs_counts_as_overridden():
+    asked = RunConfig(
+        model=ModelConfig(aggregation_layers=(0, 1, 2, 3)),
+        train=TrainConfig(method="simulated", num_local_steps=1, backward="joint"),
+    )
+    assert resolve(asked, 10)[1] == {}
+
+
+@pytest.mark.parametrize("method", ["glasu", "centralized", "standalone", "simulated"])
+def test_resolving_twice_changes_nothing_more(method):
+    once, _ = resolve(RunConfig(train=TrainConfig(method=method)), 10)
+    assert resolve(once, 10) == (once, {})
+
+
+# The digest
+
+
+def test_the_digest_depends_on_the_settings_alone(tmp_path):
+    first = written(tmp_path, "[train]\nseed = 1\nfanout = 4\n[model]\nhidden = 8")
+    second = written(tmp_path, "[model]\nhidden = 8\n[train]\nfanout = 4\nseed = 1")
+    assert first.digest() == second.digest()
+    assert len(bytes.fromhex(first.digest())) == 32
+
+
+def test_the_digest_changes_with_every_setting():
+    changes = [
+        {"data": {"name": "cora"}},
+        {"data": {"seed": 0}},
+        {"model": {"aggregation_layers": (3,)}},
+        {"model": {"dropout": 0.25}},
+        {"train": {"seed": 1}},
+        {"train": {"labels": "a"}},
+        {"wire": {"precision": "fp64"}},
+        {"privacy": {"range": 4.0}},
+    ]
+    digests = {RunConfig().replace(**change).digest() for change in changes}
+    assert len(digests | {RunConfig().digest()}) == len(changes) + 1
