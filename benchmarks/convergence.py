@@ -36,6 +36,7 @@ from glasu.protocol.server import server_script
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
 from glasu.timing import Stopwatch
+from tables import markdown
 
 STEP = 1.0  # c: the step is c (TQ)^-1/2, whatever Q, K and M are
 NUM_USERS = 2000
@@ -319,12 +320,6 @@ def _guides(axes: Axes, updates: Sequence[int]) -> None:
     axes.minorticks_off()
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     """Measure, print the tables, draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -375,7 +370,7 @@ def main() -> None:
         ]
         for curve in curves
     ]
-    print("Mean squared norm of the exact gradient; the paper: bound -1/2, text -1\n\n" + table(header, rows) + "\n")
+    print("Mean squared norm of the exact gradient; the paper: bound -1/2, text -1\n\n" + markdown(header, rows) + "\n")
 
     start = weights_of(build(base, parties))
     rows = []
@@ -386,7 +381,7 @@ def main() -> None:
             [name, f"{norm:.3f}", f"{bias:.4f}", f"{variance:.2f}", relative, f"{math.sqrt(variance / norm):.1f}"]
         )
     header = ["weights", "exact, squared", "bias, squared", "variance", "bias / exact", "deviation / exact"]
-    print(f"Sampled against exact gradient, {draws} draws; the paper: biased\n\n" + table(header, rows) + "\n")
+    print(f"Sampled against exact gradient, {draws} draws; the paper: biased\n\n" + markdown(header, rows) + "\n")
 
     rows = []
     for layers, weights in sorted(trained.items()):
@@ -396,7 +391,7 @@ def main() -> None:
             rows.append([f"{layers}", name, f"{cosine:.3f}", f"{below:.3f}", f"{ratio:.2f}"])
     header = ["K", "weights", "cosine", "cosine, layers only", "norm of local / exact"]
     print("Algorithm 1's gradient at q = 0 against the exact one, nothing sampled; the paper takes them as equal\n")
-    print(table(header, rows))
+    print(markdown(header, rows))
     if picture is not None:
         draw(curves, picture)
 

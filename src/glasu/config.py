@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
+import sys
 import tomllib
 import types
 import typing
@@ -47,7 +47,7 @@ def _convert(value: Any, option: Any) -> Any:
             if len(inner) == len(value):
                 return tuple(_convert(item, kind) for item, kind in zip(value, inner, strict=True))
     elif option is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
     elif option is type(None):
         if value is None:
@@ -350,7 +350,10 @@ class RunConfig:
 
 
 def _beside(file: Path, path: str) -> str:
-    return str((file.parent / Path(path).expanduser()).resolve())
+    try:
+        return str((file.parent / Path(path).expanduser()).resolve())
+    except (RuntimeError, ValueError) as error:  # an unknown user's home, a loop of links, a null character
+        raise ConfigError(f"{file}: the path {path!r} leads nowhere: {error}") from None
 
 
 def _nearest(name: str, known: typing.Iterable[str]) -> str:

@@ -125,7 +125,11 @@ def awkward_parties(owner=None):
     labels = rng.integers(0, 3, nodes)
     train = np.flatnonzero(labels < 2)[:12]
     rest = np.setdiff1d(np.arange(nodes), train)
-    splits, classes, ids = Splits(train, rest[::2], rest[1::2]), ("x", "y", "z"), np.array([f"n{i}" for i in range(nodes)])
+    splits, classes, ids = (
+        Splits(train, rest[::2], rest[1::2]),
+        ("x", "y", "z"),
+        np.array([f"n{i}" for i in range(nodes)]),
+    )
     told = {"labels": labels, "classes": classes, "splits": splits}
     hub = np.concatenate([np.arange(20), np.zeros(20, int), [5, 5, 5, 7, 7]])  # 20..29 are isolated
     spoke = np.concatenate([np.zeros(20, int), np.arange(20), [6, 6, 6, 7, 7]])
@@ -133,7 +137,9 @@ def awkward_parties(owner=None):
     parties = [
         PartyData("hub", ids, rng.standard_normal((nodes, 5)), Graph.from_edges(hub, spoke, nodes), **told),
         PartyData("edgeless", ids, rng.standard_normal((nodes, 3)), Graph.from_edges(none, none, nodes), **told),
-        PartyData("narrow", ids, labels[:, None] + 0.1, Graph.from_edges(*rng.integers(0, nodes, (2, 40)), nodes), **told),
+        PartyData(
+            "narrow", ids, labels[:, None] + 0.1, Graph.from_edges(*rng.integers(0, nodes, (2, 40)), nodes), **told
+        ),
     ]
     if owner is None:
         return parties
@@ -141,7 +147,9 @@ def awkward_parties(owner=None):
 
 
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
-@pytest.mark.parametrize("keys", [{"sampler": "full"}, {"sampler": "neighbor"}, {"sampler": "shared", "labels": "narrow"}])
+@pytest.mark.parametrize(
+    "keys", [{"sampler": "full"}, {"sampler": "neighbor"}, {"sampler": "shared", "labels": "narrow"}]
+)
 def test_awkward_parties_train_and_learn(backbone, keys):
     config = settings(
         backbone=backbone,
@@ -287,7 +295,10 @@ def test_the_server_answers_partials_that_fit():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rows": 23}, r"party 'b'.*expected float64 of shape \(24, 6\) as from party 'a', got float64 of shape \(23, 6\)"),
+        (
+            {"rows": 23},
+            r"party 'b'.*expected float64 of shape \(24, 6\) as from party 'a', got float64 of shape \(23, 6\)",
+        ),
         ({"width": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(24, 1\)"),  # would broadcast
         ({"rows": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(1, 6\)"),
         ({"dtype": "<f4"}, r"party 'b'.*expected float64.*got float32"),

@@ -341,10 +341,9 @@ def unsafe(source: str) -> list[str]:
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             options = {item.arg: ast.unparse(item.value) for item in node.keywords}
-            loads_arrays = name in ("np.load", "numpy.load") and options.get("allow_pickle") != "False"
-            if name in ("eval", "exec", "torch.load", "yaml.load", "pd.read_pickle") or loads_arrays:
-                found.append(name)
-            elif options.get("allow_pickle") == "True":
+            pickles = options.get("allow_pickle") == "True"
+            pickles |= name in ("np.load", "numpy.load") and options.get("allow_pickle") != "False"
+            if pickles or name in ("eval", "exec", "torch.load", "yaml.load", "pd.read_pickle"):
                 found.append(name)
     return found
 

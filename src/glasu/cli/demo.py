@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu.cli.arguments import output_folder
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 
 EXAMPLE = "glasu demo --out runs/demo"
 TITLE = "GLASU on a news service's users"
@@ -37,14 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of data, splits and weights (0)")
 
 
-def run(args: argparse.Namespace) -> None:
-    from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-
-    base = RunConfig(
+def demo_config(num_rounds: int, seed: int) -> RunConfig:
+    """Return the settings that all methods of the demo share."""
+    return RunConfig(
         data=DataConfig(name="demo"),
         model=ModelConfig(hidden=32),
-        train=TrainConfig(num_rounds=args.rounds, seed=args.seed, evaluate_every=5, learning_rate=0.01),
+        train=TrainConfig(num_rounds=num_rounds, seed=seed, evaluate_every=5, learning_rate=0.01),
     )
+
+
+def run(args: argparse.Namespace) -> None:
+    base = demo_config(args.rounds, args.seed)
     out = output_folder(args.out)
 
     from rich.console import Console

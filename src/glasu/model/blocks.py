@@ -154,7 +154,7 @@ class Adjacency:
             degree = np.diff(graph.indptr).astype(np.float64)
         else:
             target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-            degree = np.bincount(target, weights=graph.weights, minlength=graph.num_nodes)
+            degree = np.bincount(target, graph.weights.astype(np.float64), graph.num_nodes).astype(np.float64)
         if normalization == "symmetric":
             self._inverse = _power(degree + 1.0, -0.5)
         elif normalization == "mean":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,9 +114,10 @@ class Client:
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.features) if scale is None else scale
         self.release = Release(Plain(config.wire.precision))
-        self.training_nodes = party.splits.train if party.splits is not None and self.has_labels else EMPTY
+        self.training_nodes = _labelled_training_nodes(party) if self.has_labels else EMPTY
         self.run = run_id(config)
         self.round, self.incarnation, self.key_epoch = 0, 0, 0
+        self.noise_secret = b""  # of GaussianNoise in the gate; empty: no noise
         self.losses: list[float] = []
         self.best_weights: dict[str, Tensor] = {}
         self.selection: Selection | None = None if config.model.aggregation_layers else Selection()
@@ -196,20 +197,28 @@ class Client:
     @torch.no_grad()
     def partial(self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout) -> Tensor:
         """Return H_m^+[l], without gradient."""
+        return self.open_partial(layer, hidden, initial, batch, dropout)
+
+    def open_partial(
+        self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout
+    ) -> Tensor:
+        """Return H_m^+[l] with its graph."""
         with self.watch.measure("compute"):
             return self.model.sublayer(layer, hidden, batch.initial_at(initial, layer), batch.blocks[layer], dropout)
 
     def open_encoder(self, batch: Batch, dropout: Dropout) -> tuple[Tensor | None, Tensor | None]:
         """Return H_m^0 with its graph, and as a leaf that gathers the gradients of all layers that read it."""
-        _, initial = self.model.encode(batch.features, dropout)
+        with self.watch.measure("compute"):
+            _, initial = self.model.encode(batch.features, dropout)
         return initial, None if initial is None else initial.detach().requires_grad_()
 
     def backward_from_loss(self, joint: Tensor, batch: Batch, dropout: Dropout) -> list[float]:
         """Send the gradient of the client's loss back to H[L] and the classifier; nothing without labels."""
         if batch.labels is None:
             return []
-        loss = self.loss(self.model.classify(joint, dropout), batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self.watch.measure("compute"):
+            loss = self.loss(self.model.classify(joint, dropout), batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
         return [loss.item()]
 
     def gradient_at(self, joint: Tensor, batch: Batch) -> Tensor:
@@ -271,8 +280,8 @@ class Client:
         """Return a copy of the weights."""
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
-    def state(self) -> ClientState:
-        """Return everything that a checkpoint needs."""
+    def state(self, traffic: Mapping[str, Any] | None = None) -> ClientState:
+        """Return everything that a checkpoint needs; the traffic is counted by the runtime."""
         names = [name for name, _ in self.model.named_parameters()]
         moments = {
             f"{names[index]}.{key}": value.clone()
@@ -291,6 +300,8 @@ class Client:
             stopped=self.stopped,
             incarnation=self.incarnation,
             key_epoch=self.key_epoch,
+            noise_secret=self.noise_secret,
+            traffic=dict(traffic or {}),
             ledger_head=ledger.head,
             ledger_totals={key: tuple(total) for key, total in ledger.totals.items()},
         )
@@ -307,7 +318,17 @@ class Client:
         self.best_weights = dict(state.best_weights)
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.incarnation, self.key_epoch = list(state.losses), state.incarnation, state.key_epoch
+        self.noise_secret = state.noise_secret
         self.release.ledger = Ledger(state.ledger_head, {key: list(row) for key, row in state.ledger_totals.items()})
+
+
+def _labelled_training_nodes(party: PartyData) -> NodeSet:
+    """Return the training nodes whose labels are known; the others have nothing to teach."""
+    if party.splits is None or party.labels is None:
+        return EMPTY
+    labels = party.labels[party.splits.train]
+    known: NodeSet = party.splits.train[(labels >= 0) if labels.ndim == 1 else (labels >= 0).all(axis=1)]
+    return known
 
 
 def schedule_factor(config: RunConfig, round_index: int) -> float:

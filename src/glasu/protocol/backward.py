@@ -24,8 +24,8 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
     initial_source, initial = client.open_encoder(batch, dropout)
     hidden = batch.features if initial is None else initial
     segments: list[tuple[int, Tensor, Tensor]] = []  # (l, own clipped partial, H[l+1] as a leaf)
-    for layer, block in enumerate(batch.blocks):
-        partial = client.model.sublayer(layer, hidden, batch.initial_at(initial, layer), block, dropout)
+    for layer in range(client.config.model.num_layers):
+        partial = client.open_partial(layer, hidden, initial, batch, dropout)
         if layer in client.model.aggregation_layers:
             key = client.key(Phase.TRAINING, batch.round, layer)
             clipped = client.release.clip(partial)
@@ -44,10 +44,12 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
         else:
             sent = client.release.tensor("gradient", joint.grad, key)
             share = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
-        clipped.backward(client.release.encoding.decode(share.value))  # type: ignore[no-untyped-call]
-    if initial_source is not None and initial is not None:
-        initial_source.backward(initial.grad)  # type: ignore[no-untyped-call]
-    client.optimizer.step()
+        with client.watch.measure("compute"):
+            clipped.backward(client.release.encoding.decode(share.value))  # type: ignore[no-untyped-call]
+    with client.watch.measure("compute"):
+        if initial_source is not None and initial is not None:
+            initial_source.backward(initial.grad)  # type: ignore[no-untyped-call]
+        client.optimizer.step()
     return losses
 
 

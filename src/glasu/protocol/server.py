@@ -5,7 +5,7 @@ Neither torch nor PyG is loaded here or in anything this module imports.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,8 +140,8 @@ class Server:
         if means:
             self.losses.append(sum(means) / len(means))
 
-    def state(self) -> ServerState:
-        """Return everything that a checkpoint needs."""
+    def state(self, traffic: Mapping[str, Any] | None = None) -> ServerState:
+        """Return everything that a checkpoint needs; the traffic is counted by the runtime."""
         return ServerState(
             run=self.run,
             config_digest=self.config.digest(),
@@ -151,6 +151,7 @@ class Server:
             stopped=self.stopped,
             losses=tuple(self.losses),
             history=tuple(self.history),
+            traffic=dict(traffic or {}),
         )
 
     def restore(self, state: ServerState) -> None:
@@ -199,4 +200,5 @@ def _evaluate_when_due(server: Server) -> ServerScript:
     server.selection = server.selection.after(metrics[SELECTED_BY[train.task]], done)
     improved, server.stopped = server.selection.best_round == done, server.selection.stops(train)
     server.answer(Verdict, improved=improved, stop=server.stopped)
+    server.history.append({"round": done, "loss": server.losses[-1], **metrics})
     yield Evaluated(done, "validation", metrics, server.losses[-1], improved)

@@ -27,6 +27,8 @@ class ClientState:
     stopped: bool
     incarnation: int
     key_epoch: int
+    noise_secret: bytes = field(repr=False)
+    traffic: Mapping[str, Any]  # counted so far by the runtime
     ledger_head: bytes
     ledger_totals: Mapping[tuple[str, str, int, str], tuple[int, ...]]
 
@@ -64,4 +66,5 @@ class ServerState:
     selection: Selection
     stopped: bool
     losses: tuple[float, ...]  # the mean loss of every round
-    history: tuple[dict[str, Any], ...] = field(default=())
+    history: tuple[dict[str, Any], ...]  # one entry per evaluation
+    traffic: Mapping[str, Any]  # counted so far by the runtime

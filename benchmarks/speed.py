@@ -1,0 +1,126 @@
+"""How many rounds per second does one core compute, where does the time go, and does the size of the graph matter?
+
+CPU time of one process with one torch thread, all clients and the server in it. The paper's seconds are those of
+another machine; printed beside ours is what the authors' program was once seen to take on a machine like this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from glasu.data.datasets import load_parties
+from glasu.data.partition import partition, splits_per_class
+from glasu.data.party import PartyData
+from glasu.data.synthetic import synthetic
+from glasu.protocol.client import client_script
+from glasu.protocol.messages import Event, RoundDone
+from glasu.protocol.server import server_script
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.timing import Stopwatch
+from tables import markdown
+
+WINDOW = 16  # rounds whose node sets are drawn together: only whole windows are timed
+AUTHORS = {("cora", 2): "194"}  # ms of CPU per round of the authors' program, Q = 4; a note, not measured here
+PHASES = ("sampling", "compute", "communication")
+
+
+def settings(rounds: int, fanout: int) -> RunConfig:
+    """K = 2, Q = 4, batch 16, hidden 192, as in the paper; evaluation is short and not timed."""
+    return RunConfig(
+        model=ModelConfig(hidden=192),
+        train=TrainConfig(
+            num_rounds=rounds,
+            num_local_steps=4,
+            batch_size=16,
+            sampler="neighbor",
+            fanout=fanout,
+            evaluate_every=10**6,
+            evaluate_nodes=64,
+            sampled_evaluation=True,
+            prefetch=WINDOW,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Timing:
+    """CPU seconds of one run's whole windows."""
+
+    per_round: float
+    shares: dict[str, float]  # of the whole run without evaluation
+
+
+def timed(parties: Sequence[PartyData], fanout: int, num_windows: int) -> Timing:
+    """Train one window to warm up, then time the next ones."""
+    config = settings(WINDOW * (num_windows + 1) + 1, fanout)
+    watch, ends = Stopwatch(time.process_time), []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RoundDone):
+            ends.append((time.process_time(), dict(watch.seconds)))
+
+    clients = make_clients(config, parties, watch)
+    scripts = [client_script(client) for client in clients]
+    run_in_process(server_script(make_server(config, clients)), scripts, Meter(), watch, observe)
+    (start, before), (stop, after) = ends[WINDOW - 1], ends[WINDOW * (num_windows + 1) - 1]
+    shares = {name: (after[name] - before[name]) / (stop - start) for name in PHASES}
+    return Timing((stop - start) / (WINDOW * num_windows), shares | {"other": 1 - sum(shares.values())})
+
+
+def grown(num_nodes: int) -> list[PartyData]:
+    """Return a synthetic graph divided among three clients; only its size differs, not the number of labels."""
+    config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes))
+    whole = synthetic(config)
+    assert whole.labels is not None
+    splits = splits_per_class(whole.labels, 60, 64, 64, 0)
+    return partition(replace(whole, splits=splits), config.data.num_clients, config.data.edge_fraction, 0)
+
+
+def main() -> None:
+    """Time the paper's setting, then the same on growing graphs, turn by turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller graphs")
+    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    args = parser.parse_args()
+    repeats, num_windows, smallest = (2, 1, 2_500) if args.quick else (5, 2, 10_000)
+    name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
+    parties = load_parties(RunConfig(data=DataConfig(name=name)))
+    rows = []
+    for fanout in (2, 3):
+        best = min((timed(parties, fanout, num_windows) for _ in range(repeats)), key=lambda found: found.per_round)
+        row = [f"{fanout}", f"{1e3 * best.per_round:.1f}", f"{1 / best.per_round:.1f}"]
+        row += [f"{100 * share:.0f} %" for share in best.shares.values()]
+        rows.append([*row, AUTHORS.get((name, fanout), "-")])
+    header = ["fanout", "ms / round", "rounds / s", *PHASES, "other", "authors' program, ms"]
+    text = f"{name}, M = 3, K = 2, Q = 4, batch 16, hidden 192, best of {repeats}\n\n" + markdown(header, rows) + "\n\n"
+
+    sizes = [smallest * factor for factor in (1, 4, 16)]
+    graphs = {size: grown(size) for size in sizes}
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(repeats):
+        for size in sizes:
+            times[size].append(timed(graphs[size], 3, num_windows).per_round)
+    rows = []
+    for size in sizes:
+        ratios = [here / base for here, base in zip(times[size], times[sizes[0]], strict=True)]
+        edges = graphs[size][0].graph.num_edges
+        row = [f"{size}", f"{edges}", f"{1e3 * min(times[size]):.1f}"]
+        rows.append([*row, f"{min(times[size]) / min(times[sizes[0]]):.2f}", f"{statistics.median(ratios):.2f}"])
+    header = ["nodes", "edges of a client", "ms / round", "ratio of the best", "median ratio, turn by turn"]
+    text += f"synthetic, the same with fanout 3; the ratio should be 1\n\n{markdown(header, rows)}"
+    print(text)
+    if args.out is not None:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    with one_thread():
+        main()

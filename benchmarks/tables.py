@@ -1,0 +1,16 @@
+"""Markdown tables, as RESULTS.md holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose columns line up in plain text too; numbers to the right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    padded = [
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
+    return "\n".join([padded[0], rule, *padded[1:]])

@@ -1,0 +1,113 @@
+"""How many bytes and exchanges does one local update cost, and does lazy, stale training save what the paper says?
+
+The paper: K of L layers and one of Q updates communicate, so QL/K is saved. Counted here: the encoded messages of
+all clients, both ways, as they would be on the wire, node sets included and evaluation left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.data.demo import news_service
+from glasu.data.party import PartyData
+from glasu.runtime.simulation import simulate
+from tables import markdown
+
+NUM_LAYERS = 4
+LAYERS = {1: (3,), 2: (1, 3), 4: (0, 1, 2, 3)}  # K: I
+STEPS = (1, 4, 16)  # Q
+AGGREGATIONS: tuple[Literal["mean", "concat"], ...] = ("mean", "concat")
+SAMPLERS: tuple[Literal["full", "shared", "neighbor"], ...] = ("full", "shared", "neighbor")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one round costs."""
+
+    tensors: float  # bytes, with headers and losses
+    node_sets: float  # bytes
+    exchanges: float
+    first: int  # exchanges before the first round
+
+
+def cost(
+    parties: list[PartyData],
+    layers: tuple[int, ...],
+    steps: int,
+    aggregation: Literal["mean", "concat"],
+    sampler: Literal["full", "shared", "neighbor"],
+    rounds: int,
+) -> Cost:
+    """Run some rounds and divide what they sent."""
+    config = RunConfig(
+        model=ModelConfig(
+            num_layers=NUM_LAYERS, hidden=64, aggregation=aggregation, aggregation_layers=layers, dropout=0.0
+        ),
+        train=TrainConfig(
+            num_rounds=rounds,
+            num_local_steps=steps,
+            batch_size=16,
+            sampler=sampler,
+            fanout=3,
+            evaluate_every=rounds,
+            prefetch=rounds // 2,
+        ),
+    )
+    traffic = simulate(parties, config).report.traffic
+    bytes_in, exchanges = traffic["by_phase"], traffic["exchanges_by_phase"]
+    return Cost(
+        bytes_in["training"] / rounds,
+        bytes_in.get("sampling", 0) / rounds,
+        exchanges["training"] / rounds,
+        exchanges.get("sampling", 0),
+    )
+
+
+def main() -> None:
+    """Print one row per setting; savings are against K = L and Q = 1 of the same sampler and aggregation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer users and rounds")
+    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    args = parser.parse_args()
+    users, rounds = (500, 2) if args.quick else (3000, 8)
+    parties, rows = news_service(0, users), []
+    for aggregation, sampler in product(AGGREGATIONS, SAMPLERS):
+        found = {
+            (count, steps): cost(parties, LAYERS[count], steps, aggregation, sampler, rounds)
+            for count, steps in product(LAYERS, STEPS)
+        }
+        whole = found[NUM_LAYERS, 1]
+        for (count, steps), here in found.items():
+            size = (here.tensors + here.node_sets) / steps
+            saved = (whole.tensors + whole.node_sets) / size
+            rows.append(
+                [
+                    aggregation,
+                    sampler,
+                    f"{count}",
+                    f"{steps}",
+                    f"{size / 1e3:.1f}",
+                    f"{100 * here.node_sets / (here.tensors + here.node_sets):.0f} %",
+                    f"{here.exchanges / steps:.4g}",
+                    f"{here.first}",
+                    f"{saved:.1f}",
+                    f"{whole.exchanges * steps / here.exchanges:.1f}",
+                    f"{steps * NUM_LAYERS / count:.1f}",
+                ]
+            )
+    header = ["aggregation", "sampler", "K", "Q", "kB / update", "node sets", "exchanges / update", "once before"]
+    header += ["bytes saved x", "exchanges saved x", "paper QL/K x"]
+    text = f"demo data, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds\n\n"
+    text += markdown(header, rows)
+    print(text)
+    if args.out is not None:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

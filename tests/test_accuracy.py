@@ -1,0 +1,38 @@
+"""What the committed settings reach on real data."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from glasu.config import RunConfig
+from glasu.data.datasets import load_parties
+from glasu.runtime.simulation import train
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.slow
+def test_stale_updates_reach_82_percent_on_cora_with_the_committed_settings(data_root):
+    accuracies = []
+    for seed in range(3):
+        config = RunConfig.from_toml(EXAMPLES / "cora.toml", [f"train.seed={seed}", f'data.root="{data_root}"'])
+        assert config.train.num_local_steps == 4
+        assert config.model.aggregation_layers == (1, 3)
+        accuracies.append(train(load_parties(config), config).test.accuracy)
+    assert statistics.mean(accuracies) >= 0.82, accuracies
+
+
+@pytest.mark.slow
+def test_on_the_demo_data_glasu_is_near_centralized_and_far_above_standalone():
+    from glasu.cli.demo import METHODS, demo_config
+
+    found = {}
+    for name, changes in METHODS.items():
+        config = demo_config(num_rounds=80, seed=0).replace(train=changes)
+        found[name] = train(load_parties(config), config).test.accuracy
+    for name in ("GLASU Q=1", "GLASU Q=4"):
+        assert found[name] >= found["centralized"] - 0.02
+        assert found[name] >= found["standalone"] + 0.2

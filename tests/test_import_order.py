@@ -1,0 +1,120 @@
+"""Imports follow cli -> runtime -> report -> protocol -> privacy | model -> data -> config -> errors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import glasu
+
+ROOT = Path(glasu.__file__).parent
+LEVELS = {
+    "cli": 9,
+    "runtime": 8,
+    "page": 7,
+    "report": 6,
+    "protocol": 5,
+    "privacy": 4,
+    "model": 4,  # neither privacy nor model knows the other
+    "data": 3,
+    "config": 2,
+    "keys": 1,
+    "randomness": 1,
+    "timing": 1,
+    "errors": 0,
+}
+NO_WORLD = {"asyncio", "grpc", "io", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading", "time"}
+
+
+def imported(source: str, module: str) -> Iterator[str]:
+    """List every module that the source imports anywhere, also inside functions and for type checking."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            if base == "glasu":
+                yield from (f"glasu.{alias.name}" for alias in node.names)
+            else:
+                yield base
+
+
+def violations(source: str, module: str) -> list[str]:
+    """List the imports of a module that go against the order; within one folder everything is allowed."""
+    own = module.split(".")[1]
+    found = []
+    for name in imported(source, module):
+        package, _, rest = name.partition(".")
+        layer = rest.split(".")[0]
+        if package != "glasu" or layer in (own, "__version__"):
+            continue
+        if layer not in LEVELS or LEVELS[layer] >= LEVELS[own]:
+            found.append(f"{module} imports {name}")
+    return found
+
+
+def modules() -> dict[str, str]:
+    """Return the source of every module but glasu/__init__.py, which names things without loading them."""
+    result = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts != ("__init__",):
+            result[".".join(["glasu", *parts])] = path.read_text(encoding="utf-8")
+    return result
+
+
+def test_every_module_has_a_place_in_the_order():
+    names = modules()
+    assert len(names) > 30
+    assert {name.split(".")[1] for name in names} <= set(LEVELS)
+
+
+def test_no_import_goes_against_the_order():
+    assert [found for name, source in modules().items() for found in violations(source, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("glasu.model.layers", "from glasu.protocol.messages import Partial"),
+        ("glasu.model.layers", "from glasu.privacy import release"),
+        ("glasu.privacy.release", "import glasu.model.blocks"),
+        ("glasu.data.party", "def f():\n    from glasu.model.blocks import Block"),
+        ("glasu.errors", "from glasu import config"),
+        ("glasu.config", "if TYPE_CHECKING:\n    from glasu.data.party import Graph"),
+        ("glasu.report", "from .runtime import meter"),
+        ("glasu.protocol.server", "from ..runtime.wire import encode"),
+        ("glasu.keys", "from glasu.randomness import Stream"),
+        ("glasu.cli.train", "from glasu import train"),
+        ("glasu.protocol.server", "import glasu"),
+    ],
+)
+def test_an_import_against_the_order_is_found(module, source):
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("glasu.cli.main", "from glasu import __version__"),
+        ("glasu.cli.train", "from glasu.errors import GlasuError"),
+        ("glasu.protocol.server", "from glasu.model.aggregation import Mean\nfrom .messages import Partial"),
+        ("glasu.data.party", "import numpy as np\nfrom glasu.errors import DataError"),
+    ],
+)
+def test_an_import_along_the_order_is_allowed(module, source):
+    assert violations(source, module) == []
+
+
+def test_the_protocol_and_the_model_know_no_socket_thread_clock_or_file():
+    found = {
+        name: outside
+        for name, source in modules().items()
+        if name.split(".")[1] in ("protocol", "model", "privacy")
+        and (outside := NO_WORLD & {item.split(".")[0] for item in imported(source, name)})
+    }
+    assert found == {}
