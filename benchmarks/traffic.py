@@ -34,6 +34,10 @@ class Cost:
     exchanges: float
     first: int  # exchanges before the first round
 
+    @property
+    def total(self) -> float:
+        return self.tensors + self.node_sets
+
 
 def cost(
     parties: list[PartyData],
@@ -69,12 +73,12 @@ def cost(
 
 
 def main() -> None:
-    """Print one row per setting; savings are against K = L and Q = 1 of the same sampler and aggregation."""
+    """Print one row per aggregation, sampler and K."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer users and rounds")
     parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
     args = parser.parse_args()
-    users, rounds = (500, 2) if args.quick else (3000, 8)
+    users, rounds = (500, 2) if args.quick else (1500, 4)
     parties, rows = news_service(0, users), []
     for aggregation, sampler in product(AGGREGATIONS, SAMPLERS):
         found = {
@@ -82,27 +86,27 @@ def main() -> None:
             for count, steps in product(LAYERS, STEPS)
         }
         whole = found[NUM_LAYERS, 1]
-        for (count, steps), here in found.items():
-            size = (here.tensors + here.node_sets) / steps
-            saved = (whole.tensors + whole.node_sets) / size
+        for count in LAYERS:
+            here = [found[count, steps] for steps in STEPS]
+            updates = list(zip(here, STEPS, strict=True))
             rows.append(
                 [
                     aggregation,
                     sampler,
                     f"{count}",
-                    f"{steps}",
-                    f"{size / 1e3:.1f}",
-                    f"{100 * here.node_sets / (here.tensors + here.node_sets):.0f} %",
-                    f"{here.exchanges / steps:.4g}",
-                    f"{here.first}",
-                    f"{saved:.1f}",
-                    f"{whole.exchanges * steps / here.exchanges:.1f}",
-                    f"{steps * NUM_LAYERS / count:.1f}",
+                    " / ".join(f"{item.total / steps / 1e3:.1f}" for item, steps in updates),
+                    f"{100 * here[0].node_sets / here[0].total:.1f} %",
+                    " / ".join(f"{item.exchanges / steps:.4g}" for item, steps in updates),
+                    f"{here[0].first}",
+                    " / ".join(f"{steps * whole.total / item.total:.1f}" for item, steps in updates),
+                    " / ".join(f"{steps * whole.exchanges / item.exchanges:.0f}" for item, steps in updates),
+                    " / ".join(f"{steps * NUM_LAYERS / count:.0f}" for steps in STEPS),
                 ]
             )
-    header = ["aggregation", "sampler", "K", "Q", "kB / update", "node sets", "exchanges / update", "once before"]
+    header = ["aggregation", "sampler", "K", "kB / update", "node sets", "exchanges / update", "once before"]
     header += ["bytes saved x", "exchanges saved x", "paper QL/K x"]
-    text = f"demo data, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds\n\n"
+    text = f"demo data, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds;\n"
+    text += f"a / b / c: Q = {', '.join(map(str, STEPS))}; saved: against K = L and Q = 1 of the same kind\n\n"
     text += markdown(header, rows)
     print(text)
     if args.out is not None:

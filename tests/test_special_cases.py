@@ -7,6 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch_geometric.nn import GCNConv
+
+from glasu.data.party import Graph
+from glasu.runtime.simulation import make_clients, prepare, simulate
+from glasu.timing import Stopwatch
 from protocol.monolith import (
     ALL_LAYERS,
     Monolith,
@@ -18,12 +24,6 @@ from protocol.monolith import (
     settings,
     tiny_parties,
 )
-from torch import nn
-from torch_geometric.nn import GCNConv
-
-from glasu.data.party import Graph
-from glasu.runtime.simulation import make_clients, prepare, simulate
-from glasu.timing import Stopwatch
 
 RATE, ROUNDS = 0.1, 4
 
@@ -221,7 +221,7 @@ class Block(nn.Module):
 
 
 def fedbcd(blocks, X, y, rounds, steps, owner):
-    """FedBCD (Liu et al.): exchange the blocks' outputs once, then everyone takes Q steps with the others' as they were."""
+    """Liu et al.: exchange the blocks' outputs, then everyone takes Q steps with the others' as they were."""
     for _ in range(rounds):
         with torch.no_grad():
             outputs = [block(x) for block, x in zip(blocks, X, strict=True)]

@@ -329,7 +329,7 @@ class RunConfig:
             sections = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
         for override in overrides:
             _apply(sections, override)

@@ -146,7 +146,7 @@ class Monolith:
         hidden = self.forward()
         logits = [self.logits(m, hidden[m]) for m, own in enumerate(self.weights) if "classifier.weight" in own]
         multilabel = self.config.train.task == "multilabel"
-        return torch.stack([one.sigmoid() if multilabel else one.softmax(dim=1) for one in logits]).mean(dim=0)
+        return torch.stack([one.sigmoid() if multilabel else one.softmax(dim=1) for one in logits]).mean(dim=0).detach()
 
     def gradients(self, loss: Tensor) -> list[dict[str, Tensor]]:
         """Return dloss/dW for every parameter of every client; zero where it does not depend on one."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from protocol.monolith import (
     ALL_LAYERS,
     SOME_LAYERS,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 AGGREGATIONS = ["mean", "concat"]
@@ -91,8 +92,7 @@ def test_classifiers_start_equal_and_layers_do_not():
 
 
 @pytest.mark.parametrize("layers", [(1, 3), ALL_LAYERS])
-def test_with_more_aggregations_and_mean_the_omitted_paths_go_through_other_clients(layers):
-    """With copies of one client as parties and K = 2, local is 1/M of the whole gradient below: the missing factor."""
+def test_with_mean_and_copies_of_one_client_local_lacks_a_factor_m_for_each_aggregation_below_the_last(layers):
     config = settings(aggregation_layers=layers)
     first = tiny_parties()[0]
     twins = [type(first)(name, *list(vars(first).values())[1:]) for name in "abc"]

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 from glasu.model.aggregation import Aggregation
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Plain, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
+from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 
 def extract(whole, joint, sent, m):
@@ -75,11 +75,11 @@ def algorithm_1(whole, rounds, steps, rate, *, clip=lambda part: part, sent=lamb
 def test_training_gives_the_weights_of_algorithm_1(aggregation, layers, steps, labels):
     backbone = "gcnii" if steps == 4 else "gcn"
     keys = {"aggregation": aggregation, "aggregation_layers": layers, "num_local_steps": steps, "labels": labels}
-    config = settings(backbone=backbone, num_rounds=3, learning_rate=0.2, **keys)
+    config = settings(backbone=backbone, num_rounds=2, learning_rate=0.2, **keys)
     parties = tiny_parties(owner=None if labels == "all" else labels)
     done = run(config, parties, scatter=9)
     whole = Monolith(config, parties, done.initial)
-    algorithm_1(whole, rounds=3, steps=steps, rate=0.2)
+    algorithm_1(whole, rounds=2, steps=steps, rate=0.2)
     assert_same(done.final, whole.weights)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from protocol.monolith import identical, settings, tiny_parties, watched
 
 from glasu.protocol.client import client_script
 from glasu.protocol.messages import Evaluated, RoundDone
@@ -10,6 +9,7 @@ from glasu.protocol.server import server_script
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
 from glasu.timing import Stopwatch
+from protocol.monolith import identical, settings, tiny_parties, watched
 
 ROUNDS = 5
 SETTINGS = {
@@ -109,7 +109,7 @@ def case(name):
     return settings(**keys), tiny_parties(owner=owner)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["adam", "sgd with momentum", "labels at one party"])
 def test_a_run_rebuilt_from_its_states_at_any_round_ends_with_the_same_bits(name):
     config, parties = case(name)
     clients, server, events, states = unbroken(config, parties)
@@ -159,8 +159,8 @@ def test_a_state_does_not_change_while_the_run_goes_on():
 
 def test_a_client_that_forgot_its_optimiser_would_be_noticed():
     config, parties = case("sgd with momentum")
-    clients, server, events, states = unbroken(config, parties)
-    (own, one) = states[2]
+    clients, _, _, states = unbroken(config, parties)
+    own, one = states[2]
     forgetful = [type(state)(**{**vars(state), "optimizer": {}}) for state in own]
     again, _, _, _ = unbroken(config, parties, (forgetful, one))
     assert not identical([client.weights() for client in again], [client.weights() for client in clients])

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from protocol.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
 
 from glasu.runtime.wire import encode
+from protocol.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
 
 HEADER, SECTION, LOSS, NODE = 48, 12, 8, 4  # bytes
 M, N, HIDDEN = 3, 24, 6
@@ -126,10 +126,7 @@ def test_tensor_bytes_per_local_update_fall_by_q_times_the_rows_at_all_layers_ov
     keys = {"sampler": sampler, "batch_size": 2, "fanout": 1}
     always = round_bytes(aggregation_layers=ALL_LAYERS, **keys)  # Q = 1
     lazily = round_bytes(aggregation_layers=layers, num_local_steps=steps, **keys) / steps
-    if sampler == "full":
-        rows = [N, N, N, 2]
-    else:  # |S[l]| = |S[l+1]| + min(N - |S[l+1]|, fanout |S[l+1]|)
-        rows = [16, 8, 4, 2]
+    rows = {"full": [N, N, N, 2], "shared": [16, 8, 4, 2]}[sampler]  # shared: |S[l]| = (1 + fanout) |S[l+1]|
     assert always == 2 * M * sum(rows) * HIDDEN * 8
     assert always / lazily == pytest.approx(steps * sum(rows) / sum(rows[layer] for layer in layers))
 

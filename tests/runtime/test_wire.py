@@ -305,6 +305,12 @@ def test_the_refusal_says_what_is_wrong():
         decode(data + b"\0")
 
 
+def test_bytes_that_no_section_claims_are_refused_even_if_the_header_counts_them():
+    header = HEADER.pack(b"GLSU", 1, 10, 0, bytes(12), 0, 2, 0, 0, 0, 0, 0, 5)
+    with pytest.raises(ProtocolError, match="carries 5 bytes after its last section"):
+        decode(header + bytes(5))
+
+
 @pytest.mark.parametrize("columns", [0, 1, 2**32 - 1])
 def test_nothing_is_allocated_for_what_a_message_only_declares(columns):
     section = SECTION.pack(0, 1, 2**32 - 1, columns)

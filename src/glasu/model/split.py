@@ -63,7 +63,7 @@ class Dropout:
 
     def fork(self, layer: int) -> None:
         """Seed torch's own generator for a layer of another library."""
-        torch.manual_seed(self.stream(layer).torch_seed())
+        torch.default_generator.manual_seed(self.stream(layer).torch_seed())
 
 
 def no_dropout() -> Dropout:
@@ -106,13 +106,13 @@ class ClientModel(nn.Module):
         widths = [config.hidden if config.backbone == "gcnii" else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream("weights", ENCODER).torch_seed())
+            torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
             self.encoder = Projection(num_features, config.hidden) if config.backbone == "gcnii" else None
             self.layers = nn.ModuleList()
             for layer in range(config.num_layers):
-                torch.manual_seed(stream("weights", layer).torch_seed())
+                torch.default_generator.manual_seed(stream("weights", layer).torch_seed())
                 self.layers.append(_layer(config, layer, widths[layer], convolution))
-            torch.manual_seed(stream("classifier", config.num_layers).torch_seed())
+            torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
         normalized = config.normalization == "layer"
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths[1:]) if normalized else None

@@ -84,6 +84,7 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
         """Return the accuracy (multi-label: micro-F1) on the test nodes of the parties, or on the given nodes."""
+        check_is_fitted(self)
         party = next(party for party in parties if party.labels is not None)
         assert party.labels is not None
         if nodes is None:

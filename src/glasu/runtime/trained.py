@@ -76,7 +76,12 @@ class TrainedModel:
             watch = Stopwatch(time.perf_counter)
             clients = make_clients(self.config, self._labelled(parties), watch, self.convolution, self.scales)
             for client, weights in zip(clients, self.weights, strict=True):
-                client.model.load_state_dict(weights)
+                try:
+                    client.model.load_state_dict(weights)
+                except RuntimeError:  # other names, or other shapes
+                    raise DataError(
+                        f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
+                    ) from None
             found: dict[int, NDArray[Any]] = {}
             scripts = [_predict(client, nodes, found) for client in clients]
             if self.config.model.aggregation_layers:

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from glasu.data.party import Splits
+from glasu.model import exact
+from glasu.protocol import evaluation
+from glasu.protocol.messages import Evaluated, Scores
+from glasu.protocol.state import Selection
+from glasu.runtime.simulation import simulate
+from glasu.runtime.trained import TrainedModel
+from protocol.monolith import NUM_CLASSES, Monolith, assert_same, gradients, identical, run, settings, tiny_parties
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product."""
+
+    def cut(message_rows, product_rows, product_edges):
+        monkeypatch.setattr(evaluation, "CHUNK_ROWS", message_rows)
+        monkeypatch.setattr(exact, "CHUNK_ROWS", product_rows)
+        monkeypatch.setattr(exact, "CHUNK_EDGES", product_edges)
+
+    return cut
+
+
+def trained(parties, **keys):
+    return TrainedModel.of(simulate(parties, settings(**{"num_rounds": 2, "aggregation_layers": (1, 3), **keys})))
+
+
+def dense(model, parties):
+    return Monolith(model.config, parties, model.weights).probabilities().numpy()
+
+
+@pytest.mark.parametrize("owner", [None, "b"])
+@pytest.mark.parametrize("aggregation", ["mean", "concat"])
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+def test_exact_evaluation_in_any_chunks_is_dense_inference(chunks, backbone, aggregation, owner):
+    parties = tiny_parties(owner=owner)
+    model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all")
+    expected = dense(model, parties)
+    for sizes in [(8192, 8192, 2**20), (5, 7, 9), (24, 1, 1)]:
+        chunks(*sizes)
+        np.testing.assert_allclose(model.predict_proba(parties), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_asking_for_some_nodes_in_any_order_gives_their_rows(chunks):
+    parties = tiny_parties()
+    model = trained(parties)
+    everything = model.predict_proba(parties)
+    nodes = np.array([17, 3, 23, 0, 9])
+    chunks(2, 3, 4)
+    np.testing.assert_allclose(model.predict_proba(parties, nodes), everything[nodes], rtol=1e-10)
+    assert model.predict_proba(parties, np.empty(0, int)).shape == (0, NUM_CLASSES)
+
+
+def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(chunks):
+    config = settings(aggregation_layers=(1, 3), num_rounds=3, evaluate_every=1)
+    whole = run(config, tiny_parties())
+    chunks(4, 4, 4)
+    cut = run(config, tiny_parties())
+    assert_same(cut.final, whole.final)
+    assert cut.meter.exchanges == whole.meter.exchanges
+    assert cut.meter.messages > whole.meter.messages
+    assert cut.meter.by_kind["tensor"] == whole.meter.by_kind["tensor"]
+
+
+@pytest.mark.parametrize("layers", [(3,), (1, 3)])
+def test_the_prediction_is_the_mean_of_the_clients_probabilities(layers):
+    parties = tiny_parties()
+    model = trained(parties, aggregation_layers=layers, optimizer="adam", num_local_steps=3)
+    whole = Monolith(model.config, parties, model.weights)
+    hidden = whole.forward()
+    own = torch.stack([whole.logits(m, hidden[m]).softmax(dim=1) for m in range(3)])
+    assert (own[0] - own[1]).abs().max() > 1e-3  # the classifiers have come to differ
+    np.testing.assert_allclose(model.predict_proba(parties), own.mean(dim=0).detach(), rtol=1e-10)
+
+
+def test_with_labels_at_one_party_the_prediction_is_the_owners_and_no_probability_travels():
+    parties = tiny_parties(owner="c")
+    sent = []
+    config = settings(aggregation_layers=(1, 3), labels="c", num_rounds=2)
+    done = run(config, parties, carry=lambda message: (sent.append(type(message)), message)[1])
+    assert Scores not in sent
+    whole = Monolith(config, parties, done.final)
+    expected = whole.logits(2, whole.forward()[2]).softmax(dim=1)
+    found = done.events[-1].metrics["accuracy"]
+    nodes = parties[2].splits.test
+    assert found == pytest.approx((expected.argmax(1).numpy() == parties[2].labels)[nodes].mean())
+
+
+# --- when, on which nodes, and what is chosen --------------------------------------------------------------------
+
+
+def with_labels(parties, labels):
+    return [replace(one, labels=labels) for one in parties]
+
+
+def test_the_test_labels_change_nothing_but_the_final_figure():
+    parties = tiny_parties(num_nodes=40)
+    test = parties[0].splits.test
+    other = parties[0].labels.copy()
+    other[test] = (other[test] + 1) % NUM_CLASSES
+    config = settings(aggregation_layers=(1, 3), num_rounds=6, evaluate_every=2, optimizer="adam", patience=2)
+    first, second = (
+        simulate(kind, config, clock=lambda: 0.0).report.to_dict() for kind in (parties, with_labels(parties, other))
+    )
+    assert first.pop("test") != second.pop("test")
+    assert first == second
+
+
+def test_unknown_labels_outside_the_training_split_do_not_count():
+    parties = tiny_parties(num_nodes=40)
+    validation = parties[0].splits.validation
+    config = settings(aggregation_layers=(1, 3), num_rounds=2)
+    some = parties[0].labels.copy()
+    some[validation[::2]] = -1
+    fewer = Splits(parties[0].splits.train, validation[1::2], parties[0].splits.test)
+    unknown = simulate(with_labels(parties, some), config).report
+    absent = simulate([replace(one, splits=fewer) for one in parties], config).report
+    assert unknown.validation == absent.validation
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"), [(6, 2, [2, 4, 6]), (5, 2, [2, 4, 5]), (3, 10, [3]), (2, 1, [1, 2])]
+)
+def test_evaluation_happens_every_so_many_rounds_and_after_the_last(rounds, every, expected):
+    for layers in [(1, 3), ()]:
+        config = settings(aggregation_layers=layers, num_rounds=rounds, evaluate_every=every)
+        history = simulate(tiny_parties(), config).report.history
+        assert [entry["round"] for entry in history] == expected
+
+
+def test_a_history_entry_tells_the_loss_of_its_round_the_scores_and_the_bytes_so_far():
+    config = settings(aggregation_layers=(1, 3), num_rounds=4, evaluate_every=2, num_local_steps=2)
+    report = simulate(tiny_parties(), config).report
+    assert [entry["loss"] for entry in report.history] == [report.losses[1], report.losses[3]]
+    assert report.history[0]["bytes"] < report.history[1]["bytes"]
+    moved = report.traffic["bytes_to_server"] + report.traffic["bytes_to_clients"]
+    assert report.history[1]["bytes"] < moved
+    assert set(report.history[0]) == {"round", "loss", "val_accuracy", "val_macro_f1", "val_loss", "bytes", "seconds"}
+
+
+def search(**keys):
+    """Run with a rate so high that the validation accuracy goes up and down; return run and accuracies by round."""
+    config = settings(aggregation_layers=(1, 3), evaluate_every=1, optimizer="adam", **keys)
+    done = run(config, tiny_parties(num_nodes=40, seed=5))
+    found = [event for event in done.events if isinstance(event, Evaluated) and event.split == "validation"]
+    return done, {event.round: event.metrics["accuracy"] for event in found}
+
+
+def test_the_selected_model_is_the_earliest_of_the_best_on_validation():
+    done, accuracy = search(num_rounds=14, learning_rate=0.08)
+    best = max(accuracy.values())
+    rounds = [index for index in accuracy if accuracy[index] == best]
+    assert len(rounds) > 1  # there is a tie ...
+    assert rounds[0] < 14
+    assert done.server.selection.best_round == rounds[0]
+    chosen = [own[rounds[0] - 1] for own in done.after_round]
+    assert identical([client.best_weights for client in done.clients], chosen)
+    assert identical([client.weights() for client in done.clients], chosen)  # ... and the test was on those weights
+    assert not identical(done.final, chosen)
+    parties = tiny_parties(num_nodes=40, seed=5)
+    guess = Monolith(done.clients[0].config, parties, chosen).probabilities().argmax(dim=1).numpy()
+    nodes = parties[0].splits.test
+    assert done.events[-1].metrics["accuracy"] == pytest.approx((guess == parties[0].labels)[nodes].mean())
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_a_run_stops_after_so_many_evaluations_without_improvement(patience):
+    _, accuracy = search(num_rounds=14, learning_rate=0.08)
+    best, since, expected = -1.0, 0, 14
+    for index, score in accuracy.items():
+        best, since = (score, 0) if score > best else (best, since + 1)
+        if since == patience:
+            expected = index
+            break
+    assert expected < 14
+    done, seen = search(num_rounds=14, learning_rate=0.08, patience=patience)
+    assert list(seen) == list(range(1, expected + 1))
+    assert [len(own) for own in done.after_round] == [expected] * 3
+    assert len(done.server.losses) == expected
+    assert done.server.stopped
+
+
+def test_a_client_alone_stops_by_its_own_scores():
+    config = settings(aggregation_layers=(), num_rounds=14, evaluate_every=1, patience=2, learning_rate=1e-300)
+    history = simulate(tiny_parties(), config).report.history  # nothing changes, so nothing improves
+    assert [entry["round"] for entry in history] == [1, 2, 3]
+
+
+def test_selection_keeps_the_earlier_of_equals_and_the_latest_where_there_is_no_score():
+    selection = Selection()
+    for index, score in enumerate([0.3, 0.5, 0.5, 0.4], start=1):
+        selection = selection.after(score, index)
+    assert (selection.best, selection.best_round, selection.evaluations_since) == (0.5, 2, 2)
+    blind = Selection().after(float("nan"), 1).after(float("nan"), 2)
+    assert (blind.best_round, blind.evaluations_since) == (2, 0)
+
+
+def test_a_subset_of_validation_nodes_is_fixed_and_does_not_touch_the_test():
+    seen = []
+
+    def see(message):
+        if isinstance(message, Scores) and message.key.client == 0:
+            seen.append(len(message.value))
+        return message
+
+    parties = tiny_parties(num_nodes=40)
+    config = settings(aggregation_layers=(3,), num_rounds=3, evaluate_every=1, evaluate_nodes=4, learning_rate=1e-300)
+    done = run(config, parties, carry=see)
+    assert seen == [4, 4, 4, 10]
+    chosen = done.clients[0].evaluation_nodes("validation")
+    assert len(chosen) == 4
+    assert np.isin(chosen, parties[0].splits.validation).all()
+    scores = [event.metrics for event in done.events if isinstance(event, Evaluated) and event.split == "validation"]
+    assert scores[0] == scores[1] == scores[2]  # the same nodes each time
+    guess = Monolith(config, parties, done.final).probabilities().argmax(dim=1).numpy()
+    assert scores[0]["accuracy"] == pytest.approx((guess == parties[0].labels)[chosen].mean())
+
+
+# --- several labels per node -------------------------------------------------------------------------------------
+
+
+def multilabel_parties(owner=None):
+    parties = tiny_parties(num_nodes=40)
+    rng = np.random.default_rng(6)
+    scores = sum(one.features @ rng.standard_normal((one.num_features, 4)) for one in parties)
+    told = {"labels": (scores > 0.3).astype(np.int64), "classes": ("p", "q", "r", "s")}
+    nobody = {"labels": None, "classes": (), "splits": None}
+    return [replace(one, **(told if owner in (None, one.name) else nobody)) for one in parties]
+
+
+@pytest.mark.parametrize("owner", [None, "a"])
+def test_a_multilabel_task_trains_by_the_gradient_of_its_binary_losses(owner):
+    parties = multilabel_parties(owner)
+    config = settings(task="multilabel", aggregation_layers=(1, 3), backward="joint", labels=owner or "all")
+    done = run(config, parties, scatter=17)
+    whole = Monolith(config, parties, done.initial)
+    assert_same(gradients(done.clients), whole.gradients(sum(whole.losses().values())))
+
+
+@pytest.mark.parametrize("owner", [None, "a"])
+def test_a_multilabel_task_is_learned_selected_by_micro_f1_and_predicted(owner):
+    parties = multilabel_parties(owner)
+    config = settings(
+        task="multilabel",
+        aggregation_layers=(1, 3),
+        hidden=12,
+        num_local_steps=2,
+        optimizer="adam",
+        learning_rate=0.03,
+        num_rounds=20,
+        evaluate_every=4,
+        labels=owner or "all",
+    )
+    done = simulate(parties, config)
+    report = done.report
+    assert report.losses[-1] < 0.8 * report.losses[0]
+    scores = {entry["round"]: entry["val_micro_f1"] for entry in report.history}
+    assert report.validation.micro_f1 == max(scores.values())
+    assert report.validation.round == max(scores, key=lambda index: (scores[index], -index))
+    model = TrainedModel.of(done)
+    guess = model.predict(parties)
+    np.testing.assert_array_equal(guess, dense(model, parties) > 0.5)
+    truth, nodes = parties[0].labels, parties[0].splits.test
+    hits = (guess & truth)[nodes].sum()
+    assert report.test.micro_f1 == pytest.approx(2 * hits / (guess[nodes].sum() + truth[nodes].sum()))
+    assert report.test.accuracy == pytest.approx((guess == truth)[nodes].mean())

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from torch_geometric.nn import SAGEConv
+
+import glasu
+from glasu.errors import ConfigError
+from glasu.runtime.estimator import GLASUClassifier
+from protocol.monolith import settings, tiny_parties
+
+QUICK = {"hidden": 8, "num_rounds": 4, "num_local_steps": 2, "learning_rate": 0.05}
+
+
+def test_fit_returns_the_estimator_and_predict_gives_class_names():
+    parties = tiny_parties()
+    model = GLASUClassifier(**QUICK)
+    assert model.fit(parties) is model
+    assert model.classes_.tolist() == ["class 0", "class 1", "class 2"]
+    probabilities = model.predict_proba(parties)
+    assert probabilities.shape == (24, 3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(parties), model.classes_[probabilities.argmax(axis=1)])
+    nodes = np.array([5, 2])
+    np.testing.assert_array_equal(model.predict(parties, nodes), model.predict(parties)[nodes])
+
+
+def test_score_is_the_accuracy_on_the_test_nodes_or_on_the_given_ones():
+    parties = tiny_parties(num_nodes=40)
+    model = GLASUClassifier(**QUICK).fit(parties)
+    right = model.predict(parties) == model.classes_[parties[0].labels]
+    assert model.score(parties) == pytest.approx(right[parties[0].splits.test].mean())
+    assert model.score(parties) == pytest.approx(model.report_.test.accuracy)
+    assert model.score(parties, nodes=np.arange(7)) == pytest.approx(right[:7].mean())
+
+
+def test_fit_is_train_with_the_same_settings():
+    parties = tiny_parties()
+    report = glasu.train(
+        parties,
+        glasu.RunConfig(
+            model=glasu.ModelConfig(hidden=8),
+            train=glasu.TrainConfig(num_rounds=4, num_local_steps=2, learning_rate=0.05),
+        ),
+    )
+    assert GLASUClassifier(**QUICK).fit(parties).report_.weights_sha256 == report.weights_sha256
+
+
+def test_named_settings_override_those_of_the_config_and_the_rest_stays():
+    config = settings(sampler="shared", labels="b", num_rounds=50, hidden=32)
+    model = GLASUClassifier(config=config, **QUICK).fit(tiny_parties(owner="b"))
+    ran = model.report_.config
+    assert ran["train"]["sampler"] == "shared"
+    assert ran["train"]["labels"] == "b"
+    assert ran["train"]["num_rounds"] == 4
+    assert ran["model"]["hidden"] == 8
+
+
+def test_parameters_are_those_of_the_constructor_and_survive_clone_and_set_params():
+    model = GLASUClassifier(backbone="sage", aggregation_layers=(3,), **QUICK)
+    assert is_classifier(model)
+    own = model.get_params()
+    assert own["backbone"] == "sage"
+    assert own["num_rounds"] == 4
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == own
+    copy.set_params(hidden=4, seed=7)
+    assert (copy.hidden, copy.seed, model.hidden, model.seed) == (4, 7, 8, 0)
+    with pytest.raises(ValueError, match="Invalid parameter"):
+        copy.set_params(depth=3)
+
+
+def test_a_clone_of_a_fitted_estimator_is_not_fitted_and_learns_the_same():
+    parties = tiny_parties()
+    model = GLASUClassifier(**QUICK).fit(parties)
+    copy = clone(model)
+    with pytest.raises(NotFittedError):
+        copy.predict(parties)
+    assert copy.fit(parties).report_.weights_sha256 == model.report_.weights_sha256
+    other = clone(model).set_params(seed=1).fit(parties)
+    assert other.report_.weights_sha256 != model.report_.weights_sha256
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "score"])
+def test_what_is_not_fitted_says_so(method):
+    with pytest.raises(NotFittedError):
+        getattr(GLASUClassifier(), method)(tiny_parties())
+
+
+def test_a_bad_setting_is_refused_when_fitting_not_when_constructing():
+    model = GLASUClassifier(aggregation_layers=(0, 1))
+    with pytest.raises(ConfigError, match="aggregation_layers"):
+        model.fit(tiny_parties())
+
+
+def test_a_convolution_of_ones_own_is_kept_for_prediction():
+    parties = tiny_parties()
+    model = GLASUClassifier(backbone="custom", convolution=SAGEConv, **QUICK).fit(parties)
+    assert model.predict(parties).shape == (24,)
+    assert clone(model).get_params()["convolution"] is SAGEConv
+
+
+def test_a_multilabel_task_predicts_zeros_and_ones_and_scores_micro_f1():
+    rng = np.random.default_rng(7)
+    labels = (rng.random((24, 4)) < 0.5).astype(np.int64)
+    parties = [replace(one, labels=labels, classes=("p", "q", "r", "s")) for one in tiny_parties()]
+    model = GLASUClassifier(config=settings(task="multilabel"), **QUICK).fit(parties)
+    guess = model.predict(parties)
+    assert guess.shape == (24, 4)
+    assert set(np.unique(guess)) <= {0, 1}
+    nodes = parties[0].splits.test
+    hits = (guess & labels)[nodes].sum()
+    assert model.score(parties) == pytest.approx(2 * hits / (guess[nodes].sum() + labels[nodes].sum()))
