@@ -133,8 +133,8 @@ def main() -> None:
         row = [f"{size}", f"{graphs[size][0].graph.num_edges}", f"{timings[0].rows:.0f}", f"{1e3 * best_here:.1f}"]
         rows.append([*row, f"{ratio:.2f}", f"{ratio / work:.2f}"])
     header = ["nodes", "edges of a client", "rows drawn", "ms / round", "ratio", "ratio per row drawn"]
-    text += "synthetic, the same with fanout 2, turn by turn, median ratio; per row drawn it should be 1 (in a small graph\n"
-    text += f"the clients' draws overlap more)\n\n{markdown(header, rows)}"
+    text += "synthetic, the same with fanout 2, turn by turn, median ratio; per row drawn it should be 1\n"
+    text += f"(in a small graph the draws overlap more, so fewer rows are read)\n\n{markdown(header, rows)}"
     print(text)
     if args.out is not None:
         args.out.write_text(text + "\n")

@@ -185,3 +185,25 @@ def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):
     manifest = folder / "model.toml"
     manifest.write_text(manifest.read_text().replace('"a.safetensors"', '"../../a.safetensors"'))
     TrainedModel.load(folder)  # reads the file of that name in the folder itself
+
+
+def test_prediction_keeps_the_input_scale_of_the_training_whatever_the_new_features_are():
+    model, parties, _ = fitted("input scale")
+    assert len(set(model.scales)) == 3  # "auto" gave each party its own
+    doubled = [replace(one, features=2 * one.features) for one in parties]
+    rescaled = replace(model, scales=tuple(2 * scale for scale in model.scales))
+    assert np.array_equal(model.predict_proba(doubled), rescaled.predict_proba(parties))
+    assert not np.array_equal(model.predict_proba(doubled), model.predict_proba(parties))
+
+
+@pytest.mark.parametrize("keys", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)
+def test_a_sampled_prediction_does_not_depend_on_the_order_in_which_nodes_are_asked_for(keys):
+    config = settings(
+        **{"aggregation_layers": (1, 3), "sampler": "neighbor", "fanout": 1, "sampled_evaluation": True, **keys}
+    )
+    parties = tiny_parties()
+    model = TrainedModel.of(simulate(parties, config))
+    nodes = np.array([17, 3, 22, 0, 9, 3])  # in no order, one of them twice
+    once = np.unique(nodes)
+    expected = model.predict_proba(parties, once)[np.searchsorted(once, nodes)]
+    np.testing.assert_allclose(model.predict_proba(parties, nodes), expected, rtol=1e-12)

@@ -108,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise DataError(f"{path}: cannot be read; `glasu init` writes one for a folder with nodes and edges.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: is not valid TOML: {error}.") from None
     known = [item.name for item in fields(Manifest)]
     for key, value in content.items():

@@ -125,9 +125,10 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
 
 def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
-    (sample,) = yield from client_sampling(client, [round_index], batches=[nodes], chunk=1)
+    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
+    (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], chunk=1)
     hidden, _ = yield from client_inference(client, client.batch(sample), client.no_dropout(), phase)
-    joint: Tensor = hidden
+    joint: Tensor = hidden[places]
     return joint
 
 

@@ -163,7 +163,7 @@ class TrainedModel:
             raise DataError(
                 f"{error.filename}: cannot be read ({error.strerror}); give the folder that `glasu train --out` wrote."
             ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, SafetensorError, KeyError, TypeError) as error:
+        except (ValueError, SafetensorError, KeyError, TypeError) as error:
             raise DataError(f"{folder}: is not a model folder of GLASU: {error!r}.") from None
 
 
