@@ -207,3 +207,17 @@ def test_a_sampled_prediction_does_not_depend_on_the_order_in_which_nodes_are_as
     once = np.unique(nodes)
     expected = model.predict_proba(parties, once)[np.searchsorted(once, nodes)]
     np.testing.assert_allclose(model.predict_proba(parties, nodes), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["../up", "sales/eu", "sales\\eu", "..", ".hidden", "", "x" * 101, "nul\0"])
+def test_a_party_whose_name_could_lead_out_of_a_model_folder_is_refused(name):
+    with pytest.raises(DataError, match="files bear a party's name"):
+        replace(tiny_parties()[0], name=name)
+
+
+@pytest.mark.parametrize("name", ["Sales EU", "München", "a.b", "x" * 100])
+def test_other_names_of_parties_survive_the_folder(tmp_path, name):
+    first, *others = tiny_parties()
+    model = TrainedModel.of(simulate([replace(first, name=name), *others], settings(aggregation_layers=(3,))))
+    model.save(tmp_path)
+    assert TrainedModel.load(tmp_path).names == (name, "b", "c")

@@ -118,6 +118,8 @@ class PartyData:
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", compact(self.features))
         nodes, where = self.num_nodes, f"party {self.name!r}"
+        if not 0 < len(self.name) <= 100 or self.name.startswith(".") or set(self.name) & set("/\\\0"):
+            raise DataError(f"{where}: files bear a party's name; use 1 to 100 characters, no slash, no dot in front.")
         if len(np.unique(self.ids)) != nodes:
             raise DataError(f"{where}: an id stands for two nodes; ids must be distinct.")
         if len(self.features.shape) != 2 or self.features.shape[1] == 0:
