@@ -73,7 +73,17 @@ def test_train_writes_a_report_with_the_fixed_fields_and_a_model(run_file, tmp_p
     assert result.returncode == 0, result.stderr
     assert "test accuracy" in result.stdout
     found = report(tmp_path / "run")
-    for field in "config test validation history traffic seconds weights_sha256 privacy versions".split():
+    for field in [
+        "config",
+        "test",
+        "validation",
+        "history",
+        "traffic",
+        "seconds",
+        "weights_sha256",
+        "privacy",
+        "versions",
+    ]:
         assert field in found
     assert set(found["history"][0]) >= {"round", "loss", "val_accuracy", "bytes", "seconds"}
     assert [entry["round"] for entry in found["history"]] == [2, 4]
