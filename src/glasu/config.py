@@ -6,9 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import sys
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,90 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from glasu.errors import ConfigError
+from glasu.section import Section, require
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 
 
-def _require(condition: bool, value: object, rule: str) -> None:
-    if not condition:
-        raise ConfigError(f"{value}: {rule}")
-
-
-def _options(annotation: Any) -> list[Any]:
-    """Return the alternatives of a union, or the annotation alone."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [option for part in typing.get_args(annotation) for option in _options(part)]
-    return [annotation]
-
-
-def _convert(value: Any, option: Any) -> Any:
-    """Return `value` as the type `option`, or raise TypeError."""
-    origin = typing.get_origin(option)
-    if origin is Literal:
-        if isinstance(value, str) and value in typing.get_args(option):
-            return value
-    elif origin is tuple:
-        if isinstance(value, (list, tuple)):
-            inner = typing.get_args(option)
-            if inner[-1] is Ellipsis:
-                return tuple(_convert(item, inner[0]) for item in value)
-            if len(inner) == len(value):
-                return tuple(_convert(item, kind) for item, kind in zip(value, inner, strict=True))
-    elif option is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
-            return float(value)
-    elif option is type(None):
-        if value is None:
-            return None
-    elif isinstance(value, option) and not (option is int and isinstance(value, bool)):
-        return value
-    raise TypeError
-
-
-def _describe(option: Any) -> str:
-    origin = typing.get_origin(option)
-    if origin is Literal:
-        return " or ".join(f'"{choice}"' for choice in typing.get_args(option))
-    if origin is tuple:
-        inner = typing.get_args(option)
-        if inner[-1] is Ellipsis:
-            return f"a list of {_describe(inner[0]).removeprefix('a ').removeprefix('an ')}s"
-        return f"a list of {len(inner)} numbers"
-    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
-    return names[option]
-
-
-class _Section:
-    """Checks the type of every field, so that a config that exists is a config that can run."""
-
-    section: typing.ClassVar[str]
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
-            options = _options(hints[item.name])
-            for option in options:
-                try:
-                    object.__setattr__(self, item.name, _convert(value, option))
-                    break
-                except TypeError:
-                    continue
-            else:
-                expected = " or ".join(_describe(option) for option in options if option is not type(None))
-                raise ConfigError(f"{self.section}.{item.name}={value!r}: must be {expected}.")
-        self._check()
-
-    def _check(self) -> None:
-        """Raise ConfigError where the values do not fit together."""
-
-    def _need(self, key: str, condition: bool, rule: str) -> None:
-        _require(condition, f"{self.section}.{key}={getattr(self, key)!r}", rule)
-
-
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which data, and how one graph is divided among the clients."""
 
     section = "data"
@@ -117,13 +39,15 @@ class DataConfig(_Section):
     num_classes: int = 5
 
     def _check(self) -> None:
-        _require(
+        require(
             not (self.name and self.parties),
             f"data.name={self.name!r} and data.parties={list(self.parties)}",
             "only one of them can say where the data comes from; remove the other.",
         )
         self._need("num_clients", self.num_clients >= 1, "at least one client must hold the data.")
-        self._need("edge_fraction", 0 < self.edge_fraction <= 1, "the share of the edges must lie in (0, 1].")
+        self._need("edge_fraction", 0 <= self.edge_fraction <= 1, "the share of the edges must lie in [0, 1].")
+        if self.seed is not None:
+            self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
         self._need("num_nodes", self.num_nodes >= 1, "a graph needs at least one node.")
         self._need("average_degree", self.average_degree >= 0, "cannot be negative; 0 means no edges.")
         self._need("num_features", self.num_features >= 1, "at least one feature is needed.")
@@ -135,7 +59,7 @@ class DataConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The split graph neural network."""
 
     section = "model"
@@ -173,7 +97,7 @@ class ModelConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The rounds: who learns from whom, on which nodes, with which steps."""
 
     section = "train"
@@ -219,15 +143,16 @@ class TrainConfig(_Section):
         self._need("momentum", 0 <= self.momentum < 1, "must lie in [0, 1).")
         for key in ("patience", "evaluate_nodes", "prefetch"):
             self._need(key, getattr(self, key) >= 0, "cannot be negative.")
-        for key in ("evaluate_every", "checkpoint_every"):
-            self._need(key, getattr(self, key) >= 1, "must be at least 1.")
+        self._need("evaluate_every", self.evaluate_every >= 1, "must be at least 1.")
+        self._need("prefetch", self.prefetch <= 1024, "at most 1024 rounds fit into one message.")
+        self._refuse_without_effect("checkpoint_every")
         self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
         if self.method == "standalone":
             self._need("labels", self.labels == "all", 'train.method="standalone" needs labels at every party.')
 
 
 @dataclass(frozen=True, kw_only=True)
-class WireConfig(_Section):
+class WireConfig(Section):
     """How tensors travel."""
 
     section = "wire"
@@ -235,7 +160,7 @@ class WireConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyConfig(_Section):
+class PrivacyConfig(Section):
     """What protects the tensors that leave a client."""
 
     section = "privacy"
@@ -249,15 +174,9 @@ class PrivacyConfig(_Section):
     range: float = 8.0
 
     def _check(self) -> None:
-        unaccounted = "noise is not accounted for in this version, and unaccounted noise promises nothing; use 0.0."
-        self._need("dp_noise_multiplier", self.dp_noise_multiplier == 0.0, unaccounted)
-        self._need("target_epsilon", self.target_epsilon is None, "this version does not calibrate noise; remove it.")
-        self._need(
-            "blind_server", not self.blind_server, "needs secure aggregation, absent from this version; use false."
+        self._refuse_without_effect(
+            "dp_noise_multiplier", "dp_clip", "delta", "target_epsilon", "blind_server", "allow_two_parties", "range"
         )
-        self._need("dp_clip", self.dp_clip > 0, "the norm to clip to must be positive.")
-        self._need("delta", 0 < self.delta < 1, "must lie in (0, 1).")
-        self._need("range", self.range > 0, "must be positive.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +232,7 @@ class RunConfig:
                 raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"{source}: {name}={keys!r}: must be a section, written [{name}].")
-            kind = typing.cast("type[_Section]", classes[name])
+            kind = typing.cast("type[Section]", classes[name])
             known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
             for key in keys:
                 if key not in known:
@@ -333,13 +252,19 @@ class RunConfig:
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
         for override in overrides:
             _apply(sections, override)
-        data = sections.get("data")
-        if isinstance(data, dict):
-            if isinstance(data.get("root"), str):
-                data["root"] = _beside(path, data["root"])
-            if isinstance(data.get("parties"), list):
-                data["parties"] = [_beside(path, item) if isinstance(item, str) else item for item in data["parties"]]
-        return cls.from_dict(sections, str(path))
+        _make_absolute(sections, path)
+        return cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
+
+    def overridden(self, overrides: Sequence[str], sections: Sequence[str]) -> Self:
+        """Apply `section.key=value` overrides to some sections; relative paths are relative to the working folder."""
+        changed: dict[str, Any] = {}
+        for override in overrides:
+            if override.partition(".")[0].strip() not in sections:
+                raise ConfigError(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
+            _apply(changed, override)
+        _make_absolute(changed, Path("-"))
+        base = self.to_dict()
+        return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings, in hexadecimal; where the data lies on this machine is left out."""
@@ -347,6 +272,16 @@ class RunConfig:
         for key in ("root", "parties"):
             del settings["data"][key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _make_absolute(sections: dict[str, Any], file: Path) -> None:
+    """Make the paths in [data] absolute; they were relative to the folder of `file`."""
+    data = sections.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("root"), str):
+            data["root"] = _beside(file, data["root"])
+        if isinstance(data.get("parties"), list):
+            data["parties"] = [_beside(file, item) if isinstance(item, str) else item for item in data["parties"]]
 
 
 def _beside(file: Path, path: str) -> str:
@@ -369,7 +304,7 @@ def _apply(sections: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: must look like section.key=value, for example train.seed=1.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML
         value = text.strip()
     keys = sections.setdefault(section, {})
     if isinstance(keys, dict):
@@ -396,6 +331,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dic
         },
         "standalone": {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
         "simulated": {
+            "data": {"edge_fraction": 1.0},
             "model": {"aggregation_layers": every_layer},
             "train": {"num_local_steps": 1, "backward": "joint"},
         },

@@ -1,8 +1,10 @@
-"""Every error that GLASU raises on purpose; the command line turns each into one line and exit code 2."""
+"""Every error that GLASU raises on purpose; the command line turns each into one line and an exit code."""
 
 
 class GlasuError(Exception):
     """Anything a user can mend: the message names the value, the rule it breaks, and the way out."""
+
+    exit_code = 2
 
 
 class ConfigError(GlasuError):
@@ -19,6 +21,12 @@ class AlignmentError(GlasuError):
 
 class ProtocolError(GlasuError):
     """A message is not the one that the round expects now."""
+
+
+class TrainingError(GlasuError):
+    """The input was good, but the run failed: the loss is not a number any more."""
+
+    exit_code = 1
 
 
 class TransportError(GlasuError):

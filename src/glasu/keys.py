@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import struct
 from dataclasses import dataclass
 
-SERVER = 0xFFFF  # stands in the place of a client's index in what the server sends
+SERVER = 0xFFFF  # stands in the place of a client's index in what the server sends to all
+TO_ONE = 0x8000  # added to a client's index in what the server sends to it alone
 RUN_BYTES = 12
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
 
@@ -40,6 +42,10 @@ class Key:
     incarnation: int = 0
     attempt: int = 0
 
+    def about(self) -> bytes:
+        """Return what the message is about as bytes: the same when a restarted client sends it again."""
+        return dataclasses.replace(self, incarnation=0, attempt=0).pack()
+
     def pack(self) -> bytes:
         """Return the key as bytes of one fixed length."""
         return _LAYOUT.pack(
@@ -47,5 +53,5 @@ class Key:
         )
 
     def __str__(self) -> str:
-        sender = "server" if self.client == SERVER else f"client {self.client}"
+        sender = "server" if self.client >= TO_ONE else f"client {self.client}"
         return f"{self.phase.name.lower()} round {self.round} layer {self.layer} chunk {self.chunk} from {sender}"

@@ -9,10 +9,11 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.report import RunReport
+from glasu.report import RunReport, percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best at")
+TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
 PLOT = {"displayModeBar": False, "responsive": True}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
@@ -21,6 +22,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid #d8dee4; }
 th:first-child, td:first-child { text-align: left; } th { color: #57606a; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
+.wide { overflow-x: auto; }
 .plots > div { min-width: 0; overflow: hidden; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .5em; }
 footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
@@ -31,12 +33,12 @@ def table_row(report: RunReport) -> tuple[str, ...]:
     """Return a run's figures as text, in the order of HEADINGS after the first."""
     traffic = report.traffic
     return (
-        f"{100 * report.test.accuracy:.1f} %",
-        f"{100 * report.test.macro_f1:.1f} %",
+        percent(report.test.accuracy),
+        percent(report.test.macro_f1),
         f"{(traffic['bytes_to_server'] + traffic['bytes_to_clients']) / 1e6:.1f}",
         f"{traffic['exchanges']}",
         f"{report.seconds['total']:.1f}",
-        f"{report.validation.round}",
+        "-" if report.validation.round is None else f"{report.validation.round}",
     )
 
 
@@ -78,7 +80,7 @@ def _table(reports: Mapping[str, RunReport]) -> str:
     for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
         key = f'<span class="key" style="background:{colour}"></span>{html.escape(name)}'
         rows += f"<tr><td>{key}</td>{''.join(f'<td>{cell}</td>' for cell in table_row(report))}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _parties(reports: Mapping[str, RunReport]) -> str:
@@ -122,7 +124,7 @@ def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
         margin={"l": 60, "r": 10, "t": 10, "b": 50},
         showlegend=axis == "round",
         legend={"x": 0.98, "y": 0.02, "xanchor": "right", "yanchor": "bottom"},
-        xaxis={"title": label, "type": "log" if axis == "bytes" else "linear"},
+        xaxis={"title": label, **({"type": "log", "tickvals": TICKS} if axis == "bytes" else {})},
         yaxis={"title": "validation accuracy (%)"},
         hovermode="x unified" if axis == "round" else "closest",
     )

@@ -55,15 +55,24 @@ class RunReport:
         """Return the report as it is written to report.json."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
+    def _selected(self) -> str:
+        chosen = self.validation.round
+        return "every party at its own best round" if chosen is None else f"best at round {chosen}"
+
     def summary(self) -> str:
         """Return the run in one line."""
         traffic = self.traffic
         moved = (traffic["bytes_to_server"] + traffic["bytes_to_clients"]) / 1e6
         return (
-            f"{self.config['train']['method']}: test accuracy {100 * self.test.accuracy:.1f} % "
-            f"(round {self.validation.round}, validation {100 * self.validation.accuracy:.1f} %), "
+            f"{self.config['train']['method']}: test accuracy {percent(self.test.accuracy)} "
+            f"(validation {percent(self.validation.accuracy)}, {self._selected()}), "
             f"{moved:.1f} MB in {traffic['exchanges']} exchanges, {self.seconds['total']:.1f} s"
         )
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage; a dash where there was nothing to measure it on."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _plain(value: Any) -> Any:

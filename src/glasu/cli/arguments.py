@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def add_run_file(parser: argparse.ArgumentParser) -> None:
     """Ask for RUN.toml and `--set section.key=value`."""
     parser.add_argument("run_file", type=Path, metavar="RUN.toml", help="the run's settings")
+    add_overrides(parser, "override one setting; may be given several times")
+
+
+def add_overrides(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Ask for `--set section.key=value`."""
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        help="override one setting; may be given several times",
+        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help=purpose
     )
 
 

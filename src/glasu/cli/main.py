@@ -59,15 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run(args)
         sys.stdout.flush()
     except GlasuError as error:
-        print(f"glasu {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _fail(args.command, str(error), error.exit_code)
     except KeyboardInterrupt:
         print(f"glasu {args.command}: interrupted; nothing was written half.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (OSError, MemoryError) as error:  # a full disk, a folder in the place of a file, a graph too large
+        return _fail(args.command, f"{type(error).__name__}: {error}", 1)
     return 0
+
+
+def _fail(command: str, message: str, code: int) -> int:
+    print(f"glasu {command}: {' '.join(message.split())}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

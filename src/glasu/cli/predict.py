@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from glasu.cli.arguments import output_folder
+from glasu.cli.arguments import add_overrides, output_folder
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
@@ -17,6 +17,8 @@ EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="what `glasu train --out` wrote")
+    add_overrides(parser, "where the data lies now, for example data.root=elsewhere")
+    parser.add_argument("--party", metavar="NAME", help="after standalone training: whose model predicts")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
 
@@ -29,9 +31,14 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.tables import write_table
     from glasu.runtime.trained import TrainedModel
 
-    model = TrainedModel.load(args.run_dir / "model")
-    parties = load_parties(model.config)
-    probabilities = model.predict_proba(parties)
+    model = TrainedModel.load(args.run_dir)
+    if model.config.model.backbone == "custom":
+        raise ConfigError(
+            f"{args.run_dir}: the model has a convolution of your own; predict in Python, with "
+            "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
+        )
+    parties = load_parties(model.config.overridden(args.overrides, ("data",)), for_prediction=True)
+    probabilities = model.predict_proba(parties, party=args.party)
     if model.config.train.task == "multilabel":
         said = [
             " ".join(name for name, yes in zip(model.classes, row > 0.5, strict=True) if yes) for row in probabilities

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def _describe(event: Evaluated) -> str:
     score = event.metrics.get("micro_f1", event.metrics["accuracy"])
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
-    return f"{loss}{event.split} {100 * score:.1f} %"
+    who = f"{event.party}: " if event.party else ""
+    return f"{who}{loss}{event.split} {100 * score:.1f} %"
 
 
 @contextmanager

@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    config = read_config(args).replace(train={"method": "glasu"})  # what the parties hold, whatever trains on it
+    method = {"method": "glasu", "backward": "local"}  # what the parties hold, whatever method trains on it
+    config = read_config(args).replace(train=method)
 
     from glasu.data.datasets import load_parties
     from glasu.data.folders import refuse_existing, write_party

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glasu.data.party import PartyData, Splits
+from glasu.data.party import PartyData, Splits, labelled
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def restrict(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
     )
 
 
-def check_parties(parties: Sequence[PartyData], labels: str = "all") -> None:
+def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str = "multiclass") -> None:
     """Raise where the parties cannot train together; `labels` is "all" or the name of the party that has them."""
     if not parties:
         raise ConfigError("there is no party; name at least one folder in data.parties, or a data set in data.name.")
@@ -73,7 +73,7 @@ def check_parties(parties: Sequence[PartyData], labels: str = "all") -> None:
             )
     owners = list(parties) if labels == "all" else [_party_named(labels, parties)]
     for owner in owners:
-        _check_labels(owner, owners[0])
+        _check_labels(owner, owners[0], task)
 
 
 def keep_labels(parties: Sequence[PartyData], labels: str) -> list[PartyData]:
@@ -92,10 +92,16 @@ def _party_named(name: str, parties: Sequence[PartyData]) -> PartyData:
     raise ConfigError(f'train.labels={name!r}: there is no such party; use "all" or one of {known}.')
 
 
-def _check_labels(party: PartyData, first: PartyData) -> None:
+def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
     where = f"party {party.name!r}"
     if party.labels is None:
-        raise DataError(f'{where} has no labels; with train.labels = "all" every party needs them, else name the one.')
+        raise DataError(
+            f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
+        )
+    fitting = "multiclass" if party.labels.ndim == 1 else "multilabel"
+    if task != fitting:
+        kind = "one label" if fitting == "multiclass" else "one column of 0 and 1 per class"
+        raise ConfigError(f'train.task="{task}": {where} has {kind} per node; set train.task = "{fitting}".')
     if party.splits is None:
         raise DataError(
             f"{where} does not say which nodes train; give it a split (PyG: train_mask, val_mask, test_mask)."
@@ -103,8 +109,8 @@ def _check_labels(party: PartyData, first: PartyData) -> None:
     trained = party.labels[party.splits.train]
     if len(trained) == 0:
         raise DataError(f"{where}: no node is in the training split; enlarge the share for training.")
-    if trained.max() < 0:
-        raise DataError(f"{where}: no training node has a label.")
+    if not labelled(trained).any():
+        raise DataError(f"{where}: no training node has a known label.")
     assert first.labels is not None
     assert first.splits is not None
     for what, same in (

@@ -49,11 +49,16 @@ PLANETOID = {
 NAMES = ("demo", *PLANETOID, "synthetic")
 
 
-def load_parties(config: RunConfig) -> list[PartyData]:
-    """Return the parties of a run, aligned and checked, with what the method lets each of them see."""
+def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[PartyData]:
+    """Return the parties of a run, aligned and checked, with what the method lets each of them see.
+
+    Args:
+        config: the settings.
+        for_prediction: neither labels nor splits are needed.
+    """
     data, train = config.data, config.train
     if data.parties or data.name == "demo":
-        parties = _separate_parties(config)
+        parties = _separate_parties(config, with_labels=not for_prediction)
         if train.method == "centralized":
             parties = [pool_parties(parties)]
         elif train.method == "simulated":
@@ -65,7 +70,8 @@ def load_parties(config: RunConfig) -> list[PartyData]:
         else:
             fraction = 1.0 if train.method == "simulated" else data.edge_fraction
             parties = keep_labels(partition(whole, data.num_clients, fraction, config.data_seed), train.labels)
-    check_parties(parties, "all" if train.method == "centralized" else train.labels)
+    if not for_prediction:
+        check_parties(parties, "all" if train.method == "centralized" else train.labels, train.task)
     return parties
 
 
@@ -103,7 +109,7 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     return replace(party, splits=splits_by_fraction(party.labels, _fractions(split, party.name), seed))
 
 
-def _separate_parties(config: RunConfig) -> list[PartyData]:
+def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData]:
     """Return parties that come as such, aligned, with splits, and with labels where the config wants them."""
     data, seed = config.data, config.data_seed
     if data.parties:
@@ -113,15 +119,15 @@ def _separate_parties(config: RunConfig) -> list[PartyData]:
         parties = news_service(seed)
         if data.split != "paper":
             parties = [replace(party, splits=None) for party in parties]
+    if not with_labels:
+        return parties
     parties = keep_labels(parties, config.train.labels)
     return [choose_splits(party, data.split, seed) for party in parties]
 
 
 def _fractions(split: Split, name: str) -> tuple[float, float, float]:
     if split == "public":
-        raise ConfigError(
-            f'data.split="public": {name!r} has none, as {", ".join(PLANETOID)} have; use "paper" or fractions.'
-        )
+        raise ConfigError(f'data.split="public": {name!r} has none, as {", ".join(PLANETOID)} have; use fractions.')
     return OWN_SPLIT if split == "paper" else split
 
 

@@ -98,6 +98,7 @@ def read_party(folder: str | Path, missing: Literal["refuse", "zero", "mean"] = 
         labels=labels,
         classes=classes,
         splits=_splits(nodes, manifest),
+        feature_names=tuple(_feature_columns(nodes, manifest)),
     )
 
 
@@ -106,8 +107,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise DataError(f"{path}: cannot be read; `glasu init` writes one for a folder with nodes and edges.") from None
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); a party's folder holds {MANIFEST}, nodes and edges."
+        ) from None
     except ValueError as error:
         raise DataError(f"{path}: is not valid TOML: {error}.") from None
     known = [item.name for item in fields(Manifest)]
@@ -121,7 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
         is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
         fits = {"schema": isinstance(value, int), "classes": is_list, "label": is_list or isinstance(value, str)}
         if not fits.get(key, isinstance(value, str)):
-            raise DataError(f"{path}: {key}={value!r} is of the wrong type; it names columns, classes or files.")
+            raise DataError(f"{path}: {key}={value!r} is of the wrong type; it must be text.")
     if content.get("schema", SCHEMA) != SCHEMA:
         raise DataError(f"{path}: schema={content['schema']}: this version reads schema {SCHEMA}; update GLASU.")
     if content.get("id_type", "string") not in ("integer", "string"):
@@ -153,7 +156,8 @@ def _node_columns(party: PartyData, manifest: Manifest) -> dict[str, Any]:
         features = features.tocsc()
     for column in range(party.num_features):
         values = features[:, [column]]
-        columns[f"x{column}"] = (values.toarray() if sp.issparse(values) else values).ravel()
+        name = party.feature_names[column] if party.feature_names else f"x{column}"
+        columns[name] = (values.toarray() if sp.issparse(values) else values).ravel()
     labels, names = party.labels, np.array([*party.classes, ""], object)
     if labels is not None and isinstance(manifest.label, list):
         for name, values in zip(manifest.label, labels.T, strict=True):
@@ -198,10 +202,15 @@ def _refuse_duplicates(ids: Any, nodes: Table, name: str) -> None:
         raise nodes.wrong(name, repeated, "the id stands in an earlier row too; every node has one row.")
 
 
-def _features(nodes: Table, manifest: Manifest, missing: str) -> NDArray[np.float32]:
-    """Return all columns that party.toml does not name, with missing values replaced."""
+def _feature_columns(nodes: Table, manifest: Manifest) -> list[str]:
+    """Return all columns that party.toml does not name."""
     named = manifest.label if isinstance(manifest.label, list) else [manifest.label]
-    names = [name for name in nodes.columns if name not in (manifest.id, manifest.split, *named)]
+    return [name for name in nodes.columns if name not in (manifest.id, manifest.split, *named)]
+
+
+def _features(nodes: Table, manifest: Manifest, missing: str) -> NDArray[np.float32]:
+    """Return the feature columns, with missing values replaced."""
+    names = _feature_columns(nodes, manifest)
     if not names:
         raise DataError(f"{nodes.path}: has no feature column besides those that {MANIFEST} names; add at least one.")
     features = np.empty((nodes.num_rows, len(names)), np.float32)

@@ -33,6 +33,8 @@ class WholeGraph:
     @classmethod
     def from_pyg(cls, data: Data) -> Self:
         """Convert a PyG graph; an `edge_attr` of several columns is not used."""
+        if not hasattr(data, "edge_index"):
+            raise DataError(f"a {type(data).__name__} is no graph; pass a torch_geometric.data.Data.")
         for key in ("x", "edge_index"):
             if data.get(key) is None:
                 raise DataError(
@@ -63,13 +65,7 @@ def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: i
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
     if not 0 <= edge_fraction <= 1:
         raise ConfigError(f"edge_fraction={edge_fraction}: the share of the edges must lie in [0, 1].")
-    columns = whole.features.shape[1]
-    width = -(-columns // num_clients)
-    if width * (num_clients - 1) >= columns:
-        raise DataError(
-            f"{columns} feature columns in blocks of {width} leave none for client {party_name(num_clients - 1)!r}; "
-            f"use fewer clients than {num_clients}."
-        )
+    bounds = _feature_bounds(whole.features.shape[1], num_clients)
     representative = _representatives(whole.graph) if edge_fraction < 1 else np.empty(0, np.int32)
     parties = []
     for client in range(num_clients):
@@ -77,9 +73,19 @@ def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: i
         if edge_fraction < 1:
             draws = Stream(seed, "edges", client=client).numpy().random(graph.num_edges, np.float32)
             graph = _keep_edges(graph, (draws < edge_fraction)[representative])
-        block = whole.features[:, client * width : (client + 1) * width]
+        block = whole.features[:, bounds[client] : bounds[client + 1]]
         parties.append(replace(whole, features=block, graph=graph).as_party(party_name(client)))
     return parties
+
+
+def _feature_bounds(columns: int, num_clients: int) -> list[int]:
+    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
+    if columns < num_clients:
+        raise DataError(f"{columns} feature columns cannot be divided among {num_clients} clients; use fewer clients.")
+    width = -(-columns // num_clients)
+    if width * (num_clients - 1) < columns:
+        return [min(client * width, columns) for client in range(num_clients + 1)]
+    return [client * columns // num_clients for client in range(num_clients + 1)]
 
 
 def party_name(client: int) -> str:
@@ -99,7 +105,10 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
     owner = next((party for party in parties if party.labels is not None), parties[0])
     blocks = [party.features for party in parties]
     features = sp.hstack(blocks, "csr") if any(sp.issparse(block) for block in blocks) else np.hstack(blocks)
-    return replace(owner, name="all", features=features, graph=union_of_edges([party.graph for party in parties]))
+    named = all(party.feature_names for party in parties)
+    names = tuple(f"{party.name}.{column}" for party in parties for column in party.feature_names) if named else ()
+    graph = union_of_edges([party.graph for party in parties])
+    return replace(owner, name="all", features=features, graph=graph, feature_names=names)
 
 
 def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:

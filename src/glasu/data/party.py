@@ -27,6 +27,17 @@ class Graph:
     indices: NDArray[np.int32]
     weights: NDArray[np.float32] | None = None  # None: every edge weighs 1
 
+    def __post_init__(self) -> None:
+        indptr, nodes = self.indptr, self.num_nodes
+        if nodes < 0 or indptr[0] != 0 or indptr[-1] != len(self.indices) or (np.diff(indptr) < 0).any():
+            raise DataError("a graph's indptr must rise from 0 to the number of edges; use Graph.from_edges.")
+        if len(self.indices) and (self.indices.min() < 0 or self.indices.max() >= nodes):
+            raise DataError(f"a graph's indices must lie in 0..{nodes - 1}; use Graph.from_edges.")
+        if self.weights is not None and len(self.weights) != len(self.indices):
+            raise DataError(f"{len(self.weights)} weights for {len(self.indices)} edges; each edge needs one.")
+        if self.weights is not None and len(self.weights) and self.weights.min() < 0:
+            raise DataError("an edge weight is negative; a neighbour's share cannot be: use weights of 0 or more.")
+
     @property
     def num_nodes(self) -> int:
         return len(self.indptr) - 1
@@ -106,6 +117,7 @@ class PartyData:
     labels: NDArray[np.int64] | None = None  # (N,), -1 where unknown; multi-label: (N, C) of 0 and 1
     classes: tuple[str, ...] = ()
     splits: Splits | None = None
+    feature_names: tuple[str, ...] = ()  # of the columns, where they have names
 
     @property
     def num_nodes(self) -> int:
@@ -117,6 +129,7 @@ class PartyData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", compact(self.features))
+        object.__setattr__(self, "ids", _normalized(self.ids))
         nodes, where = self.num_nodes, f"party {self.name!r}"
         if not 0 < len(self.name) <= 100 or self.name.startswith(".") or set(self.name) & set("/\\\0"):
             raise DataError(f"{where}: files bear a party's name; use 1 to 100 characters, no slash, no dot in front.")
@@ -132,6 +145,8 @@ class PartyData:
             raise DataError(
                 f'{where}: features contain NaN or infinity; set data.missing = "zero" or "mean", or clean them.'
             )
+        if self.feature_names and len(self.feature_names) != self.num_features:
+            raise DataError(f"{where}: {len(self.feature_names)} names for {self.num_features} feature columns.")
         if self.labels is not None:
             self._check_labels(where)
         if self.splits is not None:
@@ -156,11 +171,25 @@ class PartyData:
             bad = labels.max() if labels.max() > high else labels.min()
             raise DataError(f"{where}: label {bad} is out of range; labels are 0..{high}, or -1 where unknown.")
 
+    def columns_digest(self) -> str:
+        """Return the SHA-256 of the feature names in their order; empty where they have none."""
+        return hashlib.sha256("\0".join(self.feature_names).encode()).hexdigest() if self.feature_names else ""
+
     def ids_digest(self) -> str:
         """Return the SHA-256 of the id list in its order."""
         if self.ids.dtype.kind == "i":
             return hashlib.sha256(np.ascontiguousarray(self.ids, "<i8").tobytes()).hexdigest()
         return hashlib.sha256("\0".join(self.ids.tolist()).encode()).hexdigest()
+
+
+def labelled(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which nodes have a known label; of several labels per node, all must be known."""
+    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).all(axis=1))
+
+
+def _normalized(ids: NDArray[np.generic]) -> NDArray[np.int64] | NDArray[np.str_]:
+    ids = np.asarray(ids)
+    return ids.astype(np.int64) if ids.dtype.kind in "iu" else ids.astype(np.str_)
 
 
 def compact(features: np.ndarray | sp.spmatrix | sp.sparray) -> Features:

@@ -41,6 +41,15 @@ class Block:
         target = np.repeat(np.arange(self.matrix.shape[0]), np.diff(self.matrix.indptr))
         return np.stack([self.matrix.indices.astype(np.int64), target])
 
+    def compact(self) -> tuple[Block, NDArray[np.int64]]:
+        """Return the block without the columns that no row reads, and which columns are left."""
+        columns = np.unique(np.concatenate([self.matrix.indices.astype(np.int64), self.positions]))
+        matrix = sp.csr_array(
+            (self.matrix.data, np.searchsorted(columns, self.matrix.indices), self.matrix.indptr),
+            shape=(self.matrix.shape[0], len(columns)),
+        )
+        return Block(matrix, np.searchsorted(columns, self.positions)), columns
+
 
 def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """List every edge into `targets`: (row of its target, position in the edge list), ordered by row."""

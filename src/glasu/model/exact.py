@@ -39,7 +39,8 @@ def exact_layer(
     prepared = module.prepare(hidden)  # type: ignore[operator]
     result = torch.empty(len(targets), model.config.hidden, dtype=next(model.parameters()).dtype)
     for rows in _product_chunks(sampler.graph, targets):
-        block = sampler.exact_block(targets[rows])
+        block, columns = sampler.exact_block(targets[rows]).compact()  # a chunk's cost is that of its edges
         at_rows = None if initial is None else rows_of(initial, targets[rows])
-        result[rows] = model.activation(module.propagate(prepared, hidden, at_rows, block))  # type: ignore[operator]
+        ready, read = rows_of(prepared, columns), rows_of(hidden, columns)
+        result[rows] = model.activation(module.propagate(ready, read, at_rows, block))  # type: ignore[operator]
     return result

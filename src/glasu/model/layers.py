@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from glasu.errors import ConfigError
 from glasu.model.blocks import Block, Normalization
 
 Hidden: TypeAlias = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
@@ -196,12 +197,17 @@ class CustomLayer(Layer):
 
     normalization: Normalization = "none"
 
-    def __init__(self, convolution: nn.Module) -> None:
+    def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
-        self.convolution = convolution
+        self.convolution, self.width_out = convolution, width_out
 
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         dense = hidden if isinstance(hidden, Tensor) else torch.from_numpy(hidden.toarray())
         target = dense[torch.from_numpy(block.positions)]
         result: Tensor = self.convolution((dense, target), torch.from_numpy(block.edge_index()))
+        if result.shape != (len(target), self.width_out):
+            raise ConfigError(
+                f"the convolution made {tuple(result.shape)} of {len(target)} rows; "
+                f"it must give one row of width {self.width_out} (model.hidden) per node."
+            )
         return result

@@ -12,10 +12,10 @@ from glasu.model.blocks import (
     Draw,
     NodeSet,
     Normalization,
-    draw_all,
     draw_layer,
     draw_neighbors,
     draw_shared,
+    edges_into,
     induced,
 )
 from glasu.randomness import EVERYONE, Stream, draw_distinct
@@ -38,15 +38,17 @@ class Sampler:
     def __init__(self, config: RunConfig, graph: Graph, client: int, normalization: Normalization) -> None:
         self.train, self.graph, self.client = config.train, graph, client
         self.adjacency = Adjacency(graph, normalization, double=config.wire.precision == "fp64")
-        self._latest: dict[bool, tuple[NodeSet, Draw, Block]] = {}  # sampler "full" draws the same sets again and again
+        self._everything: NodeSet = np.arange(graph.num_nodes)
+        self._draws: dict[bool, tuple[NodeSet, Draw]] = {}  # sampler "full" meets the same two sets again and again:
+        self._blocks: dict[bool, tuple[Draw, Block]] = {}  # all nodes (True), and the batch of all training nodes
 
-    def draw(self, targets: NodeSet, round_index: int, layer: int) -> Draw:
+    def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         """Draw S_m[l] and the edges into S[l+1] = `targets`."""
         kind, fanout = self.train.sampler, self.train.fanout
         if kind == "full":
-            return self._whole(targets)[0]
+            return self._draw_whole(targets)
         sharer = EVERYONE if kind == "shared" else self.client
-        rng = Stream(self.train.seed, "neighbors", round=round_index, layer=layer, client=sharer).numpy()
+        rng = Stream(self.train.seed, purpose, round=round_index, layer=layer, client=sharer).numpy()
         if kind == "shared":
             return draw_shared(self.graph, targets, fanout, rng)
         return (draw_layer if self.train.sampling == "layer" else draw_neighbors)(self.graph, targets, fanout, rng)
@@ -54,21 +56,26 @@ class Sampler:
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
         if self.train.sampler == "full":
-            return self._whole(targets)[1]
+            return self._block_whole(targets, draw)
         if self.train.blocks == "induced":
             draw = induced(self.graph, targets, nodes)
         return self.adjacency.block(targets, nodes, draw)
 
     def exact_block(self, targets: NodeSet) -> Block:
         """Build the block from all nodes to `targets`, with every edge."""
-        draw = draw_all(self.graph, targets)
+        draw = Draw(self._everything, *edges_into(self.graph, targets))
         return self.adjacency.block(targets, draw.nodes, draw)
 
-    def _whole(self, targets: NodeSet) -> tuple[Draw, Block]:
-        """Return all edges into `targets`; kept for the two sets that come again: all nodes, and the last batch."""
+    def _draw_whole(self, targets: NodeSet) -> Draw:
         everything = len(targets) == self.graph.num_nodes
-        kept = self._latest.get(everything)
+        kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
-            draw = draw_all(self.graph, targets)
-            kept = self._latest[everything] = (targets, draw, self.adjacency.block(targets, draw.nodes, draw))
-        return kept[1], kept[2]
+            kept = self._draws[everything] = (targets, Draw(self._everything, *edges_into(self.graph, targets)))
+        return kept[1]
+
+    def _block_whole(self, targets: NodeSet, draw: Draw) -> Block:
+        everything = len(targets) == self.graph.num_nodes
+        kept = self._blocks.get(everything)
+        if kept is None or kept[0] is not draw:
+            kept = self._blocks[everything] = (draw, self.adjacency.block(targets, draw.nodes, draw))
+        return kept[1]

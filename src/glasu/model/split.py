@@ -165,7 +165,7 @@ def _layer(config: ModelConfig, layer: int, width: int, convolution: Convolution
     if config.backbone == "gat":
         return GATLayer(width, config.hidden, heads=config.heads)
     assert convolution is not None
-    return CustomLayer(convolution(width, config.hidden))
+    return CustomLayer(convolution(width, config.hidden), config.hidden)
 
 
 def input_scale(config: ModelConfig, features: Features) -> float:

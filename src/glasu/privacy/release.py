@@ -59,7 +59,7 @@ class GaussianNoise:
 
     def _normal(self, count: int, key: Key) -> NDArray[np.float64]:
         """Return standard normal numbers (Box and Muller) that only the secret and the message's key decide."""
-        stream_key = hmac.digest(self.secret, b"glasu noise" + key.pack(), "sha256")
+        stream_key = hmac.digest(self.secret, b"glasu noise" + key.about(), "sha256")
         pairs = -(-count // 2)
         stream = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor().update(bytes(16 * pairs))
         uniform = ((np.frombuffer(stream, "<u8") >> 11) + 0.5) * 2.0**-53  # inside (0, 1)

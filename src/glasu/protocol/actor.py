@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from glasu.config import RunConfig
-from glasu.data.party import PartyData
+from glasu.data.party import PartyData, labelled
+from glasu.errors import ConfigError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
-from glasu.model.blocks import Block, Draw, NodeSet
+from glasu.model.blocks import Block, NodeSet
 from glasu.model.exact import exact_layer
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.sampler import Sampler, training_batch
@@ -25,21 +26,13 @@ from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, 
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Plain, Release
 from glasu.protocol.messages import NO_NUMBERS
+from glasu.protocol.sampling import Sample
 from glasu.protocol.state import ClientState, Selection
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.timing import Stopwatch
 
 NOBODY = -1  # the label owner's index when everybody has the labels
 EMPTY: NodeSet = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """The node sets S_m[0..L] of one round, agreed, and the edges drawn for each layer."""
-
-    round: int
-    nodes: tuple[NodeSet, ...]
-    draws: tuple[Draw, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +133,10 @@ class Client:
             incarnation=self.incarnation,
         )
 
-    def dropout(self, round_index: int, step: int) -> Dropout:
-        """Return the masks of one local step; JointInference uses those of step 0."""
+    def dropout(self, round_index: int, step: int | None) -> Dropout:
+        """Return the masks of one local step (JointInference uses those of step 0), or none for evaluation."""
+        if step is None:
+            return no_dropout()
         seed, client = self.config.train.seed, self.index
         return Dropout(
             self.config.model.dropout,
@@ -176,6 +171,16 @@ class Client:
         if self.config.train.task == "multilabel":
             return nn.functional.binary_cross_entropy_with_logits(logits, labels)
         return nn.functional.cross_entropy(logits, labels)
+
+    def finite(self, loss: Tensor, round_index: int) -> float:
+        """Return the loss, or stop the run where it is not a number any more."""
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"party {self.party.name!r}, round {round_index}: the loss is {value}; training diverged. Lower "
+                'train.learning_rate, or set model.normalization = "layer".'
+            )
+        return value
 
     def batch(self, sample: Sample) -> Batch:
         """Gather what the layers read for a sample."""
@@ -219,7 +224,7 @@ class Client:
         with self.watch.measure("compute"):
             loss = self.loss(self.model.classify(joint, dropout), batch.labels)
             loss.backward()  # type: ignore[no-untyped-call]
-        return [loss.item()]
+        return [self.finite(loss, batch.round)]
 
     def gradient_at(self, joint: Tensor, batch: Batch) -> Tensor:
         """Return G, the gradient of the loss of step 0 at H[L]."""
@@ -245,10 +250,6 @@ class Client:
             chosen: NodeSet = splits.validation[draw_distinct(rng, len(splits.validation), subset)]
             return chosen
         return splits.validation
-
-    def no_dropout(self) -> Dropout:
-        """Return the masks of evaluation: none."""
-        return no_dropout()
 
     @torch.no_grad()
     def encode_all(self) -> tuple[Hidden, Tensor | None]:
@@ -291,6 +292,7 @@ class Client:
         }
         ledger = self.release.ledger
         return ClientState(
+            config_digest=self.config.digest(),
             round=self.round,
             weights=self.weights(),
             optimizer=moments,
@@ -308,6 +310,8 @@ class Client:
 
     def restore(self, state: ClientState) -> None:
         """Become what `state` describes."""
+        if state.config_digest != self.config.digest():
+            raise ConfigError("the saved state belongs to a run with other settings; start afresh.")
         self.model.load_state_dict(dict(state.weights))
         names = [name for name, _ in self.model.named_parameters()]
         moments: dict[int, dict[str, Tensor]] = {}
@@ -327,7 +331,7 @@ def _labelled_training_nodes(party: PartyData) -> NodeSet:
     if party.splits is None or party.labels is None:
         return EMPTY
     labels = party.labels[party.splits.train]
-    known: NodeSet = party.splits.train[(labels >= 0) if labels.ndim == 1 else (labels >= 0).all(axis=1)]
+    known: NodeSet = party.splits.train[labelled(labels)]
     return known
 
 

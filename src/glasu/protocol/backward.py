@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.keys import Phase
-from glasu.protocol.messages import Exchange, Gradient, Joint, JointGradient, Partial, Waiting, exchange
+from glasu.protocol.messages import Exchange, Gradient, Joint, JointGradient, Partial, Script, Waiting, exchange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
     return losses
 
 
-def server_backward(server: Server, round_index: int) -> Exchange[None]:
+def server_backward(server: Server, round_index: int) -> Script:
     """Server column: add the gradients in client order and send each client its share."""
     for layer in reversed(server.layers):
         messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)

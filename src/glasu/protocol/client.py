@@ -5,27 +5,34 @@ from __future__ import annotations
 from torch import Tensor
 
 from glasu.model.metrics import SELECTED_BY
-from glasu.protocol.actor import Client, Sample
+from glasu.protocol.actor import Client
 from glasu.protocol.backward import client_joint_round
 from glasu.protocol.evaluation import client_evaluation
 from glasu.protocol.inference import client_inference
 from glasu.protocol.label_owner import client_gradient
-from glasu.protocol.messages import ClientScript, Evaluated, Exchange, RoundDone
-from glasu.protocol.sampling import Agreement, client_sampling, publish_training_nodes, ride_along, windows
+from glasu.protocol.messages import Evaluated, Exchange, RoundDone, Script
+from glasu.protocol.sampling import (
+    Agreement,
+    Sample,
+    client_sampling,
+    publish_training_nodes,
+    ride_along,
+    windows,
+)
 from glasu.protocol.update import local_update
 
 
-def client_script(client: Client) -> ClientScript:
+def client_script(client: Client) -> Script:
     """Train from the client's present round to the end, select the best weights, and test them."""
     if not client.stopped:
         yield from client_rounds(client)
     client.model.load_state_dict(client.best_weights)
     metrics, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
     if client.selection is not None:
-        yield Evaluated(client.selection.best_round, "test", metrics)
+        yield Evaluated(client.selection.best_round, "test", metrics, party=client.party.name)
 
 
-def client_rounds(client: Client) -> ClientScript:
+def client_rounds(client: Client) -> Script:
     """Rounds t, t+1, ..., T-1; their node sets are agreed a window ahead."""
     config = client.config
     if config.train.labels != "all" and config.train.sampler == "shared":
@@ -40,7 +47,7 @@ def client_rounds(client: Client) -> ClientScript:
             client.losses = yield from ride_along(client_round(client, sample), ahead)
             client.round = sample.round + 1
             yield from _evaluate_when_due(client)
-            yield RoundDone(sample.round)
+            yield RoundDone(sample.round, _mean(client.losses))
             if client.stopped:
                 return
 
@@ -62,7 +69,7 @@ def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
     return losses if client.has_labels else []
 
 
-def _evaluate_when_due(client: Client) -> ClientScript:
+def _evaluate_when_due(client: Client) -> Script:
     """Evaluate every `evaluate_every` rounds and after the last; keep the weights where they are the best so far."""
     train, done = client.config.train, client.round
     if done % train.evaluate_every and done != train.num_rounds:
@@ -72,9 +79,12 @@ def _evaluate_when_due(client: Client) -> ClientScript:
         assert client.selection is not None
         client.selection = client.selection.after(metrics[SELECTED_BY[train.task]], done)
         improved, client.stopped = client.selection.best_round == done, client.selection.stops(train)
-        loss = sum(client.losses) / len(client.losses)
-        yield Evaluated(done, "validation", metrics, loss, improved)
+        yield Evaluated(done, "validation", metrics, _mean(client.losses), improved, client.party.name)
     else:
         improved, client.stopped = verdict.improved, verdict.stop
     if improved:
         client.best_weights = client.weights()
+
+
+def _mean(losses: list[float]) -> float | None:
+    return sum(losses) / len(losses) if losses else None

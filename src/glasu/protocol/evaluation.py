@@ -12,6 +12,7 @@ from glasu.keys import Phase
 from glasu.model import metrics
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.messages import (
+    Agreed,
     Exchange,
     Joint,
     JointScores,
@@ -19,16 +20,18 @@ from glasu.protocol.messages import (
     Partial,
     Proposal,
     Scores,
-    Union,
+    Script,
+    TensorMessage,
     Verdict,
     checked,
     exchange,
 )
-from glasu.protocol.sampling import client_sampling, server_sampling
+from glasu.protocol.sampling import client_sampling, server_sampling, unite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
@@ -71,7 +74,7 @@ def announce(client: Client, round_index: int, nodes: NodeSet) -> Exchange[NodeS
     """Learn from the party that asks which nodes are asked for; it sends their numbers, nobody else sends any."""
     key = client.key(Phase.EVALUATION, round_index)
     proposal = Proposal(key=key, node_sets=client.release.node_sets([nodes], key))
-    answer = yield from exchange(proposal, Union)
+    answer = yield from exchange(proposal, Agreed)
     return answer.node_sets[0].astype(np.int64)
 
 
@@ -82,7 +85,7 @@ def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: P
     labels at one party they are the owner's, and the others return an empty array.
     """
     client.model.eval()
-    if client.config.train.sampled_evaluation:
+    if _is_sampled(client.config, phase):
         joint = yield from _sampled_forward(client, round_index, nodes, phase)
     else:
         joint = yield from _exact_forward(client, round_index, nodes, phase)
@@ -92,13 +95,34 @@ def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: P
         return np.empty((0, 0))
     if client.owner >= 0 or client.selection is not None:
         return np.asarray(own.numpy())
+    top = client.config.model.num_layers
+    mean = yield from _exchange_rows(client, own, Scores, JointScores, phase, round_index, top)
+    return np.asarray(mean.numpy())
+
+
+def _is_sampled(config: RunConfig, phase: Phase) -> bool:
+    """Tell whether neighbourhoods are sampled; prediction is always exact."""
+    return config.train.sampled_evaluation and phase is Phase.EVALUATION
+
+
+def _exchange_rows(
+    client: Client,
+    value: Tensor,
+    kind: type[TensorMessage],
+    answer_kind: type[TensorMessage],
+    phase: Phase,
+    round_index: int,
+    layer: int,
+) -> Exchange[Tensor]:
+    """Send a tensor in chunks of rows, all together, and return what the server made of it."""
+    what = "probabilities" if kind is Scores else "representation"
     messages = []
-    for chunk, rows in enumerate(message_chunks(len(nodes))):
-        key = client.key(phase, round_index, client.config.model.num_layers, chunk)
-        messages.append(Scores(key=key, value=client.release.tensor("probabilities", own[rows], key).payload))
+    for chunk, rows in enumerate(message_chunks(len(value))):
+        key = client.key(phase, round_index, layer, chunk)
+        messages.append(kind(key=key, value=client.release.tensor(what, value[rows], key).payload))
     answers = yield messages
     pairs = zip(answers, messages, strict=True)
-    return np.concatenate([checked(answer, message.key, JointScores).value for answer, message in pairs])
+    return client.joined([checked(answer, message.key, answer_kind).value for answer, message in pairs])
 
 
 def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
@@ -111,14 +135,7 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
         partial = client.exact_layer(layer, hidden, initial, targets)
         result = partial
         if layer in client.model.aggregation_layers:
-            messages = []
-            for chunk, rows in enumerate(message_chunks(len(targets))):
-                key = client.key(phase, round_index, layer, chunk)
-                sent = client.release.tensor("representation", partial[rows], key)
-                messages.append(Partial(key=key, value=sent.payload))
-            answers = yield messages
-            pairs = zip(answers, messages, strict=True)
-            result = client.joined([checked(answer, message.key, Joint).value for answer, message in pairs])
+            result = yield from _exchange_rows(client, partial, Partial, Joint, phase, round_index, layer)
         hidden = result
     return result
 
@@ -126,8 +143,8 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
 def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
-    (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], chunk=1)
-    hidden, _ = yield from client_inference(client, client.batch(sample), client.no_dropout(), phase)
+    (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], purpose="evaluation neighbors")
+    hidden, _ = yield from client_inference(client, client.batch(sample), client.dropout(round_index, None), phase)
     joint: Tensor = hidden[places]
     return joint
 
@@ -136,25 +153,27 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int, task: st
     """Server column: aggregate chunk by chunk, and return the metrics; the verdict is the caller's to answer."""
     if server.owner >= 0:
         messages = yield from server.receive((Proposal,), Phase.EVALUATION, round_index, -1)
-        server.answer(Union)
-        num_nodes = len(server.united(messages)[0])
+        server.answer(Agreed)
+        num_nodes = len(unite(messages)[0])
     yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
     messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
     reported = [message.values for message in messages if isinstance(message, Metrics) and len(message.values)]
     names = metrics.NAMES[task]
     if not reported or any(len(values) != len(names) for values in reported):
         raise ProtocolError(f"{messages[0].key}: expected the metrics {', '.join(names)} from every party with labels.")
+    if any(not np.array_equal(values, reported[0], equal_nan=True) for values in reported):
+        raise ProtocolError(f"{messages[0].key}: parties found different metrics; their labels or splits differ.")
     return dict(zip(names, reported[0].tolist(), strict=True))
 
 
-def server_prediction(server: Server, round_index: int, num_nodes: int, phase: Phase) -> Exchange[None]:
+def server_prediction(server: Server, round_index: int, num_nodes: int, phase: Phase) -> Script:
     """Server column of an exact or sampled joint inference, and of the mean of the class probabilities."""
-    if server.config.train.sampled_evaluation:
-        yield from server_sampling(server, round_index, chunk=1)
+    if _is_sampled(server.config, phase):
+        yield from server_sampling(server, round_index, "evaluation neighbors")
         yield from server_inference(server, round_index, phase)
     else:
         for layer in server.layers:
-            rows = num_nodes if layer == server.layers[-1] else server.num_nodes
+            rows = num_nodes if layer == server.layers[-1] else server.sizes.num_nodes
             for chunk in range(len(message_chunks(rows))):
                 messages = yield from server.receive((Partial,), phase, round_index, layer, chunk)
                 server.answer(Joint, server.aggregation.aggregate(server.values(messages)))

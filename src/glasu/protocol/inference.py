@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.keys import Phase
-from glasu.protocol.messages import Exchange, Joint, Partial, exchange
+from glasu.protocol.messages import Exchange, Joint, Partial, Script, exchange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def client_inference(
     return hidden, others
 
 
-def server_inference(server: Server, round_index: int, phase: Phase = Phase.TRAINING) -> Exchange[None]:
+def server_inference(server: Server, round_index: int, phase: Phase = Phase.TRAINING) -> Script:
     """Server column: aggregate and broadcast."""
     for layer in server.layers:
         messages = yield from server.receive((Partial,), phase, round_index, layer)

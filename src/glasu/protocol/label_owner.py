@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.keys import Phase
-from glasu.protocol.messages import Exchange, Gradient, JointGradient, Waiting, exchange
+from glasu.protocol.messages import Exchange, Gradient, JointGradient, Script, Waiting, exchange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Ten
     return client.release.encoding.decode(answer.value)
 
 
-def server_gradient(server: Server, round_index: int) -> Exchange[None]:
+def server_gradient(server: Server, round_index: int) -> Script:
     """Server column: pass the owner's gradient on."""
     layer = server.config.model.num_layers
     messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)

@@ -64,7 +64,7 @@ class Proposal(Message):
     """Client: node sets S_m[l+1], and nothing else to say."""
 
 
-class Union(Message):
+class Agreed(Message):
     """Server: the unions of the proposed node sets, and nothing else to say."""
 
 
@@ -92,6 +92,7 @@ class RoundDone:
     """Not a message: tells the runtime that a round is over and that the state may be saved."""
 
     round: int
+    loss: float | None = None  # where it is known already: the server learns it with the next message
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,13 @@ class Evaluated:
     metrics: dict[str, float]
     loss: float | None = None
     improved: bool = False
+    party: str | None = None  # who was evaluated, where parties train alone
 
 
 Event = RoundDone | Evaluated
-ClientScript = Generator[Sequence[Message] | Event, Sequence[Message], Any]
-ServerScript = Generator[Sequence[Message] | Event, Sequence[Message], Any]
 Result = TypeVar("Result")
-Exchange = Generator[Sequence[Message] | Event, Sequence[Message], Result]
+Exchange = Generator[Sequence[Message] | Event, Sequence[Message], Result]  # yields what to send, is sent the answers
+Script = Exchange[None]
 Reply = TypeVar("Reply", bound=Message)
 
 

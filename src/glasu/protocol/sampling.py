@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,25 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.keys import Phase
-from glasu.protocol.messages import Event, Exchange, Message, Proposal, Result, Union, exchange
+from glasu.model.blocks import Draw, NodeSet
+from glasu.protocol.messages import Agreed, Event, Exchange, Message, Proposal, Result, Script, exchange
 
 if TYPE_CHECKING:
-    from glasu.model.blocks import Draw, NodeSet
-    from glasu.protocol.actor import Client, Sample
+    from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
+
+
+# Agreements about the same round; the position of each in this list stands as the chunk in its messages' keys.
+AGREEMENTS = ("neighbors", "evaluation neighbors", "training nodes")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The node sets S_m[0..L] of one round, agreed, and the edges drawn for each layer."""
+
+    round: int
+    nodes: tuple[NodeSet, ...]
+    draws: tuple[Draw, ...]
 
 
 def windows(first: int, config: RunConfig) -> Iterator[range]:
@@ -39,7 +53,8 @@ def owner_draws(config: RunConfig) -> bool:
 def publish_training_nodes(client: Client) -> Exchange[NodeSet]:
     """Tell everyone the training nodes (not their labels), once; afterwards no batch needs to travel."""
     key_layer = client.config.model.num_layers
-    (nodes,) = yield from _agree(client, 0, key_layer, [client.training_nodes], chunk=2)
+    chunk = AGREEMENTS.index("training nodes")
+    (nodes,) = yield from _agree(client, 0, key_layer, [client.training_nodes], chunk)
     return nodes
 
 
@@ -48,7 +63,7 @@ def client_sampling(
     rounds: Sequence[int],
     *,
     batches: Sequence[NodeSet] | None = None,
-    chunk: int = 0,
+    purpose: str = "neighbors",
 ) -> Exchange[list[Sample]]:
     """Client column of Algorithms 2 and 5: return S_m[0..L] for each round.
 
@@ -59,11 +74,10 @@ def client_sampling(
         client: who draws.
         rounds: the rounds to agree on.
         batches: S[L] for each round, where it is known already; else it is drawn from the training nodes.
-        chunk: tells the messages of two agreements about one round apart.
+        purpose: what the neighbours are drawn for; training and evaluation draw from streams of their own.
     """
-    from glasu.protocol.actor import Sample
-
     config, last = client.config, client.config.model.num_layers
+    chunk = AGREEMENTS.index(purpose)
     if batches is None:
         batches = [client.batch_nodes(index) for index in rounds]
         if owner_draws(config):
@@ -72,7 +86,8 @@ def client_sampling(
     draws: list[list[Draw]] = []
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
-            drawn = [client.sampler.draw(sets[0], index, layer) for index, sets in zip(rounds, nodes, strict=True)]
+            pairs = zip(rounds, nodes, strict=True)
+            drawn = [client.sampler.draw(sets[0], index, layer, purpose) for index, sets in pairs]
         agreed: Sequence[NodeSet] = [draw.nodes for draw in drawn]
         if layer - 1 in client.model.aggregation_layers and config.train.sampler == "neighbor":
             agreed = yield from _agree(client, rounds[0], layer, agreed, chunk)
@@ -91,25 +106,26 @@ def _agree(
     """Propose one node set per round and return the unions."""
     key = client.key(Phase.SAMPLING, round_index, layer, chunk)
     proposal = Proposal(key=key, node_sets=client.release.node_sets(node_sets, key))
-    answer = yield from exchange(proposal, Union)
+    answer = yield from exchange(proposal, Agreed)
     return [union.astype(np.int64) for union in answer.node_sets]
 
 
-def server_sampling(server: Server, round_index: int, *, chunk: int = 0) -> Exchange[None]:
+def server_sampling(server: Server, round_index: int, purpose: str = "neighbors") -> Script:
     """Server column of an agreement that does not ride on other messages; the answers are the unions."""
-    unions = server.config.train.sampler == "neighbor"
+    unions, chunk = server.config.train.sampler == "neighbor", AGREEMENTS.index(purpose)
     layers = [layer + 1 for layer in reversed(server.layers[:-1])] if unions else []
-    if owner_draws(server.config) and chunk == 0:
+    if owner_draws(server.config) and purpose == "neighbors":
         layers.insert(0, server.config.model.num_layers)
     for layer in layers:
         yield from server.receive((Proposal,), Phase.SAMPLING, round_index, layer, chunk)
-        server.answer(Union)
+        server.answer(Agreed)
 
 
-def server_publication(server: Server) -> Exchange[None]:
+def server_publication(server: Server) -> Script:
     """Server column of `publish_training_nodes`."""
-    yield from server.receive((Proposal,), Phase.SAMPLING, 0, server.config.model.num_layers, chunk=2)
-    server.answer(Union)
+    chunk = AGREEMENTS.index("training nodes")
+    yield from server.receive((Proposal,), Phase.SAMPLING, 0, server.config.model.num_layers, chunk)
+    server.answer(Agreed)
 
 
 def unite(messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
@@ -143,7 +159,7 @@ class Agreement:
     def accept(self, carrier: Message) -> None:
         """Read the unions off the answer to the message that carried the proposal."""
         assert self.proposal is not None
-        self._advance((Union(key=self.proposal.key, node_sets=carrier.node_sets),))
+        self._advance((Agreed(key=self.proposal.key, node_sets=carrier.node_sets),))
 
 
 def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchange[Result]:

@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from glasu.config import RunConfig
-from glasu.errors import ProtocolError
-from glasu.keys import SERVER, Key, Phase
+from glasu.errors import ConfigError, ProtocolError
+from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Mean, aggregation_of
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import server_backward
@@ -27,7 +24,7 @@ from glasu.protocol.messages import (
     Exchange,
     Message,
     RoundDone,
-    ServerScript,
+    Script,
     TensorMessage,
     Verdict,
 )
@@ -57,7 +54,6 @@ class Server:
             run: the identity of the run.
         """
         self.config, self.roster, self.sizes, self.run = config, tuple(roster), sizes, run
-        self.num_nodes = sizes.num_nodes
         self.layers = config.model.aggregation_layers
         self.aggregation = aggregation_of(config.model, len(roster))
         self.mean = Mean(len(roster))  # of class probabilities, whatever the layers' aggregation is
@@ -92,18 +88,20 @@ class Server:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        self.answers = (self._answer(kind, fields),) * len(self.roster)
+        self.answers = (self._answer(kind, SERVER, fields),) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
-        self.answers = tuple(self._answer(kind, {"value": value}) for value in values)
+        self.answers = tuple(
+            self._answer(kind, TO_ONE + client, {"value": value}) for client, value in enumerate(values)
+        )
 
-    def _answer(self, kind: type[Message], fields: dict[str, Any]) -> Message:
+    def _answer(self, kind: type[Message], sender: int, fields: dict[str, Any]) -> Message:
         asked = self._received[0].key
         key = Key(
             run=self.run,
             phase=asked.phase,
-            client=SERVER,
+            client=sender,
             round=asked.round,
             layer=asked.layer,
             chunk=asked.chunk,
@@ -111,10 +109,6 @@ class Server:
             attempt=asked.attempt,
         )
         return kind(key=key, node_sets=unite(self._received), **fields)
-
-    def united(self, messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
-        """Return the unions of the node sets that the clients proposed."""
-        return unite(messages)
 
     def values(self, messages: Sequence[Message]) -> list[Array]:
         """Return the tensors of all clients; one shape and type, never broadcast."""
@@ -156,11 +150,13 @@ class Server:
 
     def restore(self, state: ServerState) -> None:
         """Become what `state` describes."""
+        if (state.run, state.config_digest, state.roster) != (self.run, self.config.digest(), self.roster):
+            raise ConfigError("the saved state belongs to a run with other settings or parties; start afresh.")
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.history = list(state.losses), list(state.history)
 
 
-def server_script(server: Server) -> ServerScript:
+def server_script(server: Server) -> Script:
     """Serve all rounds, then the test of the selected model."""
     if not server.stopped:
         yield from server_rounds(server)
@@ -171,7 +167,7 @@ def server_script(server: Server) -> ServerScript:
     yield server.answers
 
 
-def server_rounds(server: Server) -> ServerScript:
+def server_rounds(server: Server) -> Script:
     """The server's side of rounds t, t+1, ..., T-1."""
     train = server.config.train
     if server.owner >= 0 and train.sampler == "shared":
@@ -192,7 +188,7 @@ def server_rounds(server: Server) -> ServerScript:
                 return
 
 
-def _evaluate_when_due(server: Server) -> ServerScript:
+def _evaluate_when_due(server: Server) -> Script:
     train, done = server.config.train, server.round
     if done % train.evaluate_every and done != train.num_rounds:
         return

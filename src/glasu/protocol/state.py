@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class ClientState:
     """A client between two rounds."""
 
+    config_digest: str
     round: int  # the next round to compute
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]

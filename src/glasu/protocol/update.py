@@ -24,10 +24,11 @@ def local_update(
         gradient: G, at a client without labels.
     """
     loss = local_loss(client, batch, step, others, gradient)
+    value = client.finite(loss, batch.round)
     client.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     client.optimizer.step()
-    return loss.item()
+    return value
 
 
 def local_loss(

@@ -24,7 +24,8 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
 
     Labels and splits are the parties' own: `fit` trains on the training nodes and selects on the validation nodes.
-    Other settings than those named here go into `config`, which these override.
+    What is None here is as in `config`, or else the default of `RunConfig`. After `fit`, `report_` tells what training
+    found and cost, `model_` is a `TrainedModel`, and `classes_` names the classes.
     """
 
     classes_: NDArray[Any]
@@ -33,16 +34,16 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        backbone: str = "gcnii",
-        num_layers: int = 4,
-        hidden: int = 64,
-        aggregation: str = "mean",
-        aggregation_layers: tuple[int, ...] = (1, 3),
-        dropout: float = 0.5,
-        num_rounds: int = 100,
-        num_local_steps: int = 4,
-        learning_rate: float = 0.005,
-        seed: int = 0,
+        backbone: str | None = None,
+        num_layers: int | None = None,
+        hidden: int | None = None,
+        aggregation: str | None = None,
+        aggregation_layers: tuple[int, ...] | None = None,
+        dropout: float | None = None,
+        num_rounds: int | None = None,
+        num_local_steps: int | None = None,
+        learning_rate: float | None = None,
+        seed: int | None = None,
         config: RunConfig | None = None,
         convolution: Convolution | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.convolution = convolution
 
     def _config(self) -> RunConfig:
-        own = self.get_params(deep=False)
+        own = {key: value for key, value in self.get_params(deep=False).items() if value is not None}
         model = {key: own[key] for key in own if key in ModelConfig.__dataclass_fields__}
         train = {key: own[key] for key in own if key in TrainConfig.__dataclass_fields__}
         return (self.config or RunConfig()).replace(model=model, train=train)

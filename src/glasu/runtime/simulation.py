@@ -15,11 +15,12 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.partition import pool_parties, share_edges
 from glasu.data.party import PartyData
+from glasu.errors import DataError
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client, run_id
 from glasu.protocol.client import client_script
-from glasu.protocol.messages import ClientScript, Evaluated, Event, Message, RoundDone, ServerScript
+from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.report import RunReport, SplitScores, versions
 from glasu.runtime.meter import Meter
@@ -30,8 +31,8 @@ Carry = Callable[[Message], Message]
 
 
 def run_in_process(
-    server: ServerScript,
-    clients: Sequence[ClientScript],
+    server: Script,
+    clients: Sequence[Script],
     meter: Meter,
     watch: Stopwatch,
     observe: Observer = lambda event: None,
@@ -69,7 +70,7 @@ def run_in_process(
 
 
 def _advance(
-    script: ClientScript | ServerScript, answers: Sequence[Message] | None, observe: Observer = lambda event: None
+    script: Script, answers: Sequence[Message] | None, observe: Observer = lambda event: None
 ) -> Sequence[Message]:
     """Resume a script until it has messages to send; the end is an empty list."""
     try:
@@ -99,6 +100,16 @@ class Simulation:
 
     report: RunReport
     clients: tuple[Client, ...]
+
+
+def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
+    """Return the parties as a list, or say how to make them out of what was given."""
+    if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
+        return list(parties)
+    raise DataError(
+        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one of a PyG graph, "
+        "glasu.read_party(folder) reads one."
+    )
 
 
 def prepare(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
@@ -152,10 +163,15 @@ def simulate(
         observe: is told of every round and evaluation.
         clock: tells the seconds for the report.
     """
+    parties = as_parties(parties)
+    pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
+    check_parties(parties, "all" if pooled else config.train.labels, config.train.task)
     parties = prepare(config, parties)
+    asked = config.data.num_clients
     config, overridden = resolve(config, parties[0].num_nodes)
-    config = config.replace(data={"num_clients": len(parties)})
-    check_parties(parties, config.train.labels)
+    if config.data.num_clients != len(parties):
+        overridden["data.num_clients"] = {"asked": asked, "used": len(parties)}
+        config = config.replace(data={"num_clients": len(parties)})
     watch, meter, start = Stopwatch(clock), Meter(), clock()
     recorder = _Recorder(meter, lambda: clock() - start, observe)
     with one_thread():
@@ -169,14 +185,15 @@ def simulate(
             for script in scripts:
                 recorder.next_client()
                 _advance(script, None, recorder)
-            losses = ()
+            losses = recorder.mean_losses()
+    alone = not config.model.aggregation_layers and config.train.method != "centralized"
     seconds = {name: watch.seconds[name] for name in ("sampling", "compute", "communication", "evaluation")}
     report = RunReport(
         config=config.to_dict(),
         overridden=overridden,
         parties=tuple(_describe(party) for party in parties),
-        test=recorder.scores("test"),
-        validation=recorder.scores("validation"),
+        test=recorder.scores("test", alone=alone),
+        validation=recorder.scores("validation", alone=alone),
         history=recorder.history(),
         losses=losses,
         traffic=meter.to_dict(),
@@ -224,46 +241,54 @@ class _Recorder:
 
     def __init__(self, meter: Meter, elapsed: Callable[[], float], observe: Observer) -> None:
         self.meter, self.elapsed, self.observe = meter, elapsed, observe
-        self.per_client: list[list[tuple[Evaluated, int, float]]] = [[]]
+        self.evaluations: list[list[tuple[Evaluated, int, float]]] = [[]]  # one list, or one per client alone
+        self.losses: list[list[float]] = [[]]
 
     def next_client(self) -> None:
         """Begin with another client that trains alone."""
-        if self.per_client[-1]:
-            self.per_client.append([])
+        if self.evaluations[-1]:
+            self.evaluations.append([])
+            self.losses.append([])
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Evaluated):
-            self.per_client[-1].append((event, self.meter.total, self.elapsed()))
+            self.evaluations[-1].append((event, self.meter.total, self.elapsed()))
+        elif event.loss is not None:
+            self.losses[-1].append(event.loss)
         self.observe(event)
 
-    def scores(self, split: str) -> SplitScores:
-        """Return the scores of the selected model; the mean where clients were selected alone."""
+    def mean_losses(self) -> tuple[float, ...]:
+        """Return the mean loss of every round, over the clients that trained in it."""
+        rounds = range(max(len(losses) for losses in self.losses))
+        found = [[losses[index] for losses in self.losses if index < len(losses)] for index in rounds]
+        return tuple(sum(losses) / len(losses) for losses in found)
+
+    def scores(self, split: str, *, alone: bool) -> SplitScores:
+        """Return the scores of the selected model; the mean where every client was selected alone."""
         found = []
-        for events in self.per_client:
+        for events in self.evaluations:
             chosen = [event for event, _, _ in events if event.split == split and (split == "test" or event.improved)]
             found.append(chosen[-1])
         mean = {name: sum(event.metrics[name] for event in found) / len(found) for name in found[0].metrics}
-        alone = tuple(event.metrics["accuracy"] for event in found) if len(found) > 1 else None
-        return SplitScores(**mean, round=max(event.round for event in found), per_client=alone)
+        rounds = {event.round for event in found}
+        return SplitScores(
+            **mean,
+            round=rounds.pop() if len(rounds) == 1 else None,
+            per_client=tuple(event.metrics["accuracy"] for event in found) if alone else None,
+        )
 
     def history(self) -> tuple[dict[str, Any], ...]:
-        """Return one entry per evaluation; the mean over clients that trained alone."""
-        rounds = sorted({event.round for events in self.per_client for event, _, _ in events if event.split != "test"})
+        """Return one entry per evaluation; of clients alone the mean, a client that has stopped keeping its figures."""
+        per_client = [[item for item in events if item[0].split == "validation"] for events in self.evaluations]
         entries = []
-        for round_index in rounds:
-            found = [
-                entry
-                for events in self.per_client
-                for entry in events
-                if entry[0].round == round_index and entry[0].split != "test"
-            ]
-            size = len(found)
+        for round_index in sorted({event.round for events in per_client for event, _, _ in events}):
+            found = [next(item for item in reversed(events) if item[0].round <= round_index) for events in per_client]
             entry: dict[str, Any] = {
                 "round": round_index,
-                "loss": sum(event.loss or 0.0 for event, _, _ in found) / size,
+                "loss": sum(event.loss or 0.0 for event, _, _ in found) / len(found),
             }
             for name in found[0][0].metrics:
-                entry[f"val_{name}"] = sum(event.metrics[name] for event, _, _ in found) / size
+                entry[f"val_{name}"] = sum(event.metrics[name] for event, _, _ in found) / len(found)
             entry["bytes"] = max(moved for _, moved, _ in found)
             entry["seconds"] = max(seconds for _, _, seconds in found)
             entries.append(entry)

@@ -28,12 +28,21 @@ from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.keys import Phase
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
+from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.messages import ClientScript, ServerScript
+from glasu.protocol.messages import Script
 from glasu.protocol.server import Server
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import Simulation, make_clients, make_server, one_thread, prepare, run_in_process
+from glasu.runtime.simulation import (
+    Simulation,
+    as_parties,
+    make_clients,
+    make_server,
+    one_thread,
+    prepare,
+    run_in_process,
+)
 from glasu.timing import Stopwatch
 
 SCHEMA = 1
@@ -48,6 +57,7 @@ class TrainedModel:
     names: tuple[str, ...]
     scales: tuple[float, ...]  # each client's input scale
     num_features: tuple[int, ...]
+    columns: tuple[str, ...]  # digests of the feature names; empty where they have none
     weights: tuple[dict[str, Tensor], ...]
     convolution: Convolution | None = None
 
@@ -61,17 +71,31 @@ class TrainedModel:
             names=clients[0].names,
             scales=tuple(client.scale for client in clients),
             num_features=tuple(client.party.num_features for client in clients),
+            columns=tuple(client.party.columns_digest() for client in clients),
             weights=tuple(client.best_weights for client in clients),
             convolution=convolution,
         )
 
     def predict_proba(
-        self, parties: Sequence[PartyData], nodes: NodeSet | None = None, meter: Meter | None = None
+        self,
+        parties: Sequence[PartyData],
+        nodes: NodeSet | NDArray[np.bool_] | None = None,
+        *,
+        party: str | None = None,
+        meter: Meter | None = None,
     ) -> NDArray[Any]:
-        """Return the class probabilities of the nodes (all by default), shape (n, classes), by joint inference."""
-        parties = prepare(self.config, parties)
+        """Return class probabilities by exact joint inference, shape (n, classes).
+
+        Args:
+            parties: their data, in the order of training; labels and splits are not read.
+            nodes: positions of the asked nodes, or a mask over all nodes; all by default.
+            party: after standalone training, whose model predicts.
+            meter: counts what is sent.
+        """
+        parties = prepare(self.config, as_parties(parties))
         self._check(parties)
-        nodes = np.arange(parties[0].num_nodes) if nodes is None else np.asarray(nodes, np.int64)
+        nodes = _positions(nodes, parties[0].num_nodes)
+        alone = self._alone(party)
         with one_thread():
             watch = Stopwatch(time.perf_counter)
             clients = make_clients(self.config, self._labelled(parties), watch, self.convolution, self.scales)
@@ -90,13 +114,28 @@ class TrainedModel:
             else:
                 for script in scripts:
                     assert not list(script)  # alone, nobody sends anything
-        if clients[0].owner >= 0:
-            return found[clients[0].owner]
-        return np.asarray(np.mean([found[client.index] for client in clients], axis=0))
+        return found[alone if alone is not None else max(0, clients[0].owner)]  # without an owner, all have the mean
 
-    def predict(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:
+    def _alone(self, party: str | None) -> int | None:
+        """Return who predicts where every party has a model of its own, else None."""
+        if self.config.model.aggregation_layers or len(self.names) == 1:
+            return None
+        if party not in self.names:
+            raise ConfigError(
+                f"party={party!r}: each party trained a model of its own, and nothing joins them; "
+                f"name whose model predicts: {', '.join(self.names)}."
+            )
+        return self.names.index(party)
+
+    def predict(
+        self,
+        parties: Sequence[PartyData],
+        nodes: NodeSet | NDArray[np.bool_] | None = None,
+        *,
+        party: str | None = None,
+    ) -> NDArray[Any]:
         """Return class names, shape (n,); for a multi-label task 0 or 1 for each class, shape (n, classes)."""
-        probabilities = self.predict_proba(parties, nodes)
+        probabilities = self.predict_proba(parties, nodes, party=party)
         if self.config.train.task == "multilabel":
             return (probabilities > 0.5).astype(np.int64)
         names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
@@ -116,16 +155,23 @@ class TrainedModel:
         if tuple(party.name for party in parties) != self.names:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
-        for party, width in zip(parties, self.num_features, strict=True):
+        for party, width, columns in zip(parties, self.num_features, self.columns, strict=True):
             if party.num_features != width:
                 raise DataError(
                     f"party {party.name!r}: {party.num_features} features, but the model was trained with {width}."
+                )
+            if columns and party.columns_digest() != columns:
+                raise DataError(
+                    f"party {party.name!r}: its feature columns have other names, or another order, than in training."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a folder; a model that lies there already is replaced."""
+        """Write the model as a folder; a model that lies there already is replaced.
+
+        The manifest comes last and holds the digest of every file, so that a mixture of two models is noticed.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         sections = {
@@ -133,18 +179,31 @@ class TrainedModel:
             for section, keys in self.config.to_dict().items()
         }
         clients = [
-            {"name": name, "file": f"{name}.safetensors", "input_scale": scale, "num_features": width}
-            for name, scale, width in zip(self.names, self.scales, self.num_features, strict=True)
+            {
+                "name": name,
+                "file": f"{name}.safetensors",
+                "input_scale": self.scales[index],
+                "num_features": self.num_features[index],
+                "columns_sha256": self.columns[index],
+                "weights_sha256": weights_digest(self.weights[index]),
+            }
+            for index, name in enumerate(self.names)
         ]
         for client, weights in zip(clients, self.weights, strict=True):
             write_atomically(folder / str(client["file"]), save(weights))
+        for file in folder.glob("*.safetensors"):  # of a former model with other parties
+            if file.name not in {client["file"] for client in clients}:
+                file.unlink()
         manifest = {"schema": SCHEMA, "classes": list(self.classes), "config": sections, "client": clients}
         write_atomically(folder / "model.toml", tomli_w.dumps(manifest).encode())
 
     @classmethod
     def load(cls, folder: str | Path, convolution: Convolution | None = None) -> TrainedModel:
-        """Read a model that `save` wrote."""
-        manifest_file = Path(folder) / "model.toml"
+        """Read a model that `save` wrote; the folder of a run will do, for its model is in model/."""
+        folder = Path(folder)
+        if (folder / "model" / "model.toml").is_file():
+            folder = folder / "model"
+        manifest_file = folder / "model.toml"
         try:
             manifest = tomllib.loads(manifest_file.read_text(encoding="utf-8"))
             schema, clients = manifest["schema"], manifest["client"]
@@ -156,21 +215,50 @@ class TrainedModel:
                 names=tuple(client["name"] for client in clients),
                 scales=tuple(client["input_scale"] for client in clients),
                 num_features=tuple(client["num_features"] for client in clients),
-                weights=tuple(load((Path(folder) / Path(client["file"]).name).read_bytes()) for client in clients),
+                columns=tuple(client["columns_sha256"] for client in clients),
+                weights=tuple(_load_weights(folder, client) for client in clients),
                 convolution=convolution,
             )
         except OSError as error:
             raise DataError(
                 f"{error.filename}: cannot be read ({error.strerror}); give the folder that `glasu train --out` wrote."
             ) from None
-        except (ValueError, SafetensorError, KeyError, TypeError) as error:
-            raise DataError(f"{folder}: is not a model folder of GLASU: {error!r}.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{manifest_file}: is not the manifest of a model: {error}.") from None
 
 
-def _predict(client: Client, nodes: NodeSet, found: dict[int, NDArray[Any]]) -> ClientScript:
+def _load_weights(folder: Path, client: dict[str, Any]) -> dict[str, Tensor]:
+    """Read one client's weights and compare them with the manifest."""
+    file = folder / Path(client["file"]).name
+    try:
+        weights: dict[str, Tensor] = load(file.read_bytes())
+    except SafetensorError as error:
+        raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
+    if weights_digest(weights) != client["weights_sha256"]:
+        raise DataError(f"{file}: these are not the weights that model.toml names; train again, or restore it.")
+    return weights
+
+
+def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
+    """Return the asked nodes as positions."""
+    if nodes is None:
+        return np.arange(num_nodes)
+    nodes = np.asarray(nodes)
+    if nodes.dtype == bool:
+        if nodes.shape != (num_nodes,):
+            raise DataError(f"a mask of shape {nodes.shape} for {num_nodes} nodes; it needs one value per node.")
+        return np.flatnonzero(nodes)
+    if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
+        raise DataError("nodes must be a list of positions (integers), or a mask (true and false).")
+    if len(nodes) and (nodes.min() < 0 or nodes.max() >= num_nodes):
+        raise DataError(f"nodes name position {nodes.max()}, but positions are 0..{num_nodes - 1}.")
+    return nodes.astype(np.int64)
+
+
+def _predict(client: Client, nodes: NodeSet, found: dict[int, NDArray[Any]]) -> Script:
     found[client.index] = yield from client_prediction(client, 0, nodes, Phase.PREDICTION)
 
 
-def _serve(server: Server, num_nodes: int) -> ServerScript:
+def _serve(server: Server, num_nodes: int) -> Script:
     yield from server_prediction(server, 0, num_nodes, Phase.PREDICTION)
     yield server.answers

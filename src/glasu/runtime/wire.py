@@ -17,6 +17,7 @@ from glasu.errors import ProtocolError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.protocol.messages import (
     NO_NUMBERS,
+    Agreed,
     Gradient,
     Joint,
     JointGradient,
@@ -27,7 +28,6 @@ from glasu.protocol.messages import (
     Proposal,
     Scores,
     TensorMessage,
-    Union,
     Verdict,
     Waiting,
 )
@@ -37,7 +37,7 @@ HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")
 SECTION = struct.Struct("<BBxxII")
 KINDS: dict[int, type[Message]] = dict(
     enumerate(
-        [Partial, Joint, Gradient, JointGradient, Scores, JointScores, Proposal, Union, Metrics, Verdict, Waiting]
+        [Partial, Joint, Gradient, JointGradient, Scores, JointScores, Proposal, Agreed, Metrics, Verdict, Waiting]
     )
 )
 CODES = {kind: code for code, kind in KINDS.items()}

@@ -1,0 +1,95 @@
+"""Sections of settings: frozen dataclasses whose fields are checked against their types when they are built."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from typing import Any, Literal
+
+from glasu.errors import ConfigError
+
+
+def require(condition: bool, value: object, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"{value}: {rule}")
+
+
+def _options(annotation: Any) -> list[Any]:
+    """Return the alternatives of a union, or the annotation alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [option for part in typing.get_args(annotation) for option in _options(part)]
+    return [annotation]
+
+
+def _convert(value: Any, option: Any) -> Any:
+    """Return `value` as the type `option`, or raise TypeError."""
+    origin = typing.get_origin(option)
+    if origin is Literal:
+        if isinstance(value, str) and value in typing.get_args(option):
+            return value
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            inner = typing.get_args(option)
+            if inner[-1] is Ellipsis:
+                return tuple(_convert(item, inner[0]) for item in value)
+            if len(inner) == len(value):
+                return tuple(_convert(item, kind) for item, kind in zip(value, inner, strict=True))
+    elif option is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+            return float(value)
+    elif option is type(None):
+        if value is None:
+            return None
+    elif isinstance(value, option) and not (option is int and isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def _describe(option: Any) -> str:
+    origin = typing.get_origin(option)
+    if origin is Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(option))
+    if origin is tuple:
+        inner = typing.get_args(option)
+        if inner[-1] is Ellipsis:
+            return f"a list of {_describe(inner[0]).removeprefix('a ').removeprefix('an ')}s"
+        return f"a list of {len(inner)} numbers"
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
+    return names[option]
+
+
+class Section:
+    """Checks the type of every field, so that a config that exists is a config that can run."""
+
+    section: typing.ClassVar[str]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            options = _options(hints[item.name])
+            for option in options:
+                try:
+                    object.__setattr__(self, item.name, _convert(value, option))
+                    break
+                except TypeError:
+                    continue
+            else:
+                expected = " or ".join(_describe(option) for option in options if option is not type(None))
+                raise ConfigError(f"{self.section}.{item.name}={value!r}: must be {expected}.")
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ConfigError where the values do not fit together."""
+
+    def _need(self, key: str, condition: bool, rule: str) -> None:
+        require(condition, f"{self.section}.{key}={getattr(self, key)!r}", rule)
+
+    def _refuse_without_effect(self, *keys: str) -> None:
+        """Refuse values other than the default of keys that this version does not act upon."""
+        defaults = {item.name: item.default for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for key in keys:
+            rule = f"has no effect in this version, so only its default {defaults[key]!r} is accepted; remove it."
+            self._need(key, getattr(self, key) == defaults[key], rule)
