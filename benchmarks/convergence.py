@@ -57,6 +57,7 @@ def base_config() -> RunConfig:
             normalization="layer",
         ),
         train=TrainConfig(
+            weight_decay=0.0,
             num_local_steps=4,
             batch_size=32,
             sampler="neighbor",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.config import RunConfig
+from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.datasets import load_parties
 from glasu.runtime.simulation import train
 
@@ -23,6 +23,13 @@ def test_stale_updates_reach_82_percent_on_cora_with_the_committed_settings(data
         assert config.model.aggregation_layers == (1, 3)
         accuracies.append(train(load_parties(config), config).test.accuracy)
     assert statistics.mean(accuracies) >= 0.82, accuracies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("cora", 0.80), ("citeseer", 0.70), ("pubmed", 0.82)])
+def test_the_defaults_train_on_raw_features(data_root, name, least):
+    config = RunConfig(data=DataConfig(name=name, root=str(data_root)), train=TrainConfig(num_rounds=40))
+    assert train(load_parties(config), config).test.accuracy >= least
 
 
 @pytest.mark.slow

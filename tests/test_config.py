@@ -238,8 +238,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
     ("section", "values", "key", "way_out"),
     [
         ("data", {"num_clients": 0}, "num_clients", "at least one"),
-        ("data", {"edge_fraction": 0.0}, "edge_fraction", r"(0, 1]"),
-        ("data", {"edge_fraction": 1.1}, "edge_fraction", r"(0, 1]"),
+        ("data", {"edge_fraction": -0.1}, "edge_fraction", "[0, 1]"),
+        ("data", {"edge_fraction": 1.1}, "edge_fraction", "[0, 1]"),
+        ("data", {"seed": -1}, "seed", "0..2^63-1"),
+        ("data", {"seed": 2**63}, "seed", "0..2^63-1"),
         ("data", {"num_nodes": 0}, "num_nodes", "at least one"),
         ("data", {"average_degree": -1.0}, "average_degree", "0 means no edges"),
         ("data", {"num_features": 0}, "num_features", "at least one"),
@@ -267,20 +269,63 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"patience": -1}, "patience", "negative"),
         ("train", {"evaluate_nodes": -1}, "evaluate_nodes", "negative"),
         ("train", {"prefetch": -1}, "prefetch", "negative"),
+        ("train", {"prefetch": 1025}, "prefetch", "at most 1024"),
         ("train", {"evaluate_every": 0}, "evaluate_every", "at least 1"),
-        ("train", {"checkpoint_every": 0}, "checkpoint_every", "at least 1"),
+        ("train", {"checkpoint_every": 0}, "checkpoint_every", "no effect in this version"),
         ("train", {"seed": -1}, "seed", "0..2^63-1"),
         ("train", {"seed": 2**63}, "seed", "0..2^63-1"),
         ("train", {"backward": "joint"}, "num_local_steps", 'use 1, or train.backward="local"'),
         ("train", {"method": "standalone", "labels": "a"}, "labels", "labels at every party"),
-        ("privacy", {"dp_clip": 0.0}, "dp_clip", "positive"),
-        ("privacy", {"delta": 0.0}, "delta", "(0, 1)"),
-        ("privacy", {"delta": 1.0}, "delta", "(0, 1)"),
-        ("privacy", {"range": 0.0}, "range", "positive"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_rule_it_breaks(section, values, key, way_out):
     assert_refused(section, values, key, way_out)
+
+
+WITHOUT_EFFECT = {
+    "train": {"checkpoint_every": (5, 1)},  # key: (a value, the default)
+    "privacy": {
+        "dp_noise_multiplier": (1.0, 0.0),
+        "dp_clip": (0.5, 1.0),
+        "delta": (1e-6, 1e-5),
+        "target_epsilon": (2.0, None),
+        "blind_server": (True, False),
+        "allow_two_parties": (True, False),
+        "range": (4.0, 8.0),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "default"),
+    [(section, key, *values) for section, keys in WITHOUT_EFFECT.items() for key, values in keys.items()],
+)
+def test_a_setting_without_effect_is_refused_unless_it_has_its_default(section, key, value, default):
+    assert_refused(section, {key: value}, key, f"no effect in this version, so only its default {default!r}")
+    assert RunConfig.from_dict({section: {key: default}}) == RunConfig()
+
+
+def test_no_setting_of_privacy_but_secure_aggregation_has_an_effect():
+    names = {item.name for item in dataclasses.fields(PrivacyConfig)}
+    assert names - set(WITHOUT_EFFECT["privacy"]) == {"secure_aggregation"}
+
+
+@pytest.mark.parametrize("key", ["train.seed", "train.learning_rate", "data.seed", "privacy.range", "model.hidden"])
+@pytest.mark.parametrize(
+    "number", ["9" * 5000, "0x" + "f" * 5000, "1e" + "9" * 5000, "-" + "9" * 4000], ids=["long", "hex", "e", "minus"]
+)
+def test_an_absurdly_long_number_is_refused_kindly(tmp_path, key, number):
+    section, _, name = key.partition(".")
+    for text, overrides in (("", [f"{key}={number}"]), (f"[{section}]\n{name} = {number}", [])):
+        with pytest.raises(ConfigError) as caught:
+            written(tmp_path, text, *overrides)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 700 + len(str(tmp_path))
+
+
+def test_the_borders_of_ranges_are_allowed():
+    assert DataConfig(edge_fraction=0.0, seed=2**63 - 1).edge_fraction == 0.0
+    assert TrainConfig(prefetch=1024, seed=2**63 - 1).prefetch == 1024
 
 
 def assert_refused(section, values, key, way_out):
@@ -381,11 +426,16 @@ def test_a_simulated_run_aggregates_everywhere_with_the_joint_gradient():
     config, overridden = resolve(RunConfig(train=TrainConfig(method="simulated")), 10)
     assert config.model.aggregation_layers == (0, 1, 2, 3)
     assert (config.train.num_local_steps, config.train.backward) == (1, "joint")
-    assert set(overridden) == {"model.aggregation_layers", "train.num_local_steps", "train.backward"}
+    assert config.data.edge_fraction == 1.0
+    assert overridden["data.edge_fraction"] == {"asked": 0.8, "used": 1.0}
+    assert set(overridden) == {
+        "data.edge_fraction", "model.aggregation_layers", "train.num_local_steps", "train.backward",
+    }  # fmt: skip
 
 
 def test_only_what_differs_counts_as_overridden():
     asked = RunConfig(
+        data=DataConfig(edge_fraction=1.0),
         model=ModelConfig(aggregation_layers=(0, 1, 2, 3)),
         train=TrainConfig(method="simulated", num_local_steps=1, backward="joint"),
     )
@@ -422,7 +472,7 @@ def test_the_digest_changes_with_every_setting():
         {"train": {"seed": 1}},
         {"train": {"labels": "a"}},
         {"wire": {"precision": "fp64"}},
-        {"privacy": {"range": 4.0}},
+        {"train": {"prefetch": 4}},
     ]
     digests = {RunConfig().replace(**change).digest() for change in changes}
     assert len(digests | {RunConfig().digest()}) == len(changes) + 1

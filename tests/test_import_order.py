@@ -1,4 +1,4 @@
-"""Imports follow cli -> runtime -> report -> protocol -> privacy | model -> data -> config -> errors."""
+"""Imports follow cli -> runtime -> report -> protocol -> privacy | model -> data -> config -> section -> errors."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ LEVELS = {
     "keys": 1,
     "randomness": 1,
     "timing": 1,
+    "section": 1,
     "errors": 0,
 }
 NO_WORLD = {"asyncio", "grpc", "io", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading", "time"}
@@ -85,6 +86,8 @@ def test_no_import_goes_against_the_order():
         ("glasu.privacy.release", "import glasu.model.blocks"),
         ("glasu.data.party", "def f():\n    from glasu.model.blocks import Block"),
         ("glasu.errors", "from glasu import config"),
+        ("glasu.section", "from glasu.config import RunConfig"),
+        ("glasu.errors", "from glasu.section import Section"),
         ("glasu.config", "if TYPE_CHECKING:\n    from glasu.data.party import Graph"),
         ("glasu.report", "from .runtime import meter"),
         ("glasu.protocol.server", "from ..runtime.wire import encode"),

@@ -24,8 +24,10 @@ PUBLIC = [
     "Splits",
     "TrainConfig",
     "TrainedModel",
+    "TrainingError",
     "TransportError",
     "WireConfig",
+    "align_in_clear",
     "load_parties",
     "read_party",
     "split_vertically",
@@ -58,8 +60,14 @@ def test_a_name_that_is_not_public_is_refused_as_python_does():
 
 def test_every_error_is_a_glasu_error():
     errors = [getattr(glasu, name) for name in PUBLIC if name.endswith("Error")]
-    assert len(errors) == 6
+    assert len(errors) == 7
     assert all(issubclass(error, glasu.GlasuError) for error in errors)
+
+
+def test_a_run_that_fails_has_another_exit_code_than_bad_input():
+    codes = {name: getattr(glasu, name).exit_code for name in PUBLIC if name.endswith("Error")}
+    assert codes.pop("TrainingError") == 1
+    assert set(codes.values()) == {2}
 
 
 def test_importing_the_package_loads_nothing_heavy():

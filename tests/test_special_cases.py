@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from glasu.data.datasets import load_parties
 from glasu.data.party import Graph
 from glasu.runtime.simulation import make_clients, prepare, simulate
 from glasu.timing import Stopwatch
@@ -258,6 +259,25 @@ def test_without_edges_glasu_is_fedbcd(steps, owner):
             torch.testing.assert_close(own["classifier.weight"], block.head[0].data, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("owner", [None, "b"])
+def test_fedbcd_is_a_setting_an_edge_fraction_of_zero(owner):
+    steps, keys = 3, {"num_layers": 2, "aggregation_layers": (1,), "labels": owner or "all"}
+    sizes = {"num_nodes": 60, "num_features": 9, "num_classes": 3, "average_degree": 6.0}
+    config = settings(num_rounds=ROUNDS, num_local_steps=steps, **keys).replace(
+        data={"name": "synthetic", "edge_fraction": 0.0, **sizes}
+    )
+    parties = load_parties(config)
+    assert [party.graph.num_edges for party in parties] == [0, 0, 0]
+    done = run(config, parties)
+    train, y = parties[1].splits.train, parties[1].labels
+    blocks = [Block(own) for own in done.initial]
+    X = [torch.from_numpy(one.features[train]).double() for one in parties]
+    fedbcd(blocks, X, torch.from_numpy(y[train]), ROUNDS, steps, None if owner is None else 1)
+    for own, block in zip(done.final, blocks, strict=True):
+        for layer in range(2):
+            torch.testing.assert_close(own[f"layers.{layer}.linear.weight"], block.W[layer].data, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("sampler", ["full", "neighbor"])
 def test_without_edges_no_sampled_neighbourhood_grows(sampler):
     none = Graph.from_edges(np.empty(0, int), np.empty(0, int), 24)
@@ -286,6 +306,7 @@ def test_without_edges_no_sampled_neighbourhood_grows(sampler):
         (
             "simulated",
             {
+                "data.edge_fraction": (0.8, 1.0),
                 "model.aggregation_layers": ((1, 3), ALL_LAYERS),
                 "train.num_local_steps": (4, 1),
                 "train.backward": ("local", "joint"),
@@ -300,6 +321,20 @@ def test_the_report_says_what_the_method_overrode_and_what_ran(method, overridde
     for key, (_, used) in overridden.items():
         section, name = key.split(".")
         assert report.config[section][name] == (list(used) if isinstance(used, tuple) else used)
+
+
+@pytest.mark.parametrize(("method", "used"), [("glasu", 2), ("standalone", 2), ("centralized", 1)])
+def test_the_report_says_how_many_parties_the_data_brought(method, used):
+    report = simulate(tiny_parties(2), settings(method=method)).report
+    asked = 1 if method == "centralized" else 3  # `settings` resolves, and centralized means one
+    expected = {} if asked == used else {"data.num_clients": {"asked": asked, "used": used}}
+    assert {key: value for key, value in report.overridden.items() if key == "data.num_clients"} == expected
+    assert report.config["data"]["num_clients"] == used
+
+
+def test_centralized_says_how_many_clients_were_asked_for():
+    asked = settings().replace(train={"method": "centralized"})
+    assert simulate(tiny_parties(2), asked).report.overridden["data.num_clients"] == {"asked": 3, "used": 1}
 
 
 def test_centralized_ignores_who_has_the_labels():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig as RunConfig
     from glasu.config import TrainConfig as TrainConfig
     from glasu.config import WireConfig as WireConfig
+    from glasu.data.alignment import align_in_clear as align_in_clear
     from glasu.data.datasets import load_parties as load_parties
     from glasu.data.folders import read_party as read_party
     from glasu.data.folders import write_party as write_party
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from glasu.errors import DataError as DataError
     from glasu.errors import GlasuError as GlasuError
     from glasu.errors import ProtocolError as ProtocolError
+    from glasu.errors import TrainingError as TrainingError
     from glasu.errors import TransportError as TransportError
     from glasu.report import RunReport as RunReport
     from glasu.runtime.estimator import GLASUClassifier as GLASUClassifier
@@ -50,8 +52,10 @@ _HOMES = {
     "Splits": "glasu.data.party",
     "TrainConfig": "glasu.config",
     "TrainedModel": "glasu.runtime.trained",
+    "TrainingError": "glasu.errors",
     "TransportError": "glasu.errors",
     "WireConfig": "glasu.config",
+    "align_in_clear": "glasu.data.alignment",
     "load_parties": "glasu.data.datasets",
     "read_party": "glasu.data.folders",
     "split_vertically": "glasu.data.partition",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from glasu.errors import ConfigError
-from glasu.section import Section, require
+from glasu.section import Section, require, shown
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
@@ -114,7 +114,7 @@ class TrainConfig(Section):
     task: Literal["multiclass", "multilabel"] = "multiclass"
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 0.005
-    weight_decay: float = 0.0
+    weight_decay: float = 0.001
     momentum: float = 0.0  # sgd only
     schedule: Literal["constant", "step", "cosine"] = "constant"
     patience: int = 0  # evaluations without improvement before the run stops; 0: never
@@ -231,7 +231,7 @@ class RunConfig:
             if name not in classes:
                 raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"{source}: {name}={keys!r}: must be a section, written [{name}].")
+                raise ConfigError(f"{source}: {name}={shown(keys)}: must be a section, written [{name}].")
             kind = typing.cast("type[Section]", classes[name])
             known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
             for key in keys:

@@ -19,7 +19,7 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid #d8dee4; }
+th, td { padding: .35rem .9rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #d8dee4; }
 th:first-child, td:first-child { text-align: left; } th { color: #57606a; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 .wide { overflow-x: auto; }

@@ -16,6 +16,15 @@ def require(condition: bool, value: object, rule: str) -> None:
         raise ConfigError(f"{value}: {rule}")
 
 
+def shown(value: object) -> str:
+    """Return a value as it stands in a message: on one line, and not without end."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "(a number of thousands of digits)"
+    return text if len(text) <= 500 else f"{text[:100]}...{text[-1]}"
+
+
 def _options(annotation: Any) -> list[Any]:
     """Return the alternatives of a union, or the annotation alone."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -78,14 +87,14 @@ class Section:
                     continue
             else:
                 expected = " or ".join(_describe(option) for option in options if option is not type(None))
-                raise ConfigError(f"{self.section}.{item.name}={value!r}: must be {expected}.")
+                raise ConfigError(f"{self.section}.{item.name}={shown(value)}: must be {expected}.")
         self._check()
 
     def _check(self) -> None:
         """Raise ConfigError where the values do not fit together."""
 
     def _need(self, key: str, condition: bool, rule: str) -> None:
-        require(condition, f"{self.section}.{key}={getattr(self, key)!r}", rule)
+        require(condition, f"{self.section}.{key}={shown(getattr(self, key))}", rule)
 
     def _refuse_without_effect(self, *keys: str) -> None:
         """Refuse values other than the default of keys that this version does not act upon."""

@@ -96,7 +96,7 @@ A = party("a", [0, 1, 2, 3])
             DataError,
             "no node is in the training split",
         ),
-        (replace(A, name="b", labels=np.array([-1, -1, 0, 1])), DataError, "no training node has a label"),
+        (replace(A, name="b", labels=np.array([-1, -1, 0, 1])), DataError, "no training node has a known label"),
     ],
 )
 def test_parties_that_cannot_train_together_are_refused(other, kind, said):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -103,9 +106,21 @@ def test_the_extreme_fractions_leave_nothing_or_everything(fraction):
         assert pairs(party.graph) == (pairs(whole) if fraction else set())
 
 
-def test_a_client_without_a_column_is_refused():
-    with pytest.raises(DataError, match=r"4 feature columns in blocks of 2 leave none for client 'c'"):
-        split_vertically(random_data(num_features=4), num_clients=3)
+@pytest.mark.parametrize("num_clients", range(1, 13))
+@pytest.mark.parametrize("columns", range(1, 13))
+def test_every_client_has_a_column_as_long_as_there_is_one_for_each(columns, num_clients):
+    data = random_data(num_features=columns)
+    if columns < num_clients:
+        with pytest.raises(DataError, match=f"{columns} feature columns cannot be divided among {num_clients} clients"):
+            split_vertically(data, num_clients=num_clients)
+        return
+    parties = split_vertically(data, num_clients=num_clients)
+    widths = [party.num_features for party in parties]
+    np.testing.assert_array_equal(np.hstack([dense(party.features) for party in parties]), data.x.numpy())
+    width = math.ceil(columns / num_clients)
+    paper = [min(width, max(0, columns - m * width)) for m in range(num_clients)]
+    assert min(widths) >= 1
+    assert widths == paper if min(paper) > 0 else max(widths) - min(widths) <= 1
 
 
 @pytest.mark.parametrize("arguments", [{"num_clients": 0}, {"edge_fraction": 1.5}])
@@ -198,6 +213,20 @@ def test_pooling_takes_labels_from_whoever_has_them_and_weighs_plain_edges_one()
         (2, 1): 3.0,
         (1, 2): 1.0,
     }
+
+
+def test_pooled_columns_bear_the_names_of_their_parties_where_all_have_names():
+    first, second = split_vertically(random_data(num_features=4), num_clients=2)
+    named = [replace(first, feature_names=("x", "y")), replace(second, feature_names=("x", "z"))]
+    assert pool_parties(named).feature_names == ("a.x", "a.y", "b.x", "b.z")
+    assert pool_parties([named[0], second]).feature_names == ()
+    assert [party.feature_names for party in share_edges(named)] == [("x", "y"), ("x", "z")]
+
+
+@pytest.mark.parametrize("thing", ["x", None, [1, 2], np.ones((3, 3))], ids=["text", "none", "list", "array"])
+def test_what_is_no_pyg_graph_is_refused(thing):
+    with pytest.raises(DataError, match=r"is no graph; pass a torch_geometric\.data\.Data"):
+        split_vertically(thing)
 
 
 def test_parties_in_different_orders_are_not_pooled():

@@ -228,7 +228,7 @@ def test_attention_survives_scores_that_would_overflow_exp():
 def test_a_users_convolution_is_called_on_the_graph_with_self_loops(make, form):
     torch.manual_seed(0)
     extra = {"add_self_loops": False} if make is GATv2Conv else {}
-    layer, graph = CustomLayer(make(5, 3, heads=2, **extra)), graph_of("isolated")
+    layer, graph = CustomLayer(make(5, 3, heads=2, **extra), 6), graph_of("isolated")
     x = torch.randn(NODES, 5)
     edges, _ = add_self_loops(torch.from_numpy(graph.edge_index()), num_nodes=NODES)
     expected = layer.convolution(x, edges)

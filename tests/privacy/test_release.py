@@ -16,7 +16,8 @@ from glasu.keys import Key, Phase
 from glasu.model.aggregation import Mean
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Plain, Release
-from glasu.protocol.actor import Client, Sample
+from glasu.protocol.actor import Client
+from glasu.protocol.sampling import Sample
 from glasu.protocol.update import local_loss
 from glasu.timing import Stopwatch
 
@@ -31,10 +32,9 @@ OTHER_KEYS = [
         {"round": 4},
         {"layer": 2},
         {"chunk": 1},
-        {"incarnation": 1},
-        {"attempt": 1},
     )
 ]
+REPEATS = [dataclasses.replace(KEY, **change) for change in ({"incarnation": 1}, {"attempt": 1})]
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,20 @@ def test_the_same_secret_and_key_give_the_same_noise_again():
 def test_another_message_has_other_noise(other):
     noise = GaussianNoise(1.0, SECRET)
     assert (noise(torch.zeros(7, 3), KEY) != noise(torch.zeros(7, 3), other)).all()
+
+
+@pytest.mark.parametrize("again", REPEATS, ids=["incarnation", "attempt"])
+def test_a_release_redone_after_a_restart_is_the_same_bytes(again):
+    """Two noises on one value would let the receiver average them away."""
+    value = torch.randn(7, 3)
+    first, second = (noisy_release().tensor("representation", value, key).payload for key in (KEY, again))
+    assert first.tobytes() == second.tobytes()
+    assert again.pack() != KEY.pack()
+    assert again.about() == KEY.about()
+
+
+def test_what_a_message_is_about_tells_apart_everything_but_repeats():
+    assert len({key.about() for key in (KEY, *OTHER_KEYS, *REPEATS)}) == 1 + len(OTHER_KEYS)
 
 
 def test_another_secret_gives_other_noise():

@@ -202,6 +202,10 @@ def settings(**keys: Any) -> RunConfig:
     """Return a resolved config in double precision without sampling and dropout; keys of any section are changed."""
     keys = {
         "backbone": "gcn",
+        "num_layers": 4,
+        "aggregation_layers": (1, 3),
+        "aggregation": "mean",
+        "normalization": "none",
         "hidden": 6,
         "heads": 2,
         "dropout": 0.0,
@@ -212,6 +216,8 @@ def settings(**keys: Any) -> RunConfig:
         "sampler": "full",
         "optimizer": "sgd",
         "learning_rate": 0.1,
+        "weight_decay": 0.0,
+        "schedule": "constant",
         "evaluate_every": 1000,
         "precision": "fp64",
         **keys,

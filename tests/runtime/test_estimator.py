@@ -70,7 +70,7 @@ def test_parameters_are_those_of_the_constructor_and_survive_clone_and_set_param
     assert copy is not model
     assert copy.get_params() == own
     copy.set_params(hidden=4, seed=7)
-    assert (copy.hidden, copy.seed, model.hidden, model.seed) == (4, 7, 8, 0)
+    assert (copy.hidden, copy.seed, model.hidden, model.seed) == (4, 7, 8, None)
     with pytest.raises(ValueError, match="Invalid parameter"):
         copy.set_params(depth=3)
 

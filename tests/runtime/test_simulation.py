@@ -16,6 +16,7 @@ from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, ProtocolError
 from glasu.keys import Key, Phase
+from glasu.model.split import no_dropout
 from glasu.protocol.messages import Joint, Message, Partial, Proposal
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
@@ -257,7 +258,7 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     X = torch.from_numpy(parties[0].features).double()
     mixed = (A / A.sum(1, keepdim=True)) @ X
     expected = mixed @ weights["lin_l.weight"].T + weights["lin_l.bias"] + X @ weights["lin_r.weight"].T
-    got = client.model.sublayer(0, X, None, client.sampler.exact_block(np.arange(24)), client.no_dropout())
+    got = client.model.sublayer(0, X, None, client.sampler.exact_block(np.arange(24)), no_dropout())
     torch.testing.assert_close(got, torch.relu(expected))
 
 

@@ -177,8 +177,8 @@ class Client:
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(
-                f"party {self.party.name!r}, round {round_index}: the loss is {value}; training diverged. Lower "
-                'train.learning_rate, or set model.normalization = "layer".'
+                f"party {self.party.name!r}, round {round_index}: the loss is {value}; training diverged. "
+                "Lower train.learning_rate."
             )
         return value
 
