@@ -19,9 +19,10 @@ from glasu.data.datasets import load_parties
 from glasu.data.partition import partition, splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.synthetic import synthetic
-from glasu.protocol.actor import Batch, Client, Sample
+from glasu.protocol.actor import Batch, Client
 from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, RoundDone
+from glasu.protocol.sampling import Sample
 from glasu.protocol.server import server_script
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process

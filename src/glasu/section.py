@@ -78,7 +78,11 @@ class Section:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, item.name)
+            where = f"{self.section}.{item.name}={shown(value)}"
             options = _options(hints[item.name])
+            if int in options and isinstance(value, int):
+                bits = 63 if item.name == "seed" else 31  # counts travel, and index arrays, as 32-bit integers
+                require(abs(value) <= 2**bits, where, f"must be an integer below 2^{bits}.")
             for option in options:
                 try:
                     object.__setattr__(self, item.name, _convert(value, option))
@@ -87,7 +91,7 @@ class Section:
                     continue
             else:
                 expected = " or ".join(_describe(option) for option in options if option is not type(None))
-                raise ConfigError(f"{self.section}.{item.name}={shown(value)}: must be {expected}.")
+                raise ConfigError(f"{where}: must be {expected}.")
         self._check()
 
     def _check(self) -> None:

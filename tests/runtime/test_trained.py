@@ -47,11 +47,12 @@ def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
     model, parties, _ = fitted(name)
     model.save(tmp_path / "deep" / "model")
     again = TrainedModel.load(tmp_path / "deep" / "model", model.convolution)
-    probabilities = model.predict_proba(parties)
+    who = {"party": "b"} if name == "standalone" else {}
+    probabilities = model.predict_proba(parties, **who)
     assert probabilities.shape == (24, 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
-    assert np.array_equal(again.predict_proba(parties), probabilities)
-    assert np.array_equal(again.predict(parties), model.predict(parties))
+    assert np.array_equal(again.predict_proba(parties, **who), probabilities)
+    assert np.array_equal(again.predict(parties, **who), model.predict(parties, **who))
     assert again.config == model.config
     assert (again.classes, again.names, again.scales) == (model.classes, model.names, model.scales)
 
@@ -61,14 +62,30 @@ def test_predictions_score_on_the_test_nodes_what_the_report_says(name):
     model, parties, done = fitted(name)
     labelled = next(one for one in parties if one.labels is not None)
     nodes = labelled.splits.test
-    right = model.predict(parties, nodes) == np.asarray(labelled.classes)[labelled.labels[nodes]]
-    if name == "standalone":  # the report tells how each client does alone; together they vote
-        own = [
-            Monolith(model.config, [one], [w]).probabilities() for one, w in zip(parties, as_double(model), strict=True)
-        ]
-        np.testing.assert_allclose(model.predict_proba(parties), np.mean([np.asarray(p) for p in own], 0), atol=1e-5)
-    else:
-        assert done.report.test.accuracy == pytest.approx(right.mean())
+    truth = np.asarray(labelled.classes)[labelled.labels[nodes]]
+    whose = model.names if name == "standalone" else [None]
+    right = [(model.predict(parties, nodes, party=party) == truth).mean() for party in whose]
+    assert done.report.test.accuracy == pytest.approx(np.mean(right))
+    if name == "standalone":
+        assert done.report.test.per_client == pytest.approx(tuple(right))
+
+
+def test_after_standalone_training_each_party_predicts_with_its_own_model():
+    model, parties, _ = fitted("standalone")
+    for party, weights in zip(parties, as_double(model), strict=True):
+        expected = Monolith(model.config, [party], [weights]).probabilities().numpy()
+        np.testing.assert_allclose(model.predict_proba(parties, party=party.name), expected, atol=1e-5)
+    answers = [model.predict_proba(parties, party=name) for name in model.names]
+    assert not np.allclose(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("party", [None, "z"])
+def test_a_standalone_model_must_be_told_who_predicts(party):
+    model, parties, _ = fitted("standalone")
+    with pytest.raises(ConfigError, match=f"party={party!r}: each party trained .*whose model predicts: a, b, c"):
+        model.predict_proba(parties, party=party)
+    with pytest.raises(ConfigError, match="a, b, c"):
+        model.predict(parties, party=party)
 
 
 def as_double(model):
@@ -85,7 +102,7 @@ def test_prediction_needs_no_labels(name):
 def test_prediction_is_metered_as_prediction():
     model, parties, _ = fitted()
     meter = Meter()
-    model.predict_proba(parties, np.arange(5), meter)
+    model.predict_proba(parties, np.arange(5), meter=meter)
     assert set(meter.by_phase) == {"prediction"}
     assert meter.exchanges == 3  # two aggregation layers and the probabilities
     assert meter.by_kind["tensor"] == 2 * 3 * 4 * ((24 + 5) * 6 + 5 * 3)
@@ -95,6 +112,96 @@ def test_a_folder_that_is_saved_to_again_holds_the_later_model(folder):
     later, parties, _ = fitted("input scale")
     later.save(folder)
     assert np.array_equal(TrainedModel.load(folder).predict_proba(parties), later.predict_proba(parties))
+
+
+def test_weights_of_a_former_model_do_not_stay_and_other_files_do(folder):
+    (folder / "notes.txt").write_text("mine")
+    later, _, _ = fitted("centralized")
+    later.save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["all.safetensors", "model.toml", "notes.txt"]
+
+
+def test_a_model_is_read_from_its_folder_or_from_the_folder_of_the_run(folder):
+    inside, outside = TrainedModel.load(folder), TrainedModel.load(str(folder.parent))
+    parties = tiny_parties()
+    assert np.array_equal(inside.predict_proba(parties), outside.predict_proba(parties))
+
+
+# --- which nodes -------------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_asked_for_by_position_or_by_a_mask():
+    model, parties, _ = fitted()
+    everything = model.predict_proba(parties)
+    np.testing.assert_array_equal(model.predict_proba(parties, np.arange(24)), everything)
+    mask = np.arange(24) % 3 == 1
+    np.testing.assert_allclose(model.predict_proba(parties, mask), everything[mask], rtol=1e-6)
+    np.testing.assert_array_equal(
+        model.predict_proba(parties, mask), model.predict_proba(parties, np.flatnonzero(mask))
+    )
+    for positions in ([3, 1, 3], (5,), np.array([7, 2], np.uint8), np.empty(0, np.int64)):
+        np.testing.assert_allclose(
+            model.predict_proba(parties, positions), everything[np.asarray(positions)], rtol=1e-6
+        )
+    assert model.predict(parties, np.zeros(24, bool)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([0, 24], r"position 24, but positions are 0\.\.23"),
+        ([-1, 3], r"position -1, but positions are 0\.\.23"),
+        ([0.0, 1.0], "positions .integers., or a mask"),
+        (["0"], "positions .integers., or a mask"),
+        ([[0, 1]], "positions .integers., or a mask"),
+        (3, "positions .integers., or a mask"),
+        (np.ones(23, bool), r"mask of shape \(23,\) for 24 nodes"),
+        (np.ones((24, 1), bool), r"mask of shape \(24, 1\) for 24 nodes"),
+    ],
+)
+def test_other_ways_to_ask_for_nodes_are_refused(nodes, said):
+    model, parties, _ = fitted()
+    with pytest.raises(DataError, match=said):
+        model.predict_proba(parties, nodes)
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+def with_names(parties):
+    return [
+        replace(one, feature_names=tuple(f"{one.name}{column}" for column in range(one.num_features)))
+        for one in parties
+    ]
+
+
+@pytest.mark.parametrize(
+    "rename", [lambda names: (names[1], names[0], *names[2:]), lambda names: ("other", *names[1:]), lambda names: ()]
+)
+@pytest.mark.parametrize("through_a_folder", [False, True])
+def test_renamed_and_reordered_columns_are_refused(tmp_path, rename, through_a_folder):
+    parties = with_names(tiny_parties())
+    model = TrainedModel.of(simulate(parties, settings(precision="fp32")))
+    if through_a_folder:
+        model.save(tmp_path)
+        model = TrainedModel.load(tmp_path)
+    model.predict_proba(parties)
+    odd = replace(parties[1], feature_names=rename(parties[1].feature_names))
+    with pytest.raises(DataError, match="party 'b': its feature columns have other names, or another order"):
+        model.predict_proba([parties[0], odd, parties[2]])
+
+
+def test_columns_that_had_no_names_in_training_may_have_some_later():
+    model, parties, _ = fitted()
+    assert np.array_equal(model.predict_proba(with_names(parties)), model.predict_proba(parties))
+
+
+def test_of_pooled_columns_the_names_are_compared_too():
+    parties = with_names(tiny_parties())
+    model = TrainedModel.of(simulate(parties, settings(method="centralized", precision="fp32")))
+    model.predict_proba(parties)
+    with pytest.raises(DataError, match="party 'all': its feature columns"):
+        model.predict_proba([parties[0], replace(parties[1], feature_names=("p", "q", "r", "s", "t")), parties[2]])
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
@@ -137,9 +244,11 @@ def test_a_folder_of_another_schema_is_refused(folder):
         ("schema = 1", ""),
         ("schema = 1", "schema = "),  # not TOML
         (r"classes = \[[^\]]*\]", ""),
-        (r"input_scale = [^,]+, num", "num"),
-        (r"client = \[(.|\n)*?\n\]\n", ""),
-        (r"name = \"a\", ", ""),
+        (r"input_scale = .*\n", ""),
+        (r"weights_sha256 = .*\n", ""),
+        (r"columns_sha256 = .*\n", ""),
+        (r"\[\[client\]\](.|\n)*", ""),
+        (r"name = \"a\"\n", ""),
     ],
 )
 def test_a_damaged_manifest_is_refused(folder, old, new):
@@ -148,7 +257,7 @@ def test_a_damaged_manifest_is_refused(folder, old, new):
     damaged = re.sub(old, new, text)
     assert damaged != text
     manifest.write_text(damaged)
-    with pytest.raises(DataError, match="is not a model folder of GLASU"):
+    with pytest.raises(DataError, match=r"model\.toml: is not the manifest of a model"):
         TrainedModel.load(folder)
 
 
@@ -163,15 +272,39 @@ def test_an_unknown_setting_in_a_manifest_is_refused(folder):
 def test_damaged_weights_are_refused(folder, damage):
     file = folder / "b.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match="is not a model folder of GLASU"):
+    with pytest.raises(DataError, match=r"b\.safetensors: is damaged"):
         TrainedModel.load(folder)
 
 
-def test_weights_of_another_shape_are_refused(folder):
-    """The file of party b in the place of that of party a: both are valid, but do not fit."""
+def test_weights_of_another_party_are_refused(folder):
+    """The file of party b in the place of that of party a: both are valid."""
     (folder / "a.safetensors").write_bytes((folder / "b.safetensors").read_bytes())
+    with pytest.raises(DataError, match=r"a\.safetensors: these are not the weights that model\.toml names"):
+        TrainedModel.load(folder)
+
+
+def test_weights_of_another_run_are_refused(folder, tmp_path):
+    """Same parties, same shapes, another seed: nothing but the digest tells them apart."""
+    other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])))
+    other.save(tmp_path / "other")
+    (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
+    with pytest.raises(DataError, match=r"c\.safetensors: these are not the weights that model\.toml names"):
+        TrainedModel.load(folder)
+    TrainedModel.load(tmp_path / "other")
+
+
+def test_every_clients_weights_are_named_by_their_digest(folder):
+    model, _, done = fitted()
+    manifest = tomllib.loads((folder / "model.toml").read_text())
+    assert tuple(client["weights_sha256"] for client in manifest["client"]) == done.report.weights_sha256
+    assert model.names == tuple(client["name"] for client in manifest["client"])
+
+
+def test_weights_of_another_shape_are_refused():
+    model, parties, _ = fitted()
+    swapped = replace(model, weights=(model.weights[1], model.weights[0], model.weights[2]))
     with pytest.raises(DataError, match=r"party 'a': its weights do not fit"):
-        TrainedModel.load(folder).predict_proba(tiny_parties())
+        swapped.predict_proba(parties)
 
 
 @pytest.mark.parametrize("missing", ["model.toml", "c.safetensors"])
@@ -197,16 +330,19 @@ def test_prediction_keeps_the_input_scale_of_the_training_whatever_the_new_featu
 
 
 @pytest.mark.parametrize("keys", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)
-def test_a_sampled_prediction_does_not_depend_on_the_order_in_which_nodes_are_asked_for(keys):
+def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_asked_order(keys):
     config = settings(
         **{"aggregation_layers": (1, 3), "sampler": "neighbor", "fanout": 1, "sampled_evaluation": True, **keys}
     )
     parties = tiny_parties()
     model = TrainedModel.of(simulate(parties, config))
+    assert model.config.train.sampled_evaluation
     nodes = np.array([17, 3, 22, 0, 9, 3])  # in no order, one of them twice
-    once = np.unique(nodes)
-    expected = model.predict_proba(parties, once)[np.searchsorted(once, nodes)]
-    np.testing.assert_allclose(model.predict_proba(parties, nodes), expected, rtol=1e-12)
+    expected = Monolith(model.config, parties, model.weights).probabilities().numpy()
+    np.testing.assert_allclose(model.predict_proba(parties, nodes), expected[nodes], rtol=1e-9)
+    meter = Meter()
+    model.predict_proba(parties, meter=meter)
+    assert meter.by_kind["index"] == 0  # no node set was agreed upon
 
 
 @pytest.mark.parametrize("name", ["../up", "sales/eu", "sales\\eu", "..", ".hidden", "", "x" * 101, "nul\0"])

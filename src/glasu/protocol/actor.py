@@ -21,6 +21,7 @@ from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, NodeSet
 from glasu.model.exact import exact_layer
 from glasu.model.layers import Convolution, Hidden
+from glasu.model.optimizer import make_optimizer, schedule_factor
 from glasu.model.sampler import Sampler, training_batch
 from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, no_dropout
 from glasu.privacy.ledger import Ledger
@@ -103,7 +104,7 @@ class Client:
             stream=self._initial_stream,
             convolution=convolution,
         ).to(self.dtype)
-        self.optimizer = _optimizer(config, self.model)
+        self.optimizer = make_optimizer(config, self.model)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.features) if scale is None else scale
         self.release = Release(Plain(config.wire.precision))
@@ -333,26 +334,3 @@ def _labelled_training_nodes(party: PartyData) -> NodeSet:
     labels = party.labels[party.splits.train]
     known: NodeSet = party.splits.train[labelled(labels)]
     return known
-
-
-def schedule_factor(config: RunConfig, round_index: int) -> float:
-    """Return the factor on the learning rate: step divides by ten after half and three quarters of the rounds."""
-    progress = round_index / config.train.num_rounds
-    if config.train.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
-    if config.train.schedule == "step":
-        return 0.1 ** ((progress >= 0.5) + (progress >= 0.75))
-    return 1.0
-
-
-def _optimizer(config: RunConfig, model: ClientModel) -> torch.optim.Optimizer:
-    train = config.train
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(),
-            train.learning_rate,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            fused=True,
-        )
-    return torch.optim.Adam(model.parameters(), train.learning_rate, weight_decay=train.weight_decay, fused=True)

@@ -251,7 +251,8 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
         raise DataError("nodes must be a list of positions (integers), or a mask (true and false).")
     if len(nodes) and (nodes.min() < 0 or nodes.max() >= num_nodes):
-        raise DataError(f"nodes name position {nodes.max()}, but positions are 0..{num_nodes - 1}.")
+        bad = nodes.min() if nodes.min() < 0 else nodes.max()
+        raise DataError(f"nodes name position {bad}, but positions are 0..{num_nodes - 1}.")
     return nodes.astype(np.int64)
 
 
