@@ -33,8 +33,9 @@ from glasu.model.split import no_dropout
 from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.server import server_script
+from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from tables import markdown
 
@@ -70,7 +71,7 @@ def base_config() -> RunConfig:
 
 def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
     """Make the clients, with a smooth activation: assumption A1 excludes ReLU."""
-    clients = make_clients(config.replace(data={"num_clients": len(parties)}), parties, Stopwatch(time.perf_counter))
+    clients = make_clients(config.replace(data={"num_clients": len(parties)}), parties)
     for client in clients:
         client.model.activation = nn.functional.elu
     return clients
@@ -401,5 +402,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
+    with one_thread_each():
         main()

@@ -24,8 +24,9 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, RoundDone
 from glasu.protocol.sampling import Sample
 from glasu.protocol.server import server_script
+from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from tables import markdown
 
@@ -64,13 +65,16 @@ class Timing:
 def timed(parties: Sequence[PartyData], fanout: int, num_windows: int) -> Timing:
     """Train one window to warm up, then time the next ones."""
     config = settings(WINDOW * (num_windows + 1) + 1, fanout)
-    watch, ends = Stopwatch(time.process_time), []
+    watch = Stopwatch(time.process_time)
+    ends: list[tuple[float, dict[str, float]]] = []
 
     def observe(event: Event) -> None:
         if isinstance(event, RoundDone):
-            ends.append((time.process_time(), dict(watch.seconds)))
+            watches = [watch, *(client.watch for client in clients)]
+            spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
+            ends.append((time.process_time(), spent))
 
-    clients = make_clients(config, parties, watch)
+    clients = make_clients(config, parties, time.process_time)
     rows = _count_rows(clients[0])
     scripts = [client_script(client) for client in clients]
     run_in_process(server_script(make_server(config, clients)), scripts, Meter(), watch, observe)
@@ -142,5 +146,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
+    with one_thread_each():
         main()

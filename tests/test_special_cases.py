@@ -13,7 +13,6 @@ from torch_geometric.nn import GCNConv
 from glasu.data.datasets import load_parties
 from glasu.data.party import Graph
 from glasu.runtime.simulation import make_clients, prepare, simulate
-from glasu.timing import Stopwatch
 from protocol.monolith import (
     ALL_LAYERS,
     Monolith,
@@ -31,7 +30,7 @@ RATE, ROUNDS = 0.1, 4
 
 def initial_weights(parties, config):
     """Return the weights with which the clients of a run begin."""
-    return [client.weights() for client in make_clients(config, parties, Stopwatch(lambda: 0.0))]
+    return [client.weights() for client in make_clients(config, parties)]
 
 
 def pooled(parties):

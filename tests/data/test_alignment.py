@@ -107,3 +107,31 @@ def test_parties_that_cannot_train_together_are_refused(other, kind, said):
 def test_no_party_at_all_is_refused():
     with pytest.raises(ConfigError, match="no party"):
         check_parties([])
+
+
+def multilabel(name, labels):
+    return replace(A, name=name, labels=np.asarray(labels), classes=("x", "y"))
+
+
+def test_a_node_with_an_unknown_column_teaches_nothing():
+    known, half = [[0, 1]] * 4, [[0, -1], [-1, 1], [0, 1], [1, 1]]  # nodes 0 and 1 train
+    check_parties([multilabel("a", known)], task="multilabel")
+    with pytest.raises(DataError, match="no training node has a known label"):
+        check_parties([multilabel("a", half)], task="multilabel")
+    one = [[0, -1], [1, 1], [0, 1], [1, 1]]
+    check_parties([multilabel("a", one)], task="multilabel")
+
+
+@pytest.mark.parametrize(
+    ("parties", "task", "fitting"),
+    [([A], "multilabel", "multiclass"), ([multilabel("a", [[0, 1]] * 4)], "multiclass", "multilabel")],
+)
+def test_a_task_that_does_not_fit_the_labels_is_refused_with_the_one_that_does(parties, task, fitting):
+    check_parties(parties, task=fitting)
+    with pytest.raises(ConfigError, match=f'train.task="{task}": party .a. has .*set train.task = "{fitting}"'):
+        check_parties(parties, task=task)
+
+
+def test_restricted_parties_keep_the_names_of_their_columns():
+    first, _ = align_in_clear([party("a", [5, 1, 9], feature_names=("f",)), party("b", [9, 5, 7])])
+    assert first.feature_names == ("f",)

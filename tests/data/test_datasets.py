@@ -14,8 +14,8 @@ from glasu.errors import AlignmentError, ConfigError, DataError
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
 
 
-def config(*, method="glasu", labels="all", **data):
-    return RunConfig(data=DataConfig(**data), train=TrainConfig(method=method, labels=labels))
+def config(*, method="glasu", labels="all", task="multiclass", **data):
+    return RunConfig(data=DataConfig(**data), train=TrainConfig(method=method, labels=labels, task=task))
 
 
 def edges(party):
@@ -207,3 +207,23 @@ def test_folders_without_a_common_node_are_refused(tmp_path):
     paths = (own_party(tmp_path, "x", np.arange(50)), own_party(tmp_path, "y", np.arange(60, 90)))
     with pytest.raises(AlignmentError, match="no id in common"):
         load_parties(config(parties=paths))
+
+
+def test_the_task_must_fit_the_labels():
+    with pytest.raises(ConfigError, match=r'train\.task="multilabel": .*set train\.task = "multiclass"'):
+        load_parties(config(name="synthetic", task="multilabel", **SIZES))
+
+
+def test_without_edges_every_party_has_its_columns_only():
+    parties = load_parties(config(name="synthetic", edge_fraction=0.0, **SIZES))
+    assert [(party.num_features, party.graph.num_edges) for party in parties] == [(3, 0)] * 3
+    simulated = load_parties(config(name="synthetic", edge_fraction=0.0, method="simulated", **SIZES))
+    assert all(party.graph.num_edges > 0 for party in simulated)
+
+
+def test_for_prediction_neither_labels_nor_splits_are_needed(tmp_path):
+    paths = tuple(own_party(tmp_path, name, np.arange(100), labelled=False) for name in "xy")
+    with pytest.raises(DataError, match="'x' has no labels"):
+        load_parties(config(parties=paths))
+    parties = load_parties(config(parties=paths), for_prediction=True)
+    assert [(party.name, party.num_nodes, party.labels) for party in parties] == [("x", 100, None), ("y", 100, None)]

@@ -39,6 +39,8 @@ def bits(array):
 
 def assert_same(first, second):
     assert (first.name, first.classes) == (second.name, second.classes)
+    if first.feature_names:
+        assert first.feature_names == second.feature_names
     assert first.ids.dtype.kind == second.ids.dtype.kind
     assert first.ids.tolist() == second.ids.tolist()
     assert sp.issparse(first.features) == sp.issparse(second.features)
@@ -79,6 +81,8 @@ def folder_with(path, nodes=NODES, edges=EDGES, manifest=MANIFEST):
         {"labels": np.array([[1, 0, 1]] * 5 + [[-1, -1, -1]])},
         {"classes": ("None", "nan", "x y")},
         {"splits": Splits(np.array([0]), np.empty(0, np.int64), np.empty(0, np.int64))},
+        {"feature_names": ("age", "income", "x9", "a b", "é")},
+        {"feature_names": ("id", "label", "split", "label_zebra", "source")},
     ],
     ids=[
         "plain",
@@ -92,6 +96,8 @@ def folder_with(path, nodes=NODES, edges=EDGES, manifest=MANIFEST):
         "multi",
         "odd",
         "few",
+        "names",
+        "names like ours",
     ],
 )
 def test_a_party_comes_back_from_its_folder_bit_for_bit(tmp_path, changes, file_format):
@@ -136,6 +142,19 @@ def test_a_users_csv_files_are_read_as_they_are_meant(tmp_path):
     assert read.labels.tolist() == [0, 1, -1]
     assert read.classes == ("x", "y")
     assert [part.tolist() for part in (read.splits.train, read.splits.validation, read.splits.test)] == [[0], [1], [2]]
+
+
+def test_feature_columns_keep_their_names_and_their_order(tmp_path):
+    read = read_party(folder_with(tmp_path / "bank"))
+    assert read.feature_names == ("age", "score")
+    write_party(read, tmp_path / "again", "csv")
+    assert (tmp_path / "again" / "nodes.csv").read_text().splitlines()[0].replace('"', "") == "id,age,score,label,split"
+
+
+def test_a_negative_weight_is_refused(tmp_path):
+    edges, manifest = "source,target,w\n7,3,1\n3,9,-2\n", MANIFEST + 'weight = "w"\n'
+    with pytest.raises(DataError, match="negative"):
+        read_party(folder_with(tmp_path / "a", edges=edges, manifest=manifest))
 
 
 def test_columns_may_have_any_names_and_edges_weights(tmp_path):

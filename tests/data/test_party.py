@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from glasu.data.party import Graph, PartyData, Splits, compact
+from glasu.data.party import Graph, PartyData, Splits, compact, labelled
 from glasu.errors import DataError
 
 
@@ -60,6 +60,68 @@ def test_a_weight_that_is_not_finite_is_refused():
         Graph.from_edges(np.array([0]), np.array([1]), 2, np.array([np.nan]))
 
 
+@pytest.mark.parametrize(
+    ("indptr", "indices", "weights", "said"),
+    [
+        ([], [], None, "indptr must rise from 0"),
+        ([1, 2], [0], None, "indptr must rise from 0"),
+        ([0, 2, 1, 2], [0, 1], None, "indptr must rise from 0"),
+        ([0, 1, 2], [0], None, "indptr must rise from 0 to the number of edges"),
+        ([0, 1, 1], [1, 0], None, "indptr must rise from 0 to the number of edges"),
+        ([0, 1, 1], [2], None, r"indices must lie in 0\.\.1"),
+        ([0, 1, 1], [-1], None, r"indices must lie in 0\.\.1"),
+        ([0, 1, 1], [1], [1.0, 2.0], "2 weights for 1 edges"),
+        ([0, 1, 1], [1], [-0.5], "an edge weight is negative"),
+    ],
+)
+def test_a_graph_that_exists_is_a_graph_that_can_be_used(indptr, indices, weights, said):
+    weights = None if weights is None else np.array(weights, np.float32)
+    with pytest.raises(DataError, match=said):
+        Graph(np.array(indptr, np.int64), np.array(indices, np.int32), weights)
+
+
+def test_negative_weights_are_refused_and_zero_is_allowed():
+    with pytest.raises(DataError, match="negative"):
+        Graph.from_edges(np.array([0, 1]), np.array([1, 0]), 2, np.array([1.0, -1.0]))
+    assert Graph.from_edges(np.array([0]), np.array([1]), 2, np.array([0.0])).weights.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind"),
+    [
+        (np.array([3, 1, 2], np.uint64), np.dtype(np.int64)),
+        (np.array([3, 1, 2], np.int16), np.dtype(np.int64)),
+        ([3, 1, 2], np.dtype(np.int64)),
+        (np.array(["x", "y", "long name"], object), np.dtype("<U9")),
+        (["x", "y", "z"], np.dtype("<U1")),
+    ],
+)
+def test_ids_of_any_form_become_64_bit_integers_or_strings(ids, kind):
+    got = party(ids=ids)
+    assert got.ids.dtype == kind
+    assert got.ids.tolist() == list(ids)
+    assert len(got.ids_digest()) == 64
+
+
+def test_ids_of_other_forms_have_the_digest_of_the_plain_ones():
+    numbers, words = party(ids=np.array([3, 1, 2])), party(ids=np.array(["x", "y", "z"]))
+    assert party(ids=np.array([3, 1, 2], np.uint64)).ids_digest() == numbers.ids_digest()
+    assert party(ids=np.array(["x", "y", "z"], object)).ids_digest() == words.ids_digest()
+
+
+def test_the_digest_of_columns_tells_names_and_orders_apart():
+    names = [(), ("p", "q"), ("q", "p"), ("p", "r"), ("pq", "")]
+    digests = [party(feature_names=own).columns_digest() for own in names]
+    assert digests[0] == ""
+    assert len(set(digests)) == len(names)
+
+
+def test_nodes_count_as_labelled_where_every_label_is_known():
+    assert labelled(np.array([0, -1, 2])).tolist() == [True, False, True]
+    assert labelled(np.array([[0, 1], [-1, 1], [-1, -1]])).tolist() == [True, False, False]
+    assert labelled(np.empty((0, 4), int)).shape == (0,)
+
+
 def test_restricting_renumbers_the_nodes_in_the_order_given():
     graph = Graph.from_edges(np.array([0, 1, 2]), np.array([1, 2, 3]), 4, np.array([1.0, 2.0, 3.0]))
     part = graph.restricted_to(np.array([3, 2, 0]))
@@ -82,6 +144,8 @@ def test_a_party_may_have_one_feature_and_no_edges():
         ({"features": sp.csr_array(np.array([[np.nan, 0, 0, 0, 0, 0, 0]] * 3))}, "NaN or infinity"),
         ({"graph": Graph.from_edges(np.array([0]), np.array([1]), 2)}, "edges are for 2 nodes"),
         ({"ids": np.array([0, 1, 1])}, "distinct"),
+        ({"feature_names": ("x",)}, "1 names for 2 feature columns"),
+        ({"feature_names": ("x", "x")}, "two columns are called 'x'"),
         ({"labels": np.array([0, 1, 2]), "classes": ("x", "y")}, "label 2 is out of range"),
         ({"labels": np.array([0, 1, -2]), "classes": ("x", "y")}, "label -2 is out of range"),
         ({"labels": np.array([0, 1]), "classes": ("x", "y")}, "2 labels for 3 nodes"),

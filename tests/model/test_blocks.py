@@ -211,3 +211,21 @@ def test_a_batch_may_be_empty():
     for draw in (draw_all(graph, nobody), *(d(graph, nobody, 2, np.random.default_rng(0)) for d in DRAWS.values())):
         block = block_of(graph, "symmetric", nobody, draw.nodes, draw)
         assert block.matrix.shape == (0, len(draw.nodes))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
+@pytest.mark.parametrize("targets", [TARGETS, np.array([10, 11]), np.arange(NODES), np.empty(0, np.int64)], ids=len)
+def test_a_compact_block_times_the_rows_it_reads_is_the_block_times_all_rows(targets, normalization, weighted):
+    graph = random_graph(weighted=weighted)
+    draw = draw_all(graph, targets)
+    block = block_of(graph, normalization, targets, draw.nodes, draw)
+    small, columns = block.compact()
+    rows = np.random.default_rng(1).standard_normal((NODES, 3))
+    np.testing.assert_array_equal(small.matrix @ rows[columns], block.matrix @ rows)
+    np.testing.assert_array_equal(rows[columns][small.positions], rows[targets])
+    np.testing.assert_array_equal(columns[small.edge_index()[0]], block.edge_index()[0])
+    np.testing.assert_array_equal(small.edge_index()[1], block.edge_index()[1])
+    assert set(columns) == set(targets) | set(graph.indices[edges_into(graph, targets)[1]])
+    assert (np.diff(columns) > 0).all()
+    assert small.matrix.shape == (len(targets), len(columns))

@@ -13,6 +13,7 @@ from torch_geometric.utils import add_self_loops
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph
+from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors
 from glasu.model.layers import (
@@ -315,6 +316,71 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     for part in asked:
         assert len(part) <= rows
         assert len(part) == 1 or degrees[part].sum() <= edges
+
+
+class Spy(nn.Module):
+    """A convolution that counts the rows and edges it is shown."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.inner, self.seen = SAGEConv(width, out), []
+
+    def forward(self, x: tuple[Tensor, Tensor], edges: Tensor) -> Tensor:
+        self.seen.append((len(x[0]), len(x[1]), edges.shape[1]))
+        assert edges.numel() == 0 or edges[0].max() < len(x[0])
+        return self.inner(x, edges)
+
+
+def long_path(nodes: int) -> Graph:
+    return Graph.from_edges(np.arange(nodes - 1), np.arange(1, nodes), nodes)
+
+
+def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch):
+    graph, spy = long_path(1000), Spy(5, 6)
+    model, sampler = exact_setting("custom", graph)
+    model.layers[0].convolution = spy
+    monkeypatch.setattr(exact, "CHUNK_ROWS", 10)
+    exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
+    assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
+
+
+def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch):
+    model, sampler = exact_setting("gat", long_path(1000))
+    seen = []
+    propagate = model.layers[0].propagate
+
+    def see(prepared: Tensor, hidden: Tensor, initial: Tensor | None, block: Block) -> Tensor:
+        seen.append((len(prepared), len(hidden), block.matrix.shape))
+        return propagate(prepared, hidden, initial, block)
+
+    monkeypatch.setattr(model.layers[0], "propagate", see)
+    monkeypatch.setattr(exact, "CHUNK_ROWS", 10)
+    exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
+    assert seen == [(11, 11, (10, 11))] * 3
+
+
+@pytest.mark.parametrize(
+    ("convolution", "said"),
+    [
+        (SAGEConv(5, 7), r"made \(14, 7\) of 14 rows; it must give one row of width 6"),
+        (GATv2Conv(5, 6, heads=2, add_self_loops=False), r"made \(14, 12\)"),
+        (SAGEConv(5, 1), r"made \(14, 1\)"),  # would broadcast
+    ],
+)
+def test_a_convolution_of_the_wrong_width_is_refused(convolution, said):
+    layer, graph = CustomLayer(convolution, 6), graph_of("symmetric")
+    with pytest.raises(ConfigError, match=said):
+        layer(torch.randn(NODES, 5), None, whole_block(graph, layer))
+
+
+def test_a_convolution_that_answers_for_the_sources_is_refused():
+    class Sources(nn.Module):
+        def forward(self, x: tuple[Tensor, Tensor], edges: Tensor) -> Tensor:
+            return x[0]
+
+    layer, graph = CustomLayer(Sources(), 5), graph_of("symmetric")
+    with pytest.raises(ConfigError, match=r"made \(14, 5\) of 3 rows"):
+        layer(torch.randn(NODES, 5), None, whole_block(graph, layer, np.array([1, 4, 6])))
 
 
 def test_an_exact_layer_over_no_rows_is_empty():

@@ -21,8 +21,9 @@ from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.messages import Evaluated, Message, RoundDone
 from glasu.protocol.server import Server, server_script
+from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 
 torch.set_num_threads(1)  # the matrices here are tiny, and threads would only wait for each other
@@ -263,9 +264,9 @@ def run(
         arrange: may change the clients before the first round.
         carry: sees every message, in both directions.
     """
-    with one_thread():
+    with one_thread_each():
         watch, meter = Stopwatch(lambda: 0.0), Meter()
-        clients = make_clients(config, parties, watch)
+        clients = make_clients(config, parties)
         if scatter is not None:
             scatter_weights(clients, scatter)
         arrange(clients)

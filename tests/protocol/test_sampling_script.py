@@ -224,3 +224,23 @@ def test_sampled_evaluation_sees_sampled_neighbours_only(sampling):
     exact, drawn = evaluations(**keys), evaluations(sampled_evaluation=True, **keys)
     assert [split for split, _ in drawn] == [split for split, _ in exact]
     assert drawn[0][1]["loss"] != pytest.approx(exact[0][1]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("keys", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)
+def test_evaluation_draws_from_a_stream_of_its_own(keys):
+    done, _ = sampled(aggregation_layers=(1, 3), fanout=1, **keys)
+    nodes, differ = np.arange(4), 0
+    for client in done.clients:
+        for layer in range(4):
+            train, evaluation = (client.sampler.draw(nodes, 2, layer, p) for p in ("neighbors", "evaluation neighbors"))
+            np.testing.assert_array_equal(client.sampler.draw(nodes, 2, layer).edges, train.edges)
+            differ += not np.array_equal(train.edges, evaluation.edges)
+    assert differ >= 6
+
+
+@pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"sampler": "shared"}, {"backward": "joint"}], ids=str)
+def test_sampled_evaluation_does_not_touch_the_training(keys):
+    keys = {"aggregation_layers": (1, 3), "evaluate_every": 1, "dropout": 0.5, **keys}
+    exact, drawn = (sampled(sampled_evaluation=value, **keys)[0] for value in (False, True))
+    assert identical(exact.final, drawn.final)
+    assert exact.server.losses == drawn.server.losses

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from glasu.errors import ConfigError
+from glasu.keys import Phase
+from glasu.privacy.release import GaussianNoise
 from glasu.protocol.client import client_script
-from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.protocol.messages import Evaluated, Partial, RoundDone
 from glasu.protocol.server import server_script
+from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import make_clients, make_server, one_thread, run_in_process
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from protocol.monolith import identical, settings, tiny_parties, watched
 
@@ -25,7 +31,7 @@ SETTINGS = {
 
 def build(config, parties, states=None):
     """Return fresh clients and a fresh server, as a new process would make them, with these states."""
-    clients = make_clients(config, parties, Stopwatch(lambda: 0.0))
+    clients = make_clients(config, parties, lambda: 0.0)
     server = make_server(config, clients)
     if states is not None:
         for client, state in zip(clients, states[0], strict=True):
@@ -43,7 +49,7 @@ def drive(clients, server, scripts):
             server.state() if isinstance(event, RoundDone) else event
         )
 
-    with one_thread():
+    with one_thread_each():
         run_in_process(server_script(server), scripts, Meter(), Stopwatch(lambda: 0.0), observe)
     return events, states
 
@@ -173,11 +179,11 @@ def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
     parties = tiny_parties()
 
     def alone(state=None):
-        client = make_clients(config, parties, Stopwatch(lambda: 0.0))[1]
+        client = make_clients(config, parties, lambda: 0.0)[1]
         if state is not None:
             client.restore(state)
         states, tests = [], []
-        with one_thread():
+        with one_thread_each():
             for event in client_script(client):
                 if isinstance(event, RoundDone):
                     states.append(client.state())
@@ -191,3 +197,55 @@ def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
         again, _, found = alone(state)
         assert identical([again.best_weights], [whole.best_weights])
         assert found == tests
+
+
+@pytest.mark.parametrize("change", [{"num_rounds": ROUNDS + 1}, {"seed": 1}, {"learning_rate": 0.02}, {"hidden": 7}])
+def test_a_state_of_other_settings_is_refused(change):
+    config, parties = case("adam")
+    *_, states = unbroken(config, parties)
+    section = "model" if "hidden" in change else "train"
+    clients, server = build(config.replace(**{section: change}), parties)
+    own, one = states[1]
+    before = clients[0].weights()
+    with pytest.raises(ConfigError, match="other settings"):
+        clients[0].restore(own[0])
+    assert identical([clients[0].weights()], [before])
+    with pytest.raises(ConfigError, match="other settings or parties"):
+        server.restore(one)
+
+
+def test_a_servers_state_of_other_parties_is_refused():
+    config, parties = case("adam")
+    *_, states = unbroken(config, parties)
+    _, server = build(config, [replace(parties[0], name="x"), *parties[1:]])
+    with pytest.raises(ConfigError, match="other settings or parties"):
+        server.restore(states[1][1])
+    _, server = build(config, [parties[1], parties[0], parties[2]])
+    with pytest.raises(ConfigError, match="other settings or parties"):
+        server.restore(states[1][1])
+
+
+def test_a_restarted_client_makes_the_same_noise_again():
+    """Round 2 computed twice, before and after a restart with the next incarnation: the same bytes leave."""
+    config, parties = case("adam")
+
+    def released(incarnation):
+        clients, server = build(config, parties)
+        sent = {}
+        for client in clients:
+            client.incarnation = incarnation
+            client.release.perturbations = [GaussianNoise(0.1, b"secret %d" % client.index)]
+
+        def see(message):
+            if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:
+                sent[message.key.about()] = message.value.tobytes()
+            return message
+
+        with one_thread_each():
+            scripts = [client_script(client) for client in clients]
+            run_in_process(server_script(server), scripts, Meter(), Stopwatch(lambda: 0.0), carry=see)
+        return sent
+
+    first, again = released(0), released(3)
+    assert len(first) == 3 * 2 * ROUNDS
+    assert first == again

@@ -60,6 +60,30 @@ def test_named_settings_override_those_of_the_config_and_the_rest_stays():
     assert ran["model"]["hidden"] == 8
 
 
+def test_what_is_not_given_is_as_in_the_config_or_else_the_default():
+    assert {name: value for name, value in GLASUClassifier().get_params().items() if value is not None} == {}
+    assert GLASUClassifier()._config() == glasu.RunConfig()
+    config = settings(backbone="sage", hidden=12, seed=3, learning_rate=0.2, aggregation_layers=(3,))
+    assert GLASUClassifier(config=config)._config() == config
+    assert GLASUClassifier(config=config, hidden=5)._config() == config.replace(model={"hidden": 5})
+    assert GLASUClassifier(seed=0, config=config)._config().train.seed == 0  # zero is a value
+    assert GLASUClassifier(aggregation_layers=(), config=config)._config().model.aggregation_layers == ()
+
+
+def test_every_named_parameter_is_a_setting():
+    own = set(GLASUClassifier().get_params()) - {"config", "convolution"}
+    model, train = glasu.RunConfig().to_dict()["model"], glasu.RunConfig().to_dict()["train"]
+    assert own <= set(model) | set(train)
+    assert not set(model) & set(train)
+
+
+def test_nodes_may_be_a_mask():
+    parties = tiny_parties()
+    model, mask = GLASUClassifier(**QUICK).fit(parties), np.arange(24) % 2 == 0
+    np.testing.assert_array_equal(model.predict(parties, mask), model.predict(parties)[mask])
+    assert model.score(parties, nodes=mask) == model.score(parties, nodes=np.flatnonzero(mask))
+
+
 def test_parameters_are_those_of_the_constructor_and_survive_clone_and_set_params():
     model = GLASUClassifier(backbone="sage", aggregation_layers=(3,), **QUICK)
     assert is_classifier(model)

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GraphConv, SAGEConv
 
 import glasu
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.keys import Key, Phase
 from glasu.model.split import no_dropout
-from glasu.protocol.messages import Joint, Message, Partial, Proposal
+from glasu.protocol.messages import Evaluated, Joint, Message, Partial, Proposal
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import decode, encode
@@ -356,6 +357,124 @@ def test_train_returns_a_report_that_is_plain_json():
     assert report.traffic["bytes_to_server"] > 0
     assert f"{report.traffic['exchanges']} exchanges" in report.summary()
     assert report.to_json().endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    "things",
+    [
+        Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0], [1]])),
+        [],
+        (),
+        None,
+        np.ones((3, 2)),
+        "parties",
+        ["a", "b"],
+        tiny_parties()[0],
+        [tiny_parties()[0], None],
+    ],
+    ids=["pyg", "list", "tuple", "none", "numpy", "text", "names", "one party", "a party and none"],
+)
+def test_what_are_no_parties_is_refused_with_how_to_make_them(things):
+    with pytest.raises(DataError, match=r"list of PartyData; glasu\.split_vertically.*glasu\.read_party"):
+        glasu.train(things)
+
+
+def test_a_task_that_does_not_fit_is_refused_before_anything_is_sent():
+    with pytest.raises(ConfigError, match=r'train\.task="multilabel": party .a. has one label per node'):
+        simulate(tiny_parties(), settings(task="multilabel"))
+    with pytest.raises(ConfigError, match=r'set train\.task = "multiclass"'):
+        simulate(tiny_parties(owner="b"), settings(task="multilabel", labels="b"))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"labels": "b"},
+        {"backward": "joint"},
+        {"method": "standalone"},
+        {"method": "centralized"},
+        {"method": "simulated"},
+        {"backbone": "gat"},
+        {"optimizer": "adam"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
+def test_a_loss_that_is_not_finite_stops_the_run(keys):
+    config = settings(num_rounds=6, precision="fp32", learning_rate=1e30, evaluate_every=100, **keys)
+    with pytest.raises(
+        TrainingError, match=r"party '\w+', round \d: the loss is -?(nan|inf); training diverged"
+    ) as caught:
+        simulate(tiny_parties(owner=keys.get("labels")), config)
+    assert "learning_rate" in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+# --- every party alone -------------------------------------------------------------------------------------------
+
+
+def alone(**keys):
+    heard = []
+    config = settings(method="standalone", evaluate_every=1, optimizer="adam", **keys)
+    return simulate(tiny_parties(num_nodes=40, seed=5), config, observe=heard.append).report, heard
+
+
+def by_party(heard, split="validation"):
+    found = {}
+    for event in heard:
+        if isinstance(event, Evaluated) and event.split == split:
+            found.setdefault(event.party, []).append(event)
+    return found
+
+
+def test_every_evaluation_of_a_party_alone_names_it():
+    _, heard = alone(num_rounds=3)
+    assert list(by_party(heard)) == list(by_party(heard, "test")) == ["a", "b", "c"]
+    together = []
+    simulate(tiny_parties(), settings(num_rounds=2), observe=together.append)
+    assert list(by_party(together)) == [None]
+
+
+def test_parties_that_selected_different_rounds_have_no_common_one():
+    report, heard = alone(num_rounds=10, learning_rate=0.03)
+    chosen = {name: [event.round for event in events if event.improved][-1] for name, events in by_party(heard).items()}
+    assert len(set(chosen.values())) > 1
+    assert report.validation.round is None
+    assert report.test.round is None
+    assert "every party at its own best round" in report.summary()
+    assert "round" not in report.to_dict()["validation"]
+    best = [max(event.metrics["accuracy"] for event in events) for events in by_party(heard).values()]
+    assert report.validation.per_client == pytest.approx(tuple(best))
+
+
+def test_parties_that_selected_the_same_round_have_that_one():
+    report, _ = alone(num_rounds=1)
+    assert report.validation.round == 1
+    assert "best at round 1" in report.summary()
+
+
+def test_losses_of_parties_alone_are_their_mean_in_every_round():
+    report, heard = alone(num_rounds=5, num_local_steps=2)
+    events = by_party(heard)
+    assert len(report.losses) == 5
+    for index, loss in enumerate(report.losses):
+        assert loss == pytest.approx(np.mean([own[index].loss for own in events.values()]))
+    assert [entry["loss"] for entry in report.history] == pytest.approx(list(report.losses))
+
+
+def test_a_party_that_has_stopped_keeps_its_figures_in_the_history():
+    report, heard = alone(num_rounds=12, patience=2, learning_rate=0.05)
+    events = by_party(heard)
+    lengths = {name: len(own) for name, own in events.items()}
+    assert len(set(lengths.values())) > 1  # they stop at different rounds
+    assert [entry["round"] for entry in report.history] == list(range(1, max(lengths.values()) + 1))
+    for index, entry in enumerate(report.history):
+        found = [own[min(index, len(own) - 1)].metrics["accuracy"] for own in events.values()]
+        assert entry["val_accuracy"] == pytest.approx(np.mean(found))
+    assert len(report.losses) == max(lengths.values())
+    last = max(events.values(), key=len)
+    assert report.losses[-1] == pytest.approx(last[-1].loss)  # the others do not train any more
 
 
 def test_the_observer_hears_of_every_round_and_every_evaluation():

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from glasu.protocol.messages import Evaluated, Event, RoundDone
 
 if TYPE_CHECKING:
-    from glasu.runtime.simulation import Observer
+    from glasu.runtime.inprocess import Observer
 
 
 def _describe(event: Evaluated) -> str:
@@ -40,7 +40,7 @@ def shown(title: str, num_rounds: int, *, quiet: bool = False) -> Iterator[Obser
 
         def advance(event: Event) -> None:
             if isinstance(event, RoundDone):
-                progress.update(task, completed=event.round + 1)
+                progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             else:
                 progress.update(task, state=_describe(event))
 

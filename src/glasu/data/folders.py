@@ -137,11 +137,17 @@ def _manifest_of(party: PartyData, file_format: str) -> Manifest:
     repeated = [name for name, count in Counter(party.classes).items() if count > 1 or not name]
     if repeated:
         raise DataError(f"party {party.name!r}: class names must be distinct and not empty, but {repeated} are not.")
+
+    def free(name: str) -> str:
+        return free(f"{name}_") if name in party.feature_names else name
+
+    label = [free(f"label_{name}") for name in party.classes] if multilabel else free("label")
     return Manifest(
         name=party.name,
+        id=free("id"),
         weight=None if party.graph.weights is None else "weight",
-        label=[f"label_{name}" for name in party.classes] if multilabel else None if party.labels is None else "label",
-        split=None if party.splits is None else "split",
+        label=None if party.labels is None else label,
+        split=None if party.splits is None else free("split"),
         classes=list(party.classes) or None,
         id_type="integer" if party.ids.dtype.kind == "i" else "string",
         nodes=f"nodes.{file_format}",

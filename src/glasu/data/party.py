@@ -147,6 +147,9 @@ class PartyData:
             )
         if self.feature_names and len(self.feature_names) != self.num_features:
             raise DataError(f"{where}: {len(self.feature_names)} names for {self.num_features} feature columns.")
+        if len(set(self.feature_names)) != len(self.feature_names):
+            twice = next(name for name in self.feature_names if self.feature_names.count(name) > 1)
+            raise DataError(f"{where}: two columns are called {twice!r}; feature names must be distinct.")
         if self.labels is not None:
             self._check_labels(where)
         if self.splits is not None:

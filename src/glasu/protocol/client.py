@@ -47,7 +47,7 @@ def client_rounds(client: Client) -> Script:
             client.losses = yield from ride_along(client_round(client, sample), ahead)
             client.round = sample.round + 1
             yield from _evaluate_when_due(client)
-            yield RoundDone(sample.round, _mean(client.losses))
+            yield RoundDone(sample.round, _mean(client.losses), client.party.name)
             if client.stopped:
                 return
 

@@ -93,6 +93,7 @@ class RoundDone:
 
     round: int
     loss: float | None = None  # where it is known already: the server learns it with the next message
+    party: str | None = None  # whose round it was, where parties train alone
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,9 @@ from glasu.protocol.actor import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.messages import Script
 from glasu.protocol.server import Server
+from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import (
-    Simulation,
-    as_parties,
-    make_clients,
-    make_server,
-    one_thread,
-    prepare,
-    run_in_process,
-)
+from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, prepare
 from glasu.timing import Stopwatch
 
 SCHEMA = 1
@@ -96,9 +89,9 @@ class TrainedModel:
         self._check(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._alone(party)
-        with one_thread():
-            watch = Stopwatch(time.perf_counter)
-            clients = make_clients(self.config, self._labelled(parties), watch, self.convolution, self.scales)
+        with one_thread_each():
+            labelled = self._labelled(parties)
+            clients = make_clients(self.config, labelled, convolution=self.convolution, scales=self.scales)
             for client, weights in zip(clients, self.weights, strict=True):
                 try:
                     client.model.load_state_dict(weights)
@@ -110,10 +103,9 @@ class TrainedModel:
             scripts = [_predict(client, nodes, found) for client in clients]
             if self.config.model.aggregation_layers:
                 server = _serve(make_server(self.config, clients), len(nodes))
-                run_in_process(server, scripts, meter or Meter(), watch)
+                run_in_process(server, scripts, meter or Meter(), Stopwatch(time.perf_counter))
             else:
-                for script in scripts:
-                    assert not list(script)  # alone, nobody sends anything
+                run_alone(scripts)
         return found[alone if alone is not None else max(0, clients[0].owner)]  # without an owner, all have the mean
 
     def _alone(self, party: str | None) -> int | None:

@@ -1,0 +1,114 @@
+"""One key names one message: whatever travels twice under a key is the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from glasu.errors import ProtocolError
+from glasu.keys import SERVER, TO_ONE, Key, Phase
+from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Verdict
+from glasu.runtime.wire import encode
+from protocol.monolith import run, settings, tiny_parties
+
+FROM_SERVER = (Joint, JointGradient, JointScores, Agreed, Verdict)
+MODES = [
+    {
+        "aggregation": aggregation,
+        "backward": backward,
+        "labels": labels,
+        "sampler": sampler,
+        "sampled_evaluation": drawn,
+    }
+    for aggregation, backward, labels, sampler, drawn in itertools.product(
+        ("mean", "concat"), ("local", "joint"), ("all", "b"), ("neighbor", "shared", "full"), (False, True)
+    )
+]
+
+
+def sent(**keys):
+    """Run and return {key as bytes: (key, kinds, encodings)} of all messages in both directions, and their number."""
+    keys = {
+        "aggregation_layers": (1, 3),
+        "num_local_steps": 1 if keys.get("backward") == "joint" else 2,
+        "fanout": 1,
+        "batch_size": 4,
+        "num_rounds": 5,
+        "evaluate_every": 2,
+        "prefetch": 2,
+        "dropout": 0.5,
+        **keys,
+    }
+    found, count = defaultdict(lambda: (set(), set(), set())), 0
+
+    def see(message):
+        nonlocal count
+        count += 1
+        for kept, item in zip(found[message.key.pack()], (message.key, type(message), encode(message)), strict=True):
+            kept.add(item)
+        return message
+
+    labels = keys.get("labels", "all")
+    run(settings(**keys), tiny_parties(owner=None if labels == "all" else labels), carry=see)
+    return found, count
+
+
+@pytest.mark.parametrize("keys", MODES, ids=lambda keys: "-".join(map(str, keys.values())))
+def test_no_key_has_two_contents(keys):
+    found, count = sent(**keys)
+    for about, kinds, contents in found.values():
+        (key,) = about
+        assert len(contents) == 1, f"{key}: {len(contents)} contents of {[kind.__name__ for kind in kinds]}"
+        (kind,) = kinds
+        assert (key.client >= TO_ONE) == issubclass(kind, FROM_SERVER)
+    from_clients = sum(1 for about, _, _ in found.values() if next(iter(about)).client < TO_ONE)
+    assert 2 * from_clients == count  # every message of a client has a key of its own, and one answer
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 16])
+@pytest.mark.parametrize("labels", ["all", "b"])
+def test_no_key_has_two_contents_however_far_ahead_node_sets_are_agreed(labels, prefetch):
+    found, _ = sent(labels=labels, prefetch=prefetch, sampler="neighbor", sampled_evaluation=True, evaluate_every=1)
+    assert all(len(contents) == 1 for _, _, contents in found.values())
+
+
+def test_what_the_server_sends_to_one_client_bears_that_clients_number():
+    found, _ = sent(backward="joint", aggregation="concat")
+    senders = defaultdict(set)
+    for about, kinds, _ in found.values():
+        (key,), (kind,) = about, kinds
+        senders[kind].add(key.client)
+    assert senders[JointGradient] == {TO_ONE, TO_ONE + 1, TO_ONE + 2}  # each client's columns
+    for kind in (Joint, JointScores, Verdict):
+        assert senders[kind] == {SERVER}
+
+
+def test_a_key_says_who_sends():
+    key = Key(run=bytes(12), phase=Phase.TRAINING, client=2)
+    assert str(key).endswith("from client 2")
+    for client in (SERVER, TO_ONE, TO_ONE + 2):
+        assert str(replace(key, client=client)).endswith("from server")
+
+
+# --- the server's checks on what belongs together ------------------------------------------------------------------
+
+
+def test_metrics_that_disagree_between_parties_are_refused():
+    def lie(message):
+        if isinstance(message, Metrics) and message.key.client == 1:
+            return replace(message, values=message.values + 1e-9)
+        return message
+
+    with pytest.raises(ProtocolError, match="parties found different metrics; their labels or splits differ"):
+        run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=lie)
+
+
+def test_metrics_that_are_missing_or_too_few_are_refused():
+    def shorten(message):
+        return replace(message, values=message.values[:2]) if isinstance(message, Metrics) else message
+
+    with pytest.raises(ProtocolError, match="expected the metrics accuracy, macro_f1, loss"):
+        run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=shorten)
