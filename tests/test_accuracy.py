@@ -32,6 +32,16 @@ def test_the_defaults_train_on_raw_features(data_root, name, least):
     assert train(load_parties(config), config).test.accuracy >= least
 
 
+def test_on_the_demo_data_glasu_is_far_above_standalone_after_25_rounds():
+    from glasu.cli.demo import METHODS, demo_config
+
+    found = {}
+    for name in ("standalone", "GLASU Q=4"):
+        config = demo_config(num_rounds=25, seed=0).replace(train=METHODS[name])
+        found[name] = train(load_parties(config), config).test.accuracy
+    assert found["GLASU Q=4"] >= found["standalone"] + 0.15, found
+
+
 @pytest.mark.slow
 def test_on_the_demo_data_glasu_is_near_centralized_and_far_above_standalone():
     from glasu.cli.demo import METHODS, demo_config

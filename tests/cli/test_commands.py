@@ -54,9 +54,9 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
-def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One line on standard error, exit code 2, nothing else."""
-    assert result.returncode == 2, result.stderr
+def refused(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+    """One line on standard error, exit code 2 (1: the run failed), nothing else."""
+    assert result.returncode == code, result.stderr
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in result.stderr
@@ -138,6 +138,75 @@ def test_predict_writes_one_row_per_node_with_a_probability_per_class(run_file, 
         assert probabilities[int(row["prediction"])] == max(probabilities)
 
 
+def test_predict_needs_no_labels_and_takes_the_data_from_elsewhere(run_file, tmp_path):
+    from dataclasses import replace
+
+    from glasu.data.folders import read_party, write_party
+
+    assert glasu("split", run_file, "--out", tmp_path / "parties", "--format", "csv").returncode == 0
+    folders = [tmp_path / "parties" / name for name in "abc"]
+    listed = json.dumps([str(folder) for folder in folders])
+    (tmp_path / "folders.toml").write_text(f"[data]\nparties = {listed}\n" + SMALL[SMALL.index("[model]") :])
+    assert glasu("train", tmp_path / "folders.toml", "--out", tmp_path / "run", "--quiet").returncode == 0
+    result = glasu("predict", tmp_path / "run", "--out", tmp_path / "known.csv")
+    assert result.returncode == 0, result.stderr
+    for folder in folders:
+        blind = replace(read_party(folder), labels=None, classes=(), splits=None)
+        write_party(blind, tmp_path / "blind" / folder.name)
+        manifest = (tmp_path / "blind" / folder.name / "party.toml").read_text()
+        assert "label" not in manifest
+        assert "split" not in manifest
+    elsewhere = "data.parties=" + json.dumps([str(tmp_path / "blind" / name) for name in "abc"])
+    result = glasu("predict", tmp_path / "run", "--set", elsewhere, "--out", tmp_path / "blind.csv")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "blind.csv").read_bytes() == (tmp_path / "known.csv").read_bytes()
+    refused(glasu("train", tmp_path / "folders.toml", "--set", elsewhere, "--out", tmp_path / "no"), "has no labels")
+
+
+def test_predict_takes_settings_of_the_data_only(run_file, tmp_path):
+    assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
+    for override in ("train.seed=1", "model.hidden=4", "trian.seed=1", "seed=1"):
+        result = glasu("predict", tmp_path / "run", "--set", override, "--out", tmp_path / "p.csv")
+        refused(result, override, "only [data]")
+    result = glasu("predict", tmp_path / "run", "--set", "data.sead=1", "--out", tmp_path / "p.csv")
+    refused(result, "data.sead", "did you mean 'seed'")
+    assert not (tmp_path / "p.csv").exists()
+    other = glasu("predict", tmp_path / "run", "--set", "data.num_nodes=70", "--out", tmp_path / "p.csv")
+    assert other.returncode == 0, other.stderr
+    assert "70 nodes" in other.stdout
+
+
+def test_predict_with_a_standalone_model_needs_to_know_whose(run_file, tmp_path):
+    run = tmp_path / "run"
+    result = glasu("train", run_file, "--set", "train.method=standalone", "--out", run, "--quiet")
+    assert result.returncode == 0, result.stderr
+    refused(glasu("predict", run, "--out", tmp_path / "p.csv"), "a, b, c")
+    refused(glasu("predict", run, "--party", "z", "--out", tmp_path / "p.csv"), "'z'", "a, b, c")
+    found = set()
+    for name in "abc":
+        result = glasu("predict", run, "--party", name, "--out", tmp_path / f"{name}.csv")
+        assert result.returncode == 0, result.stderr
+        found.add((tmp_path / f"{name}.csv").read_bytes())
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("run_dir", ["run", "run/model"])
+def test_predict_takes_the_folder_of_the_run_or_of_the_model(run_file, tmp_path, run_dir):
+    assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
+    assert glasu("predict", tmp_path / run_dir, "--out", tmp_path / "p.csv").returncode == 0
+
+
+def test_split_writes_what_the_parties_hold_whatever_method_would_train_on_it(run_file, tmp_path):
+    method = ["--set", "train.method=simulated", "--set", "train.backward=joint"]
+    for name, overrides in (("plain", []), ("simulated", method), ("central", ["--set", "train.method=centralized"])):
+        result = glasu("split", run_file, *overrides, "--out", tmp_path / name, "--format", "csv")
+        assert result.returncode == 0, result.stderr
+    for file in ("a/nodes.csv", "b/edges.csv", "c/edges.csv", "c/party.toml"):
+        expected = (tmp_path / "plain" / file).read_bytes()
+        assert (tmp_path / "simulated" / file).read_bytes() == expected
+        assert (tmp_path / "central" / file).read_bytes() == expected
+
+
 BAD_SETTINGS = [
     (["model.aggregation_layers=[0, 5]"], ["aggregation_layers=[0, 5]", "0..1"]),
     (["model.aggregation_layers=[0]"], ["aggregation_layers=[0]", "end with 1"]),
@@ -159,6 +228,15 @@ BAD_SETTINGS = [
     (["privacy.secure_aggregation=masks"], ["secure_aggregation='masks'", '"none"']),
     (["wire.precision=int8"], ["precision='int8'", '"fp32"']),
     (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
+    (["train.task=multilabel"], ['train.task="multilabel"', 'train.task = "multiclass"']),
+    (["privacy.target_epsilon=3.0"], ["target_epsilon=3.0", "no effect"]),
+    (["train.checkpoint_every=5"], ["checkpoint_every=5", "no effect"]),
+    (["train.prefetch=2000"], ["prefetch=2000", "1024"]),
+    (["data.seed=-1"], ["data.seed=-1"]),
+    (["data.edge_fraction=-0.5"], ["edge_fraction=-0.5", "[0, 1]"]),
+    (["train.seed=" + "9" * 5000], ["train.seed='999", "integer"]),
+    (["train.seed=0x" + "f" * 5000], ["train.seed=", "thousands of digits"]),
+    (["model.hidden=99999999999999"], ["hidden=99999999999999", "2^31"]),
 ]
 
 
@@ -167,6 +245,33 @@ def test_a_bad_setting_is_one_line_that_names_it_and_exit_code_2(run_file, tmp_p
     overrides = [word for setting in settings for word in ("--set", setting)]
     refused(glasu("train", run_file, *overrides, "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run" / "report.json").exists()
+
+
+@pytest.mark.parametrize("method", ["glasu", "standalone", "simulated"])
+@pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
+def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file, tmp_path, method):
+    overrides = ["--set", "train.learning_rate=1e30", "--set", f"train.method={method}"]
+    result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
+    refused(result, "glasu train: party", "the loss is", "learning_rate", code=1)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_folder_in_the_place_of_the_report_is_one_line_and_exit_code_1(run_file, tmp_path):
+    (tmp_path / "run" / "report.json").mkdir(parents=True)
+    refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "report.json", code=1)
+    assert list((tmp_path / "run" / "report.json").iterdir()) == []
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("error", [MemoryError("too large"), OSError(28, "No space left on device")], ids=repr)
+def test_a_machine_that_is_too_small_is_one_line_and_exit_code_1(run_file, tmp_path, monkeypatch, error):
+    def fail(*arguments: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr("glasu.data.datasets.load", fail)
+    for command in ("train", "split"):
+        result = glasu(command, run_file, "--out", tmp_path / "run")
+        refused(result, f"glasu {command}: ", type(error).__name__, str(error), code=1)
 
 
 def test_a_missing_or_broken_run_file_is_one_line(tmp_path):
@@ -212,6 +317,24 @@ EDGES = "source,target\n1,2\n2,1\n3,4\n"
 def test_bad_party_files_are_one_line_that_names_file_and_column(tmp_path, nodes, edges, words):
     party(tmp_path / "a", nodes=NODES, edges=EDGES)
     party(tmp_path / "b", nodes=nodes, edges=edges)
+    (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n[train]\nnum_rounds = 1\n')
+    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('classes = ["u", "w"]\n', ["nodes.csv", "'y'", "row 2", "u, w"]),
+        ('classes = ["v", "u"]\n', ["classes of 'a' and 'b' differ"]),
+        ('classes = ["u", "v", "w"]\n', ["classes of 'a' and 'b' differ"]),
+        ('classes = ["u"]\n', ["nodes.csv", "'y'", "row 2"]),
+    ],
+    ids=["a label that is no class", "another order", "one more", "one"],
+)
+def test_classes_that_do_not_fit_are_one_line(tmp_path, more, words):
+    party(tmp_path / "a", nodes=NODES, edges=EDGES)
+    party(tmp_path / "b", nodes=NODES, edges=EDGES, more=more)
     (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n[train]\nnum_rounds = 1\n')
     refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run" / "report.json").exists()
@@ -295,3 +418,31 @@ def test_out_that_cannot_be_a_folder_is_refused_before_training(run_file, tmp_pa
 def test_the_installed_command_refuses_bad_input_with_one_line_and_exit_code_2(run_file, tmp_path):
     words = [*GLASU, "train", str(run_file), "--set", "train.num_local_steps=0", "--out", str(tmp_path / "run")]
     refused(subprocess.run(words, capture_output=True, text=True, timeout=60, check=False), "num_local_steps=0")
+
+
+def test_a_step_that_diverges_at_the_very_end_fails_too(run_file, tmp_path):
+    changes = ["train.learning_rate=1e30", "train.num_rounds=1", "train.num_local_steps=1"]
+    overrides = [word for change in changes for word in ("--set", change)]
+    result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
+    assert result.returncode == 1
+    assert "learning_rate" in result.stderr
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_an_unforeseen_fault_is_one_line_and_exit_code_1(run_file, tmp_path, monkeypatch):
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("not enough memory: you tried to allocate\n1 TB")
+
+    monkeypatch.setattr("glasu.runtime.simulation.simulate", fault)
+    result = glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "not enough memory" in result.stderr
+    monkeypatch.setenv("GLASU_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
+
+
+def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
+    assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
+    refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "together")

@@ -226,7 +226,7 @@ def test_a_servers_state_of_other_parties_is_refused():
 
 
 def test_a_restarted_client_makes_the_same_noise_again():
-    """Round 2 computed twice, before and after a restart with the next incarnation: the same bytes leave."""
+    """The same rounds in another incarnation: the same bytes leave, and nobody can average the noise away."""
     config, parties = case("adam")
 
     def released(incarnation):

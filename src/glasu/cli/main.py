@@ -68,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (OSError, MemoryError) as error:  # a full disk, a folder in the place of a file, a graph too large
         return _fail(args.command, f"{type(error).__name__}: {error}", 1)
+    except Exception as error:  # a user is not helped by a traceback; whoever mends the fault is
+        if os.environ.get("GLASU_TRACEBACK"):
+            raise
+        advice = "set GLASU_TRACEBACK=1 to see where, and please report it"
+        return _fail(args.command, f"failed: {type(error).__name__}: {error}; {advice}.", 1)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.errors import ProtocolError
+from glasu.errors import ProtocolError, TrainingError
 from glasu.keys import Phase
 from glasu.model import metrics
 from glasu.protocol.inference import client_inference, server_inference
@@ -60,6 +60,11 @@ def client_evaluation(
     if client.has_labels:
         labels = client.party.labels
         assert labels is not None
+        if not np.isfinite(probabilities).all():
+            raise TrainingError(
+                f"party {client.party.name!r}, after {round_index} rounds: the model's predictions are not numbers; "
+                "training diverged. Lower train.learning_rate."
+            )
         found = metrics.evaluate(probabilities, labels[nodes], client.config.train.task)
     if client.selection is not None:
         return found, None

@@ -111,6 +111,8 @@ class TrainedModel:
     def _alone(self, party: str | None) -> int | None:
         """Return who predicts where every party has a model of its own, else None."""
         if self.config.model.aggregation_layers or len(self.names) == 1:
+            if party is not None:
+                raise ConfigError(f"party={party!r}: the parties trained one model together; leave the party out.")
             return None
         if party not in self.names:
             raise ConfigError(
