@@ -101,7 +101,7 @@ def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'cora'"):
         load_parties(config(name="coar"))
     with pytest.raises(ConfigError, match="known are demo, cora"):
-        load_parties(config(name="venice"))
+        load_parties(config(name="atlantis"))
     with pytest.raises(ConfigError, match="say which data"):
         load_parties(config())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,28 @@ def _describe(event: Evaluated) -> str:
     return f"{who}{loss}{event.split} {100 * score:.1f} %"
 
 
+def say(lines: Iterable[str], console: Console | None = None) -> None:
+    """Print lines on standard error, each whole and as it is."""
+    console = console or Console(stderr=True)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
-def shown(title: str, num_rounds: int, *, quiet: bool = False) -> Iterator[Observer]:
-    """Show a run's progress on standard error while the block lasts; yields the observer of its events."""
-    console = Console(stderr=True, quiet=quiet)
+def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool = False) -> Iterator[Observer]:
+    """Show a run's progress on standard error while the block lasts; yields the observer of its events.
+
+    Args:
+        title: of the run.
+        num_rounds: T.
+        about: lines on the data, shown with the first event: a run that is refused says one line only.
+        quiet: show nothing.
+    """
+    console, introduction = Console(stderr=True, quiet=quiet), iter(about)
     if not console.is_terminal:
 
         def write(event: Event) -> None:
+            say(introduction, console)
             if isinstance(event, Evaluated):
                 console.print(f"{title}: round {event.round}: {_describe(event)}", highlight=False)
 
@@ -39,6 +54,7 @@ def shown(title: str, num_rounds: int, *, quiet: bool = False) -> Iterator[Obser
         task = progress.add_task(title, total=num_rounds, state="")
 
         def advance(event: Event) -> None:
+            say(introduction, progress.console)
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             else:

@@ -23,14 +23,17 @@ def run(args: argparse.Namespace) -> None:
     method = {"method": "glasu", "backward": "local"}  # what the parties hold, whatever method trains on it
     config = read_config(args).replace(train=method)
 
-    from glasu.data.datasets import load_parties
+    from glasu.cli.progress import say
+    from glasu.data.datasets import load
     from glasu.data.folders import refuse_existing, write_party
+    from glasu.data.statistics import summary
 
-    parties = load_parties(config)
+    loaded = load(config)
     out = output_folder(args.out)
-    for party in parties:
+    for party in loaded.parties:
         refuse_existing(out / party.name)
-    for party in parties:
+    say([summary(loaded.statistics, config.data.name), *loaded.notes])
+    for party in loaded.parties:
         write_party(party, out / party.name, args.format)
         print(
             f"{out / party.name}: {party.num_nodes} nodes, {party.num_features} features, "

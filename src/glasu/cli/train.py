@@ -24,14 +24,16 @@ def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out)
 
     from glasu.cli.progress import shown
-    from glasu.data.datasets import load_parties
+    from glasu.data.datasets import load
     from glasu.data.files import write_atomically
+    from glasu.data.statistics import summary
     from glasu.runtime.simulation import simulate
     from glasu.runtime.trained import TrainedModel
 
-    parties = load_parties(config)
-    with shown(config.train.method, config.train.num_rounds, quiet=args.quiet) as observe:
-        simulation = simulate(parties, config, observe=observe)
+    loaded = load(config)
+    about = (summary(loaded.statistics, config.data.name), *loaded.notes)
+    with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
+        simulation = simulate(loaded.parties, config, observe=observe)
     TrainedModel.of(simulation).save(out / "model")
     write_atomically(out / "report.json", simulation.report.to_json().encode())
     print(simulation.report.summary())

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import os
 import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glasu.data import herigraph, reddit
 from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.demo import news_service
 from glasu.data.folders import read_party
+from glasu.data.npz import read_npz
 from glasu.data.partition import (
     WholeGraph,
     partition,
@@ -21,12 +22,15 @@ from glasu.data.partition import (
     splits_by_fraction,
     splits_per_class,
 )
+from glasu.data.places import cache_folder, data_root
+from glasu.data.pyg import PREFIX, read_pyg
+from glasu.data.statistics import Statistics, describe
 from glasu.data.synthetic import synthetic
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from glasu.config import RunConfig, Split
-    from glasu.data.party import PartyData
+    from glasu.data.party import PartyData, Splits
 
 OWN_SPLIT = (0.6, 0.2, 0.2)  # what "paper" means for data that no paper split
 
@@ -46,7 +50,20 @@ PLANETOID = {
     "citeseer": _Planetoid("CiteSeer", 84),
     "pubmed": _Planetoid("PubMed", 320),
 }
-NAMES = ("demo", *PLANETOID, "synthetic")
+NAMES = ("demo", *PLANETOID, *herigraph.CITIES, "reddit", "synthetic")
+PER_CLASS = {  # training nodes per class; 500 more validate, 1000 test
+    **{name: known.per_class for name, known in PLANETOID.items()},
+    **dict.fromkeys(("dblp_authors", "imdb_movies", "facebook_pages"), 60),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The parties of a run, and what there is to say about the data set they come from."""
+
+    parties: list[PartyData]
+    statistics: Statistics  # of the undivided data
+    notes: tuple[str, ...] = ()
 
 
 def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[PartyData]:
@@ -56,50 +73,38 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
         config: the settings.
         for_prediction: neither labels nor splits are needed.
     """
+    return load(config, for_prediction=for_prediction).parties
+
+
+def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
+    """Return the parties as `load_parties` does, with the statistics of the whole and notes on where it comes from."""
     data, train = config.data, config.train
-    if data.parties or data.name == "demo":
-        parties = _separate_parties(config, with_labels=not for_prediction)
+    opened, notes = _opened(config, with_labels=not for_prediction)
+    if isinstance(opened, WholeGraph):
         if train.method == "centralized":
-            parties = [pool_parties(parties)]
-        elif train.method == "simulated":
-            parties = share_edges(parties)
-    else:
-        whole = load_whole(config)
-        if train.method == "centralized":
-            parties = [whole.as_party()]
+            parties = [opened.as_party()]
         else:
             fraction = 1.0 if train.method == "simulated" else data.edge_fraction
-            parties = keep_labels(partition(whole, data.num_clients, fraction, config.data_seed), train.labels)
+            parties = keep_labels(partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
+    elif train.method == "centralized":
+        parties = [pool_parties(opened)]
+    elif train.method == "simulated":
+        parties = share_edges(opened)
+    else:
+        parties = opened
     if not for_prediction:
         check_parties(parties, "all" if train.method == "centralized" else train.labels, train.task)
-    return parties
+    return Loaded(parties, describe(opened), notes)
 
 
 def load_whole(config: RunConfig) -> WholeGraph:
     """Return the undivided graph of a named data set, with its splits."""
-    name, split, seed = config.data.name, config.data.split, config.data_seed
-    if name in PLANETOID:
-        known = PLANETOID[name]
-        whole = _read_planetoid(known, _raw_folder(known, config.data.root))
-        assert whole.labels is not None
-        if split == "public":
-            return whole
-        if split == "paper":
-            return replace(whole, splits=splits_per_class(whole.labels, known.per_class, 500, 1000, seed))
-        return replace(whole, splits=splits_by_fraction(whole.labels, split, seed))
-    if name == "synthetic":
-        whole = synthetic(config)
-        assert whole.labels is not None
-        return replace(whole, splits=splits_by_fraction(whole.labels, _fractions(split, name), seed))
-    if name == "demo":
-        raise ConfigError('data.name="demo": comes as three parties, not as one graph; use load_parties.')
-    if not name:
-        raise ConfigError(
-            f"data.name: say which data to use, one of {', '.join(NAMES)}, or list folders in data.parties."
-        )
-    match = difflib.get_close_matches(name, NAMES, n=1)
-    hint = f", did you mean {match[0]!r}?" if match else ";"
-    raise ConfigError(f"data.name={name!r}: no such data set{hint} known are {', '.join(NAMES)}.")
+    opened, _ = _opened(config, with_labels=True)
+    if isinstance(opened, WholeGraph):
+        return opened
+    raise ConfigError(
+        f"data.name={config.data.name!r}: comes as {len(opened)} parties, not as one graph; use load_parties."
+    )
 
 
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
@@ -107,6 +112,77 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     if party.splits is not None or party.labels is None:
         return party
     return replace(party, splits=splits_by_fraction(party.labels, _fractions(split, party.name), seed))
+
+
+def _opened(config: RunConfig, *, with_labels: bool) -> tuple[WholeGraph | list[PartyData], tuple[str, ...]]:
+    """Return one graph with splits, or parties that come as such, with splits and labels as the config wants them."""
+    if config.data.parties or config.data.name == "demo":
+        return _separate_parties(config, with_labels=with_labels), ()
+    source, notes = _source(config)
+    if isinstance(source, WholeGraph):
+        if source.labels is None and not with_labels:
+            return source, notes
+        return replace(source, splits=_splits(source, config)), notes
+    splits = _splits(source[0], config)
+    return keep_labels([replace(party, splits=splits) for party in source], config.train.labels), notes
+
+
+def _source(config: RunConfig) -> tuple[WholeGraph | list[PartyData], tuple[str, ...]]:
+    """Read what `data.name` names, with the splits it comes with, and say what must be said about it."""
+    name, root = config.data.name, data_root(config.data.root)
+    if name in PLANETOID:
+        return _read_planetoid(PLANETOID[name], _raw_folder(PLANETOID[name], root)), ()
+    if name == "synthetic":
+        return synthetic(config), ()
+    if name == "reddit":
+        return reddit.read_reddit(root / "reddit" / "raw"), ()
+    if name.startswith(PREFIX):
+        return read_pyg(name), ()
+    if name in herigraph.CITIES:
+        city = herigraph.CITIES[name]
+        folder, stored = root / "heri" / city, _npz(root, f"heri_{name}")
+        if len(herigraph.present(folder)) == len(herigraph.FILES):
+            return herigraph.read_herigraph(folder).opened(), ()
+        if herigraph.present(folder) or not stored.is_file():
+            raise herigraph.missing_files(city, folder)
+        return read_npz(stored).opened(), (f"{name}: read from {stored}: {herigraph.REPLACED}",)
+    if name and Path(name).name == name and _npz(root, name).is_file():
+        notes = (f"{name}: {herigraph.REPLACED}",) if name.startswith("heri_") else ()
+        return read_npz(_npz(root, name)).opened(), notes
+    raise _unknown(name, root)
+
+
+def _npz(root: Path, name: str) -> Path:
+    return root / name / f"{name}.npz"
+
+
+def _unknown(name: str, root: Path) -> ConfigError:
+    stored = sorted(path.stem for path in root.glob("*/*.npz") if path.stem == path.parent.name)
+    known = [*NAMES, *stored]
+    listed = f"{', '.join(known)}, {PREFIX}Class/name for a PyG data set"
+    if not name:
+        return ConfigError(f"data.name: say which data to use, one of {listed}, or list folders in data.parties.")
+    match = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean {match[0]!r}?" if match else ";"
+    return ConfigError(
+        f"data.name={name!r}: no such data set{hint} known are {listed}. A file of your own goes to {_npz(root, name)}."
+    )
+
+
+def _splits(source: WholeGraph | PartyData, config: RunConfig) -> Splits:
+    """Return the splits that `data.split` asks for: the source's own, the paper's, or shares."""
+    name, split, seed = config.data.name, config.data.split, config.data_seed
+    if source.labels is None:
+        raise DataError(f"data.name={name!r}: has no labels to learn from.")
+    if split == "public" and source.splits is not None:
+        return source.splits
+    if split == "paper" and name in PER_CLASS:
+        return splits_per_class(source.labels, PER_CLASS[name], 500, 1000, seed)
+    if split == "paper" and name.removeprefix("heri_") in herigraph.CITIES:
+        return splits_by_fraction(source.labels, herigraph.PAPER_SPLIT, seed)
+    if split == "paper" and name == "reddit":
+        return splits_by_fraction(source.labels, reddit.PAPER_SPLIT, seed)
+    return splits_by_fraction(source.labels, _fractions(split, name), seed)
 
 
 def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData]:
@@ -131,11 +207,10 @@ def _fractions(split: Split, name: str) -> tuple[float, float, float]:
     return OWN_SPLIT if split == "paper" else split
 
 
-def _raw_folder(known: _Planetoid, root: str | None) -> Path:
+def _raw_folder(known: _Planetoid, root: Path) -> Path:
     """Return the folder with the raw files: below the root, else in the cache, else downloaded to there."""
     below = Path("planetoid") / known.folder / "raw"
-    here = Path(root or os.environ.get("GLASU_DATA_ROOT") or "data") / below
-    cached = cache_folder() / below
+    here, cached = root / below, cache_folder() / below
     for folder in (here, cached):
         if all((folder / file).is_file() for file in known.raw_files()):
             return folder
@@ -148,12 +223,6 @@ def _raw_folder(known: _Planetoid, root: str | None) -> Path:
             f"into {here}, or set data.root or GLASU_DATA_ROOT to the folder above planetoid/{known.folder}/raw."
         ) from error
     return cached
-
-
-def cache_folder() -> Path:
-    """Return where downloads and converted forms go: GLASU_CACHE, else the user's cache folder."""
-    own = os.environ.get("GLASU_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"
 
 
 def _download_planetoid(known: _Planetoid, folder: Path) -> None:

@@ -2,13 +2,14 @@
 
 Keys: `y` (int, -1 where unknown), `relations` (names), `edges_<relation>` (2, E), each undirected edge once, optionally
 `weight_<relation>`; `x_data`, `x_indices`, `x_indptr`, `x_shape` (features as CSR), optionally `feature_blocks` (column
-boundaries, one block per relation), `num_nodes`, `class_names`, `ids` or `flickr_id`, and index splits. Read without pickle.
+boundaries, one block per relation), `num_nodes`, `class_names`, `ids` or `flickr_id`, index splits. No pickle is read.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,11 +51,14 @@ def read_npz(path: Path) -> Relations:
     missing = [key for key in needed if key not in arrays]
     if missing or len(arrays["relations"]) == 0:
         what = f"has no {', '.join(missing)}" if missing else "names no relation"
-        raise DataError(f"{path}: {what}; a graph needs labels y, relations with edges_<relation>, and {FEATURES[0]}, ...")
+        raise DataError(
+            f"{path}: {what}; a graph needs labels y, relations with edges_<relation>, and {FEATURES[0]}, ..."
+        )
     labels = arrays["y"].astype(np.int64)
     nodes = int(arrays.get("num_nodes", len(labels)))
     try:
         features = sp.csr_array(tuple(arrays[key] for key in FEATURES[:3]), shape=tuple(arrays["x_shape"].tolist()))
+        features.check_format(full_check=True)
     except ValueError as error:
         raise DataError(f"{path}: x_data, x_indices, x_indptr and x_shape are no CSR matrix ({error}).") from None
     if {len(labels), features.shape[0]} != {nodes}:
@@ -81,7 +85,7 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
     rising = len(edges) == count + 1 and sorted(set(edges)) == edges and (edges[0], edges[-1]) == (0, columns)
     if not rising:
         edges = [block * columns // count for block in range(count + 1)]
-    return tuple(features[:, start:stop] for start, stop in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(features[:, start:stop] for start, stop in pairwise(edges))
 
 
 def _splits(arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:

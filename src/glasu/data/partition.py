@@ -123,9 +123,12 @@ def union_of_edges(graphs: Sequence[Graph]) -> Graph:
     The largest, not the sum: parties that hold the same edge of one graph give that graph's weight back.
     """
     nodes = graphs[0].num_nodes
-    source, target = np.concatenate([graph.edge_index() for graph in graphs], axis=1)
     if all(graph.weights is None for graph in graphs):
-        return Graph.from_edges(source, target, nodes)
+        union = sp.csr_array((nodes, nodes), dtype=bool)
+        for graph in graphs:  # O(E): both operands are sorted
+            union = union + sp.csr_array((np.ones(graph.num_edges, bool), graph.indices, graph.indptr), union.shape)
+        return Graph(union.indptr.astype(np.int64), union.indices.astype(np.int32, copy=False))
+    source, target = np.concatenate([graph.edge_index() for graph in graphs], axis=1)
     keys, where = np.unique(target * nodes + source, return_inverse=True)
     weights = np.full(len(keys), -np.inf, np.float32)
     ones = [np.ones(graph.num_edges, np.float32) for graph in graphs]

@@ -31,7 +31,7 @@ def read_reddit(folder: Path) -> WholeGraph:
         sizes = " ".join(f"--set data.{key}={value:g}" for key, value in STAND_IN.items() if key != "num_nodes")
         raise DataError(
             f"reddit: {' and '.join(missing)} not found in {folder}. Fetch {URL}, and unpack it into that folder, or "
-            'set data.root or GLASU_DATA_ROOT to the folder above reddit/raw; for a graph of its size, use data.name = '
+            "set data.root or GLASU_DATA_ROOT to the folder above reddit/raw; for a graph of its size, use data.name = "
             f'"synthetic" with --set data.num_nodes={STAND_IN["num_nodes"]} {sizes}.'
         )
     arrays = read_arrays(folder / FILES[0])

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy.sparse as sp
 
 from glasu.data.partition import WholeGraph, party_name
 from glasu.data.party import Features, Graph, PartyData, Splits
+from glasu.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,19 +38,26 @@ class Relations:
         ]
 
 
-def undirected_graph(
-    ends: NDArray[np.integer], num_nodes: int, weights: NDArray[np.floating] | None = None
-) -> Graph:
-    """Return both directions of each edge in `ends`, shape (2, E); an edge listed twice counts once, with its weight.
+def undirected_graph(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[np.floating] | None = None) -> Graph:
+    """Return both directions of each edge in `ends`, shape (2, E), without self loops.
 
-    Of different weights for one edge the largest counts: a list may hold each direction, and adding would double it.
+    An edge that is listed twice counts once, with the larger of its weights: a list may hold each direction, and adding
+    them up would double it. Time is O(E) without weights.
     """
-    low, high = np.minimum(*ends).astype(np.int64), np.maximum(*ends).astype(np.int64)
-    if weights is not None:
-        order = np.lexsort((-weights, high, low))
-        low, high, weights = low[order], high[order], weights[order]
-        first = np.ones(len(low), bool)
-        first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-        low, high, weights = low[first], high[first], weights[first]
-        weights = np.concatenate([weights, weights])
-    return Graph.from_edges(np.concatenate([low, high]), np.concatenate([high, low]), num_nodes, weights)
+    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+        raise DataError(f"an edge names node {ends.max()} or {ends.min()}; nodes are numbered 0..{num_nodes - 1}.")
+    kept = ends[0] != ends[1]
+    low, high = np.minimum(*ends)[kept], np.maximum(*ends)[kept]
+    if weights is None:
+        upper = sp.coo_array((np.ones(len(low), bool), (low, high)), shape=(num_nodes, num_nodes)).tocsr()
+        both = upper + upper.T.tocsr()
+        both.sort_indices()
+        return Graph(both.indptr.astype(np.int64), both.indices.astype(np.int32, copy=False))
+    weights = weights[kept]
+    order = np.lexsort((-weights, high, low))
+    low, high, weights = low[order], high[order], weights[order]
+    first = np.ones(len(low), bool)
+    first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    low, high, weights = low[first], high[first], weights[first]
+    both_weights = np.concatenate([weights, weights])
+    return Graph.from_edges(np.concatenate([low, high]), np.concatenate([high, low]), num_nodes, both_weights)

@@ -1,0 +1,85 @@
+"""How data sets are counted, and how they compare with the paper's table."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from glasu.config import DataConfig, RunConfig, TrainConfig
+from glasu.data.datasets import load
+from glasu.data.partition import WholeGraph
+from glasu.data.party import Graph, PartyData
+from glasu.data.statistics import PAPER_TABLE, Statistics, describe, differences, summary
+
+
+def config(name, root=None, *, method="glasu", **data):
+    return RunConfig(data=DataConfig(name=name, root=root and str(root), **data), train=TrainConfig(method=method))
+
+
+def test_one_graph_is_counted_by_directed_edges():
+    graph = Graph.from_edges(np.array([0, 1, 1]), np.array([1, 0, 2]), 4)
+    found = describe(WholeGraph(np.arange(4), np.ones((4, 3), np.float32), graph, np.arange(4) % 2, ("x", "y")))
+    assert found == Statistics(4, 3, 3, 2, "directed")
+
+
+def test_several_graphs_are_counted_by_the_pairs_that_any_of_them_links():
+    first = Graph.from_edges(np.array([0, 1, 1]), np.array([1, 0, 2]), 4)
+    second = Graph.from_edges(np.array([2, 3]), np.array([1, 0]), 4)
+    parties = [PartyData(name, np.arange(4), np.ones((4, 3), np.float32), graph) for name, graph in
+               (("a", first), ("b", second))]  # fmt: skip
+    assert describe(parties) == Statistics(4, 3, 6, 0, "undirected")  # 0-1, 1-2, 0-3
+
+
+def test_the_statistics_are_of_the_whole_whatever_the_method_shows():
+    sizes = {"num_nodes": 200, "num_features": 9}
+    methods = ("glasu", "centralized", "standalone", "simulated")
+    assert len({load(config("synthetic", method=method, **sizes)).statistics for method in methods}) == 1
+    assert len({load(config("demo", method=method)).statistics for method in methods}) == 1
+
+
+def test_the_papers_table_has_seven_sets():
+    assert list(PAPER_TABLE) == ["cora", "pubmed", "citeseer", "suzhou", "venice", "amsterdam", "reddit"]
+    assert PAPER_TABLE["reddit"].edges == 114_615_892
+
+
+def test_differences_name_what_differs_and_by_how_much():
+    assert differences(PAPER_TABLE["cora"], "cora") == {}
+    assert differences(PAPER_TABLE["cora"], "demo") is None
+    fewer = Statistics(2708, 10000, 1433, 7)
+    assert differences(fewer, "cora") == {"edges": (10000, 10556)}
+    assert summary(fewer, "cora") == (
+        "cora: 2708 nodes, 10000 directed edges, 1433 features, 7 classes; "
+        "unlike the paper's table: edges 10000 (paper: 10556)"
+    )
+    assert summary(PAPER_TABLE["cora"], "cora").endswith("; equal to the paper's table")
+    assert summary(fewer, "").startswith("the parties: 2708 nodes")
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
+def test_planetoid_equals_the_papers_table(data_root, name):
+    assert differences(load(config(name, data_root)).statistics, name) == {}
+
+
+@pytest.mark.parametrize("name", ["venice", "suzhou"])
+def test_herigraph_has_the_papers_nodes_edges_and_classes(data_root, name):
+    found = load(config(f"heri_{name}", data_root)).statistics
+    assert set(differences(found, f"heri_{name}")) == {"features"}
+
+
+def test_train_and_split_print_one_line_of_statistics(tmp_path, capfd):
+    from glasu.cli.main import main
+
+    (tmp_path / "run.toml").write_text(
+        '[data]\nname = "synthetic"\nnum_nodes = 60\nnum_features = 9\n[model]\nbackbone = "gcn"\nhidden = 8\n'
+        "[train]\nnum_rounds = 1\n"
+    )
+    run = str(tmp_path / "run.toml")
+    line = r"synthetic: 60 nodes, \d+ directed edges, 9 features, 5 classes\n"
+    assert main(["split", run, "--out", str(tmp_path / "parties")]) == 0
+    assert re.fullmatch(line, capfd.readouterr().err)
+    assert main(["train", run, "--out", str(tmp_path / "run")]) == 0
+    assert "synthetic: 60 nodes" in capfd.readouterr().err
+    assert main(["train", run, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert capfd.readouterr().err == ""
