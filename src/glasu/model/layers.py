@@ -7,6 +7,7 @@ edges. Training calls one after the other; exact evaluation prepares all rows on
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -62,7 +63,7 @@ class Projection(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-class Layer(nn.Module):
+class Layer(nn.Module, ABC):
     """One sub-layer of a client; subclasses say how its graph is normalised and how rows are mixed."""
 
     normalization: Normalization = "symmetric"
@@ -71,6 +72,7 @@ class Layer(nn.Module):
         """Compute what concerns single rows of H[l]."""
         return hidden
 
+    @abstractmethod
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         """Compute the rows S[l+1] of H_m^+[l] before the activation.
 
@@ -80,7 +82,6 @@ class Layer(nn.Module):
             initial: H_m^0 at the rows S[l+1]; gcnii only.
             block: A restricted to S[l+1] x S[l].
         """
-        raise NotImplementedError(type(self).__name__)
 
     def forward(self, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         return self.propagate(self.prepare(hidden), hidden, initial, block)

@@ -112,14 +112,16 @@ class Server:
 
     def values(self, messages: Sequence[Message]) -> list[Array]:
         """Return the tensors of all clients; one shape and type, never broadcast."""
-        values = [message.value for message in messages if isinstance(message, TensorMessage)]
-        for client, value in enumerate(values):
-            if value.shape != values[0].shape or value.dtype != values[0].dtype:
+        senders = [message for message in messages if isinstance(message, TensorMessage)]
+        first = senders[0]
+        for message in senders:
+            if message.value.shape != first.value.shape or message.value.dtype != first.value.dtype:
                 raise ProtocolError(
-                    f"party {self.roster[client]!r}, {messages[client].key}: expected {values[0].dtype} of shape "
-                    f"{values[0].shape} as from party {self.roster[0]!r}, got {value.dtype} of shape {value.shape}."
+                    f"party {self.roster[message.key.client]!r}, {message.key}: expected {first.value.dtype} of shape "
+                    f"{first.value.shape} as from party {self.roster[first.key.client]!r}, "
+                    f"got {message.value.dtype} of shape {message.value.shape}."
                 )
-        return values
+        return [message.value for message in senders]
 
     def total(self, messages: Sequence[Message]) -> Array:
         """Return the sum of the tensors of those clients that sent one, in client order."""
