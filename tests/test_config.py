@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -476,3 +477,11 @@ def test_the_digest_changes_with_every_setting():
     ]
     digests = {RunConfig().replace(**change).digest() for change in changes}
     assert len(digests | {RunConfig().digest()}) == len(changes) + 1
+
+
+def test_settings_may_be_numbers_of_numpys():
+    model = ModelConfig(hidden=np.int64(8), dropout=np.float32(0.5), aggregation_layers=tuple(np.array([1, 3])))
+    assert model == ModelConfig(hidden=8, dropout=0.5, aggregation_layers=(1, 3))
+    assert type(model.hidden) is int
+    with pytest.raises(ConfigError, match="hidden=np.True_: must be an integer"):
+        ModelConfig(hidden=np.bool_(True))

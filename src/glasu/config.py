@@ -264,6 +264,9 @@ class RunConfig:
             _apply(changed, override)
         _make_absolute(changed, Path("-"))
         base = self.to_dict()
+        for key, other in (("name", "parties"), ("parties", "name")):
+            if key in changed.get("data", {}):  # where the data comes from is said anew
+                del base["data"][other]
         return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
     def digest(self) -> str:

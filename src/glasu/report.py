@@ -34,6 +34,7 @@ class RunReport:
     config: dict[str, Any]  # as it ran
     overridden: dict[str, dict[str, Any]]  # what the method prescribed instead of what was asked
     parties: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]  # what a reader should know about the data
     test: SplitScores
     validation: SplitScores
     history: tuple[dict[str, Any], ...]

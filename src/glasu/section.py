@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import sys
 import types
 import typing
@@ -32,8 +33,14 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's, as a grid search makes them, as one of Python's."""
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
+
+
 def _convert(value: Any, option: Any) -> Any:
     """Return `value` as the type `option`, or raise TypeError."""
+    value = _plain(value)
     origin = typing.get_origin(option)
     if origin is Literal:
         if isinstance(value, str) and value in typing.get_args(option):
@@ -77,7 +84,7 @@ class Section:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
+            value = _plain(getattr(self, item.name))
             where = f"{self.section}.{item.name}={shown(value)}"
             options = _options(hints[item.name])
             if int in options and isinstance(value, int):

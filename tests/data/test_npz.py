@@ -166,3 +166,59 @@ def test_imdb_and_facebook_have_their_numbers(data_root):
 def test_labels_without_graphs_are_no_data_set(data_root):
     with pytest.raises(DataError, match="has no x_data"):
         read_npz(data_root / "heri_amsterdam_labels" / "heri_amsterdam_labels.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_idx": np.array([999]), "val_idx": np.array([1]), "test_idx": np.array([2])}, "train_idx"),
+        ({"train_idx": np.array([-1]), "val_idx": np.array([1]), "test_idx": np.array([2])}, "train_idx"),
+        ({"y": np.zeros((4, 2), np.int64)}, "y of shape"),
+        ({"y": np.full(4, np.nan)}, "y of shape"),
+        ({"x_shape": np.int64(4)}, "x_shape"),
+        ({"num_nodes": np.array([4, 4])}, "num_nodes"),
+        ({"relations": np.array(["r", "r"])}, "relations"),
+        ({"edges_r": np.array([[0.0, 1.0], [1.0, 2.0]])}, "edges_r"),
+        ({"edges_r": np.array([[0, 9], [1, 2]])}, "edges_r"),
+    ],
+)
+def test_an_array_of_the_wrong_kind_is_refused_by_name(tmp_path, changes, words):
+    features = sp.csr_array(np.eye(4, dtype=np.float32))
+    good = {
+        "y": np.array([0, 1, 0, 1]),
+        "relations": np.array(["r"]),
+        "edges_r": np.array([[0, 1], [1, 2]]),
+        "x_data": features.data,
+        "x_indices": features.indices,
+        "x_indptr": features.indptr,
+        "x_shape": np.array([4, 4]),
+    }
+    np.savez(tmp_path / "good.npz", **good)
+    assert read_npz(tmp_path / "good.npz").labels.tolist() == [0, 1, 0, 1]
+    np.savez(tmp_path / "bad.npz", **(good | changes))
+    with pytest.raises(DataError, match=rf"bad\.npz: .*{words}"):
+        read_npz(tmp_path / "bad.npz")
+
+
+def test_splits_may_be_masks_and_whole_numbers_may_be_weights(tmp_path):
+    features = sp.csr_array(np.eye(4, dtype=np.float32))
+    np.savez(
+        tmp_path / "masks.npz",
+        y=np.array([0, 1, 0, 1]),
+        relations=np.array("r"),
+        edges_r=np.array([[0, 0], [1, 1]]),
+        weight_r=np.array([0, 5], np.uint8),
+        x_data=features.data,
+        x_indices=features.indices,
+        x_indptr=features.indptr,
+        x_shape=np.array([4, 4]),
+        class_names=np.array([10, 20]),
+        train_idx=np.array([True, True, False, False]),
+        val_idx=np.array([False, False, True, False]),
+        test_idx=np.array([False, False, False, True]),
+    )
+    found = read_npz(tmp_path / "masks.npz")
+    assert found.splits is not None
+    assert found.splits.train.tolist() == [0, 1]
+    assert found.graphs["r"].weights.tolist() == [5.0, 5.0]
+    assert found.classes == ("10", "20")

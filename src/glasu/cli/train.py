@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     loaded = load(config)
     about = (summary(loaded.statistics, config.data.name), *loaded.notes)
     with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
-        simulation = simulate(loaded.parties, config, observe=observe)
+        simulation = simulate(loaded.parties, config, observe=observe, notes=loaded.notes)
     TrainedModel.of(simulation).save(out / "model")
     write_atomically(out / "report.json", simulation.report.to_json().encode())
     print(simulation.report.summary())

@@ -47,15 +47,17 @@ def read_arrays(path: Path, *, without: tuple[str, ...] = ()) -> dict[str, NDArr
 def read_npz(path: Path) -> Relations:
     """Read a file of the format above; with several relations, each gets the block of columns of its place."""
     arrays = read_arrays(path, without=("y_soft", "y_value"))
-    needed = ("y", "relations", *(f"edges_{name}" for name in arrays.get("relations", ())), *FEATURES)
+    names = np.atleast_1d(arrays.get("relations", np.empty(0, str))).tolist()
+    needed = ("y", "relations", *(f"edges_{name}" for name in names), *FEATURES)
     missing = [key for key in needed if key not in arrays]
-    if missing or len(arrays["relations"]) == 0:
+    if missing or not names:
         what = f"has no {', '.join(missing)}" if missing else "names no relation"
         raise DataError(
             f"{path}: {what}; a graph needs labels y, relations with edges_<relation>, and {FEATURES[0]}, ..."
         )
+    _check_kinds(path, arrays)
     labels = arrays["y"].astype(np.int64)
-    nodes = int(arrays.get("num_nodes", len(labels)))
+    nodes = int(arrays["num_nodes"].item()) if "num_nodes" in arrays else len(labels)
     try:
         features = sp.csr_array(tuple(arrays[key] for key in FEATURES[:3]), shape=tuple(arrays["x_shape"].tolist()))
         features.check_format(full_check=True)
@@ -64,16 +66,37 @@ def read_npz(path: Path) -> Relations:
     if {len(labels), features.shape[0]} != {nodes}:
         raise DataError(f"{path}: {nodes} nodes, {len(labels)} labels and {features.shape[0]} feature rows differ.")
     graphs = {}
-    for name in arrays["relations"].tolist():
+    for name in names:
         ends, weights = arrays[f"edges_{name}"], arrays.get(f"weight_{name}")
         if ends.ndim != 2 or ends.shape[0] != 2 or (weights is not None and len(weights) != ends.shape[1]):
             raise DataError(f"{path}: edges_{name} of shape {ends.shape}; needed is (2, E), with E weights if any.")
-        graphs[name] = undirected_graph(ends, nodes, weights)
+        try:
+            graphs[str(name)] = undirected_graph(ends, nodes, weights)
+        except DataError as error:
+            raise DataError(f"{path}: edges_{name}: {error}") from None
     blocks = _blocks(features, arrays.get("feature_blocks"), len(graphs))
     ids = next((arrays[key] for key in IDS if key in arrays), np.arange(nodes))
     count = int(labels.max(initial=-1)) + 1
-    classes = tuple(arrays["class_names"].tolist()) if "class_names" in arrays else tuple(map(str, range(count)))
-    return Relations(ids, graphs, blocks, labels, classes, _splits(arrays, labels))
+    classes = tuple(map(str, arrays["class_names"].tolist() if "class_names" in arrays else range(count)))
+    return Relations(ids, graphs, blocks, labels, classes, _splits(path, arrays, labels))
+
+
+def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raise DataError where an array has the wrong number of dimensions or the wrong kind of values."""
+    names = np.atleast_1d(arrays["relations"]).tolist()
+    checks = [
+        ("y", arrays["y"].ndim == 1 and arrays["y"].dtype.kind in "iu", "one integer per node"),
+        ("relations", arrays["relations"].ndim <= 1 and len(set(names)) == len(names), "a list of distinct names"),
+        ("x_shape", arrays["x_shape"].shape == (2,), "two numbers"),
+        ("num_nodes", arrays.get("num_nodes", np.int64(0)).size == 1, "one number"),
+        ("class_names", arrays.get("class_names", np.empty(0)).ndim == 1, "a list of names"),
+        *((f"edges_{name}", arrays[f"edges_{name}"].dtype.kind in "iu", "integers") for name in names),
+    ]
+    for key, fits, expected in checks:
+        if not fits:
+            raise DataError(
+                f"{path}: {key} of shape {arrays[key].shape} and type {arrays[key].dtype}: must be {expected}."
+            )
 
 
 def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
@@ -88,10 +111,18 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
     return tuple(features[:, start:stop] for start, stop in pairwise(edges))
 
 
-def _splits(arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:
-    """Return the labelled nodes of the splits that came with the file, or None."""
+def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:
+    """Return the labelled nodes of the splits that came with the file, or None; positions or masks."""
     for keys in SPLITS:
         if all(key in arrays for key in keys):
-            parts = (arrays[key].astype(np.int64) for key in keys)
-            return Splits(*(np.sort(part[labels[part] >= 0]) for part in parts))
+            parts = []
+            for key in keys:
+                part = arrays[key]
+                is_mask = part.dtype == bool and part.shape == labels.shape
+                part = np.flatnonzero(part) if is_mask else part
+                inside = part.ndim == 1 and part.dtype.kind in "iu" and (not part.size or part.max() < len(labels))
+                if not inside or (part.size and part.min() < 0):
+                    raise DataError(f"{path}: {key} must list node positions in 0..{len(labels) - 1}, or be a mask.")
+                parts.append(np.sort(part[labels[part] >= 0]).astype(np.int64))
+            return Splits(*parts)
     return None

@@ -53,7 +53,7 @@ def undirected_graph(ends: NDArray[np.integer], num_nodes: int, weights: NDArray
         both = upper + upper.T.tocsr()
         both.sort_indices()
         return Graph(both.indptr.astype(np.int64), both.indices.astype(np.int32, copy=False))
-    weights = weights[kept]
+    weights = weights[kept].astype(np.float32)
     order = np.lexsort((-weights, high, low))
     low, high, weights = low[order], high[order], weights[order]
     first = np.ones(len(low), bool)

@@ -86,7 +86,8 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
         """Return the accuracy (multi-label: micro-F1) on the test nodes of the parties, or on the given nodes."""
         check_is_fitted(self)
-        party = next(party for party in parties if party.labels is not None)
+        owner = self._config().train.labels
+        party = next(party for party in parties if party.labels is not None and owner in ("all", party.name))
         assert party.labels is not None
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)

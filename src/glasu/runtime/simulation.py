@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.data.alignment import check_parties
+from glasu.data.alignment import check_parties, keep_labels
 from glasu.data.partition import pool_parties, share_edges
 from glasu.data.party import PartyData
 from glasu.errors import DataError
@@ -85,6 +85,7 @@ def simulate(
     convolution: Convolution | None = None,
     observe: Observer = lambda event: None,
     workers: int | None = None,
+    notes: Sequence[str] = (),
     clock: Clock = time.perf_counter,
 ) -> Simulation:
     """Train one model over all parties in this process.
@@ -95,12 +96,14 @@ def simulate(
         convolution: builds the layers of backbone "custom": (width in, width out) -> PyG convolution.
         observe: is told of every round and evaluation, perhaps from another thread.
         workers: how many clients compute at once; by default as many as there are cores. It changes no bit.
+        notes: what a reader of the report should know about the data.
         clock: tells the seconds for the report.
     """
     parties = as_parties(parties)
     pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
-    check_parties(parties, "all" if pooled else config.train.labels, config.train.task)
-    parties = prepare(config, parties)
+    labels = "all" if pooled else config.train.labels
+    check_parties(parties, labels, config.train.task)
+    parties = prepare(config, keep_labels(parties, labels))
     asked = config.data.num_clients
     config, overridden = resolve(config, parties[0].num_nodes)
     if config.data.num_clients != len(parties):
@@ -134,6 +137,7 @@ def simulate(
         config=config.to_dict(),
         overridden=overridden,
         parties=tuple(_describe(party) for party in parties),
+        notes=tuple(notes),
         test=recorder.scores("test", alone=alone),
         validation=recorder.scores("validation", alone=alone),
         history=recorder.history(),
@@ -161,7 +165,9 @@ def _workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
     """Return how many clients compute at once."""
     if config.model.backbone == "custom":  # layers of other libraries draw from torch's one generator
         return 1
-    return max(1, min(num_clients, (os.cpu_count() or 1) if asked is None else asked))
+    if asked is None:  # the cores that this process may use, where the system tells
+        asked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(num_clients, asked))
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:

@@ -185,11 +185,11 @@ class TrainedModel:
         ]
         for client, weights in zip(clients, self.weights, strict=True):
             write_atomically(folder / str(client["file"]), save(weights))
-        for file in folder.glob("*.safetensors"):  # of a former model with other parties
-            if file.name not in {client["file"] for client in clients}:
-                file.unlink()
         manifest = {"schema": SCHEMA, "classes": list(self.classes), "config": sections, "client": clients}
+        former = _files_of(folder / "model.toml")
         write_atomically(folder / "model.toml", tomli_w.dumps(manifest).encode())
+        for name in former - {str(client["file"]) for client in clients}:  # of a former model with other parties
+            (folder / name).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, convolution: Convolution | None = None) -> TrainedModel:
@@ -221,6 +221,15 @@ class TrainedModel:
             raise DataError(f"{manifest_file}: is not the manifest of a model: {error}.") from None
 
 
+def _files_of(manifest_file: Path) -> set[str]:
+    """Return the files that a manifest names; none where there is no manifest."""
+    try:
+        clients = tomllib.loads(manifest_file.read_text(encoding="utf-8"))["client"]
+        return {Path(client["file"]).name for client in clients}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
 def _load_weights(folder: Path, client: dict[str, Any]) -> dict[str, Tensor]:
     """Read one client's weights and compare them with the manifest."""
     file = folder / Path(client["file"]).name
@@ -238,13 +247,15 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     if nodes is None:
         return np.arange(num_nodes)
     nodes = np.asarray(nodes)
+    if nodes.size == 0:
+        return np.empty(0, np.int64)
     if nodes.dtype == bool:
         if nodes.shape != (num_nodes,):
             raise DataError(f"a mask of shape {nodes.shape} for {num_nodes} nodes; it needs one value per node.")
         return np.flatnonzero(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
         raise DataError("nodes must be a list of positions (integers), or a mask (true and false).")
-    if len(nodes) and (nodes.min() < 0 or nodes.max() >= num_nodes):
+    if nodes.min() < 0 or nodes.max() >= num_nodes:
         bad = nodes.min() if nodes.min() < 0 else nodes.max()
         raise DataError(f"nodes name position {bad}, but positions are 0..{num_nodes - 1}.")
     return nodes.astype(np.int64)
