@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -227,3 +229,21 @@ def test_for_prediction_neither_labels_nor_splits_are_needed(tmp_path):
         load_parties(config(parties=paths))
     parties = load_parties(config(parties=paths), for_prediction=True)
     assert [(party.name, party.num_nodes, party.labels) for party in parties] == [("x", 100, None), ("y", 100, None)]
+
+
+def test_a_download_is_used_only_if_it_is_the_published_files(data_root, tmp_path, monkeypatch):
+    from torch_geometric.datasets import Planetoid
+
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    shutil.copytree(data_root / "planetoid" / "Cora" / "raw", source)
+    monkeypatch.setattr(Planetoid, "url", source.as_uri())
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("GLASU_CACHE", str(cache))
+    assert load_whole(config(name="cora")).graph.num_edges == 10556
+    shutil.rmtree(cache)
+    (source / "ind.cora.y").chmod(0o644)
+    (source / "ind.cora.y").write_bytes(b"cposix\nsystem\n(S'true'\ntR.")  # a pickle that would run a command
+    monkeypatch.setattr("torch_geometric.io.read_planetoid_data", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(DataError, match="cannot be downloaded"):
+        load_whole(config(name="cora"))
+    assert not list(cache.rglob("ind.cora.*"))
