@@ -15,6 +15,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph
 from glasu.errors import ConfigError
 from glasu.model import exact
+from glasu.model import sampler as sampler_module
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors
 from glasu.model.layers import (
     CustomLayer,
@@ -277,7 +278,7 @@ def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
         stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
         convolution=custom,
     )
-    train = TrainConfig(sampler="full", batch_size=0)
+    train = TrainConfig(sampler="neighbor", batch_size=0)  # whose graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
     return model, Sampler(run, graph, 0, NORMALIZATION[backbone])
 
@@ -294,8 +295,8 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, monkeypatch
     targets = np.array([0, 1, 2, 4, 5, 7, 8, 9, 12])
     at_rows = None if initial is None else initial[torch.from_numpy(targets)]
     whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
-    monkeypatch.setattr(exact, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(exact, "CHUNK_EDGES", 7)
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(sampler_module, "CHUNK_EDGES", 7)
     torch.testing.assert_close(exact.exact_layer(model, sampler, 0, hidden, initial, targets), whole, **CLOSE)
 
 
@@ -307,8 +308,8 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     asked: list[np.ndarray] = []
     build = sampler.exact_block
     monkeypatch.setattr(sampler, "exact_block", lambda targets: asked.append(targets) or build(targets))
-    monkeypatch.setattr(exact, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(exact, "CHUNK_EDGES", edges)
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(sampler_module, "CHUNK_EDGES", edges)
     targets = np.arange(1, NODES)
     exact.exact_layer(model, sampler, 0, torch.randn(NODES, 5), None, targets)
     np.testing.assert_array_equal(np.concatenate(asked), targets)
@@ -339,7 +340,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more(m
     graph, spy = long_path(1000), Spy(5, 6)
     model, sampler = exact_setting("custom", graph)
     model.layers[0].convolution = spy
-    monkeypatch.setattr(exact, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
     exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
     assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
 
@@ -354,7 +355,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
         return propagate(prepared, hidden, initial, block)
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
-    monkeypatch.setattr(exact, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
     exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
     assert seen == [(11, 11, (10, 11))] * 3
 

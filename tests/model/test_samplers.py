@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from glasu.config import RunConfig, TrainConfig
+from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared
 from glasu.model.sampler import Sampler, training_batch
@@ -199,6 +199,49 @@ def test_the_full_sampler_uses_all_nodes_and_all_edges_whatever_was_asked_before
         np.testing.assert_array_equal(block.positions, targets)
         assert block.matrix.nnz == 5 * len(targets)
         np.testing.assert_array_equal(client.exact_block(targets).matrix.toarray(), expected.matrix.toarray())
+
+
+def chain(blocks, hidden: np.ndarray) -> np.ndarray:
+    for block in blocks:
+        hidden = block.matrix @ hidden
+    return hidden
+
+
+@pytest.mark.parametrize("aggregation_layers", [(3,), (1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("kind", ["full", "shared", "neighbor"])
+def test_rows_that_a_client_neither_shares_nor_reads_are_left_out_and_nothing_else_changes(kind, aggregation_layers):
+    graph, train = ring(40), TrainConfig(sampler=kind, fanout=2)
+    config = RunConfig(model=ModelConfig(aggregation_layers=aggregation_layers), train=train)
+    client = Sampler(config, graph, 0, "symmetric")
+    for batch in (np.array([3, 7]), np.array([3, 7]), np.array([20])):
+        nodes, draws = [batch], []
+        for layer in reversed(range(4)):
+            draws.insert(0, client.draw(nodes[0], 0, layer))
+            nodes.insert(0, draws[0].nodes)
+        blocks, kept = client.blocks(nodes, draws)
+        whole = [client.block(nodes[layer + 1], nodes[layer], draws[layer]) for layer in range(4)]
+        features = np.random.default_rng(0).random((40, 3))
+        np.testing.assert_allclose(chain(blocks, features[kept[0]]), chain(whole, features[nodes[0]]), rtol=1e-6)
+        for layer, block in enumerate(blocks):
+            assert block.matrix.shape == (len(kept[layer + 1]), len(kept[layer]))
+            np.testing.assert_array_equal(kept[layer][block.positions], kept[layer + 1])
+            if layer - 1 in aggregation_layers:
+                np.testing.assert_array_equal(kept[layer], nodes[layer])  # shared: the others need it
+            else:
+                assert len(np.unique(block.matrix.indices)) == len(kept[layer])
+
+
+def test_a_crowded_block_is_multiplied_as_a_dense_matrix_with_the_same_result():
+    crowded, sparse = (sampler(ring(size), sampler="full") for size in (8, 200))
+    for client, dense in ((crowded, True), (sparse, False)):
+        everything = np.arange(client.graph.num_nodes)
+        block = client.block(everything, everything, client.draw(everything, 0, 0))
+        assert (block.dense is not None) == dense
+    np.testing.assert_array_equal(crowded.exact_block(np.arange(8)).densified().dense, block_of(crowded).toarray())
+
+
+def block_of(client: Sampler):
+    return client.exact_block(np.arange(client.graph.num_nodes)).matrix
 
 
 def test_a_batch_is_a_sorted_part_of_the_training_nodes_the_same_for_everyone():

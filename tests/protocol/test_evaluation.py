@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glasu.data.party import Splits
-from glasu.model import exact
+from glasu.model import sampler as sampler_module
 from glasu.protocol import evaluation
 from glasu.protocol.messages import Evaluated, Scores
 from glasu.protocol.state import Selection
@@ -22,8 +22,8 @@ def chunks(monkeypatch):
 
     def cut(message_rows, product_rows, product_edges):
         monkeypatch.setattr(evaluation, "CHUNK_ROWS", message_rows)
-        monkeypatch.setattr(exact, "CHUNK_ROWS", product_rows)
-        monkeypatch.setattr(exact, "CHUNK_EDGES", product_edges)
+        monkeypatch.setattr(sampler_module, "CHUNK_ROWS", product_rows)
+        monkeypatch.setattr(sampler_module, "CHUNK_EDGES", product_edges)
 
     return cut
 
@@ -36,12 +36,13 @@ def dense(model, parties):
     return Monolith(model.config, parties, model.weights).probabilities().numpy()
 
 
+@pytest.mark.parametrize("sampler", ["full", "neighbor"])
 @pytest.mark.parametrize("owner", [None, "b"])
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
-def test_exact_evaluation_in_any_chunks_is_dense_inference(chunks, backbone, aggregation, owner):
+def test_exact_evaluation_in_any_chunks_is_dense_inference(chunks, backbone, aggregation, owner, sampler):
     parties = tiny_parties(owner=owner)
-    model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all")
+    model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)
     expected = dense(model, parties)
     for sizes in [(8192, 8192, 2**20), (5, 7, 9), (24, 1, 1)]:
         chunks(*sizes)

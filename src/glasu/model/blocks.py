@@ -17,6 +17,8 @@ from glasu.randomness import contains, draw_distinct
 
 NodeSet = NDArray[np.int64]
 Normalization = Literal["symmetric", "mean", "none"]
+DENSE_SHARE = 0.12  # of a block's entries: with more edges than that, a dense product takes less time (4,057 nodes)
+DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +37,22 @@ class Block:
 
     matrix: sp.csr_array
     positions: NDArray[np.int64]  # where each node of S[l+1] stands in S[l]
+    dense: NDArray[np.floating] | None = None  # the matrix once more, where a dense product is faster
 
     def edge_index(self) -> NDArray[np.int64]:
         """Return the edges as two rows: position of the source in S[l], of the target in S[l+1]."""
         target = np.repeat(np.arange(self.matrix.shape[0]), np.diff(self.matrix.indptr))
         return np.stack([self.matrix.indices.astype(np.int64), target])
+
+    def at(self, rows: NDArray[np.int64]) -> Block:
+        """Return the block of some of its rows."""
+        return Block(self.matrix[rows], self.positions[rows])
+
+    def densified(self) -> Block:
+        """Return the block ready for a dense product, where that is faster and fits; else as it is."""
+        rows, columns = self.matrix.shape
+        crowded = self.matrix.nnz > DENSE_SHARE * rows * columns and rows * columns <= DENSE_LIMIT
+        return Block(self.matrix, self.positions, self.matrix.toarray()) if crowded else self
 
     def compact(self) -> tuple[Block, NDArray[np.int64]]:
         """Return the block without the columns that no row reads, and which columns are left."""

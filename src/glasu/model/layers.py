@@ -42,8 +42,15 @@ def sparse_product(matrix: sp.csr_array, dense: Tensor) -> Tensor:
     return result
 
 
+def mixed(block: Block, hidden: Tensor) -> Tensor:
+    """Return A H, the rows S[l+1] of it, differentiable in H."""
+    return sparse_product(block.matrix, hidden) if block.dense is None else torch.from_numpy(block.dense) @ hidden
+
+
 def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
-    """Return the rows at `positions`."""
+    """Return the rows at `positions`, which rise."""
+    if len(positions) == hidden.shape[0]:  # all of them
+        return hidden
     if isinstance(hidden, Tensor):
         return hidden[torch.from_numpy(positions)]
     return hidden[positions]
@@ -104,8 +111,8 @@ class GCNLayer(Layer):
 
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
-        mixed = sparse_product(block.matrix, prepared)
-        return (mixed if self._transforms_first(hidden) else self.linear(mixed)) + self.bias
+        product = mixed(block, prepared)
+        return (product if self._transforms_first(hidden) else self.linear(product)) + self.bias
 
 
 class GCNIILayer(Layer):
@@ -126,8 +133,8 @@ class GCNIILayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
-        mixed = torch.lerp(sparse_product(block.matrix, prepared), initial, self.alpha)
-        return torch.addmm(mixed, mixed, self.linear.weight, beta=1 - self.beta, alpha=self.beta)
+        support = torch.lerp(mixed(block, prepared), initial, self.alpha)
+        return torch.addmm(support, support, self.linear.weight, beta=1 - self.beta, alpha=self.beta)
 
 
 class SAGELayer(Layer):
@@ -145,12 +152,12 @@ class SAGELayer(Layer):
 
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
-        mixed = sparse_product(block.matrix, prepared)
+        mean = mixed(block, prepared)
         own: Tensor = self.root(rows_of(hidden, block.positions))
         if isinstance(hidden, Tensor):
-            mixed = mixed @ self.neighbors.weight
+            mean = mean @ self.neighbors.weight
         assert self.neighbors.bias is not None
-        return own + mixed + self.neighbors.bias
+        return own + mean + self.neighbors.bias
 
 
 class GATLayer(Layer):
@@ -182,10 +189,9 @@ class GATLayer(Layer):
         score = nn.functional.leaky_relu(toward[source] + own[target], self.negative_slope)
         score = score - _largest(score.detach(), target, rows)[target]  # softmax does not change, exp cannot overflow
         weight = score.exp()
-        total = weight.new_zeros(rows, self.heads).index_add(0, target, weight)
-        share = weight / total[target]
-        mixed = values.new_zeros(rows, *values.shape[1:]).index_add(0, target, values[source] * share.unsqueeze(-1))
-        return mixed.reshape(rows, width) + self.bias
+        share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
+        total = values.new_zeros(rows, *values.shape[1:]).index_add(0, target, values[source] * share.unsqueeze(-1))
+        return total.reshape(rows, width) + self.bias
 
 
 def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:

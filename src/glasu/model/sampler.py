@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from glasu.config import RunConfig
@@ -20,6 +22,9 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 
+CHUNK_ROWS = 8192  # rows per exact product
+CHUNK_EDGES = 2**20  # edges per exact product
+
 
 def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
     """Draw S[L], uniformly and independently in every round, the same at everyone who knows the training nodes."""
@@ -37,10 +42,13 @@ class Sampler:
 
     def __init__(self, config: RunConfig, graph: Graph, client: int, normalization: Normalization) -> None:
         self.train, self.graph, self.client = config.train, graph, client
+        self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, normalization, double=config.wire.precision == "fp64")
         self._everything: NodeSet = np.arange(graph.num_nodes)
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}  # sampler "full" meets the same two sets again and again:
         self._blocks: dict[bool, tuple[Draw, Block]] = {}  # all nodes (True), and the batch of all training nodes
+        self._keeps_matrices = config.train.sampler == "full" and normalization != "none"
+        self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         """Draw S_m[l] and the edges into S[l+1] = `targets`."""
@@ -61,6 +69,53 @@ class Sampler:
             draw = induced(self.graph, targets, nodes)
         return self.adjacency.block(targets, nodes, draw)
 
+    def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
+        """Build the blocks of a sample, leaving out rows of H_m[l] that this client neither shares nor reads.
+
+        Args:
+            nodes: S_m[0..L], as agreed.
+            draws: the edges drawn for each layer.
+
+        Returns:
+            The blocks, and the nodes of the rows of H_m[0..L].
+        """
+        if self._sample is not None and all(map(lambda old, new: old is new, self._sample[0], draws)):
+            return self._sample[1:]  # sampler "full", all training nodes: every round is like the last
+        blocks: list[Block] = []
+        kept = [nodes[-1]]
+        for layer in reversed(range(len(draws))):
+            block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
+            if len(kept[0]) < len(nodes[layer + 1]):
+                block = block.at(np.searchsorted(nodes[layer + 1], kept[0]))
+            columns = nodes[layer]
+            if (
+                self.train.sampler != "neighbor" and layer - 1 not in self.aggregation_layers
+            ):  # which reads all it draws
+                block, read = block.compact()
+                columns = columns[read]
+            blocks.insert(0, block.densified() if self._keeps_matrices else block)
+            kept.insert(0, columns)
+        self._sample = (draws, tuple(blocks), tuple(kept)) if self.train.sampler == "full" else None
+        return tuple(blocks), tuple(kept)
+
+    def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
+        """Build the blocks from all nodes to `targets`, with every edge, some rows at a time.
+
+        Yields:
+            Which of the targets are the block's rows, the block, and the nodes that are its columns.
+        """
+        if (
+            self.train.sampler == "full" and self.adjacency.normalization != "none"
+        ):  # a matrix that is in memory already
+            whole = self._block_whole(self._everything, self._draw_whole(self._everything))
+            if len(targets) == self.graph.num_nodes:
+                yield slice(None), whole, self._everything
+            else:
+                yield slice(None), *whole.at(targets).compact()
+            return
+        for rows in _product_chunks(self.graph, targets):
+            yield rows, *self.exact_block(targets[rows]).compact()
+
     def exact_block(self, targets: NodeSet) -> Block:
         """Build the block from all nodes to `targets`, with every edge."""
         draw = Draw(self._everything, *edges_into(self.graph, targets))
@@ -77,5 +132,18 @@ class Sampler:
         everything = len(targets) == self.graph.num_nodes
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
-            kept = self._blocks[everything] = (draw, self.adjacency.block(targets, draw.nodes, draw))
+            block = self.adjacency.block(targets, draw.nodes, draw)
+            kept = self._blocks[everything] = (draw, block.densified() if self._keeps_matrices else block)
         return kept[1]
+
+
+def _product_chunks(graph: Graph, targets: NodeSet) -> Iterator[slice]:
+    """Divide rows so that no chunk has too many rows, nor too many edges unless a single row has."""
+    ends = np.cumsum(graph.indptr[targets + 1] - graph.indptr[targets])
+    start = 0
+    while start < len(targets):
+        before = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, before + CHUNK_EDGES, side="right"))
+        stop = min(max(stop, start + 1), start + CHUNK_ROWS, len(targets))
+        yield slice(start, stop)
+        start = stop

@@ -49,7 +49,8 @@ class Dropout:
     def _mask(self, count: int, layer: int) -> np.ndarray:
         bits = np.random.Philox(key=self.stream(layer).key())
         draws = bits.random_raw(-(-count // 4)).view(np.uint16)[:count]
-        return (draws >= self.threshold).astype(np.float32) * np.float32(2**16 / (2**16 - self.threshold))
+        scale = np.float32(2**16 / (2**16 - self.threshold))
+        return np.multiply(draws >= self.threshold, scale, dtype=np.float32)
 
     def __call__(self, hidden: Hidden, layer: int) -> Hidden:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""

@@ -186,10 +186,7 @@ class Client:
     def batch(self, sample: Sample) -> Batch:
         """Gather what the layers read for a sample."""
         with self.watch.measure("sampling"):
-            nodes = sample.nodes
-            blocks = tuple(
-                self.sampler.block(nodes[layer + 1], nodes[layer], draw) for layer, draw in enumerate(sample.draws)
-            )
+            blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
             rows = tuple(np.searchsorted(nodes[0], targets) for targets in nodes[1:])
             labels = self.labels(nodes[-1]) if self.has_labels else None
             return Batch(sample.round, self.features(nodes[0]), blocks, rows, labels)

@@ -1,0 +1,112 @@
+"""Test labels are read once per run, after the model is selected, and decide nothing but the final figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.data.demo import news_service
+from glasu.runtime import simulation
+from glasu.runtime.simulation import simulate
+
+METHODS = {
+    "GLASU Q=4": {},
+    "GLASU Q=1, joint backward": {"num_local_steps": 1, "backward": "joint"},
+    "GLASU, sampled": {"sampler": "neighbor", "batch_size": 8, "sampled_evaluation": True},
+    "GLASU, early stopping": {"num_rounds": 40, "patience": 1, "learning_rate": 0.1},
+    "labels at one party": {"labels": "personal"},
+    "labels at one party, shared sampler": {"labels": "personal", "sampler": "shared", "batch_size": 8},
+    "centralized": {"method": "centralized"},
+    "standalone": {"method": "standalone"},
+    "simulated": {"method": "simulated"},
+}
+of_every_method = pytest.mark.parametrize("keys", METHODS.values(), ids=METHODS)
+
+
+def settings(keys):
+    train = {"num_rounds": 4, "evaluate_every": 2, "learning_rate": 0.02, **keys}
+    return RunConfig(model=ModelConfig(hidden=8, dropout=0.2), train=TrainConfig(**train))
+
+
+def small_parties():
+    return news_service(seed=0, num_users=300)
+
+
+def with_test_labels_permuted(parties):
+    """Return the parties with the labels of the test nodes dealt anew, alike at all of them."""
+    labels, nodes = parties[0].labels.copy(), parties[0].splits.test
+    labels[nodes] = np.random.default_rng(0).permutation(labels[nodes])
+    assert (labels[nodes] != parties[0].labels[nodes]).mean() > 0.5
+    return [replace(party, labels=labels) for party in parties]
+
+
+def run(parties, keys):
+    return simulate(parties, settings(keys), clock=lambda: 0.0)  # seconds are all nought and can be compared
+
+
+# --- nothing but the final figure --------------------------------------------------------------------------------
+
+
+@of_every_method
+def test_permuting_the_test_labels_changes_nothing_but_the_test_scores(keys):
+    parties = small_parties()
+    as_they_are, permuted = run(parties, keys), run(with_test_labels_permuted(parties), keys)
+    first, second = as_they_are.report.to_dict(), permuted.report.to_dict()
+    scores, other_scores = first.pop("test"), second.pop("test")
+    assert scores.pop("round", None) == other_scores.pop("round", None)
+    assert scores != other_scores  # else nobody has looked at the test labels at all
+    assert first == second  # weights, history, losses, traffic, ledger and all the rest
+    assert len(first["history"]) > 1
+    for client, other in zip(as_they_are.clients, permuted.clients, strict=True):
+        assert all(np.array_equal(own, other.weights()[name]) for name, own in client.weights().items())
+
+
+# --- read once, at the very end ----------------------------------------------------------------------------------
+
+
+class WatchedLabels:
+    """Labels that write down of which split every reading is; [] is the only way to them."""
+
+    def __init__(self, labels, splits):
+        self._labels, self.readings = labels, []
+        self._split_of = np.full(len(labels), "unused", object)
+        for name in ("train", "validation", "test"):
+            self._split_of[getattr(splits, name)] = name
+        self._num_test = len(splits.test)
+
+    def __getitem__(self, nodes):
+        found = self._split_of[nodes]
+        if "test" in found:
+            assert len(found) == self._num_test
+        self.readings.append("+".join(sorted(set(found))))
+        return self._labels[nodes]
+
+
+def watched(party):
+    if party.labels is not None:
+        party = replace(party)
+        object.__setattr__(party, "labels", WatchedLabels(party.labels, party.splits))
+    return party
+
+
+@of_every_method
+def test_every_party_reads_the_test_labels_once_after_all_else(monkeypatch, keys):
+    make_clients = simulation.make_clients
+
+    def make_watched(config, parties, *rest):
+        return make_clients(config, [watched(party) for party in parties], *rest)
+
+    monkeypatch.setattr(simulation, "make_clients", make_watched)
+    done = run(small_parties(), keys)
+    readers = [client.party for client in done.clients if client.party.labels is not None]
+    times = 2 if "sampled_evaluation" in keys else 1  # its batch carries the labels along, though nobody uses them
+    assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)
+    for party in readers:
+        readings = party.labels.readings
+        assert set(readings) == {"train", "validation", "test"}  # and never two splits at once
+        assert readings[-times:] == ["test"] * times
+        assert readings.count("test") == times
+        assert readings.count("validation") == times * len(done.report.history)
