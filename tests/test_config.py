@@ -268,6 +268,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"weight_decay": -0.1}, "weight_decay", "negative"),
         ("train", {"momentum": 1.0}, "momentum", "[0, 1)"),
         ("train", {"patience": -1}, "patience", "negative"),
+        ("train", {"stop_at": 1.5}, "stop_at", "share"),
         ("train", {"evaluate_nodes": -1}, "evaluate_nodes", "negative"),
         ("train", {"prefetch": -1}, "prefetch", "negative"),
         ("train", {"prefetch": 1025}, "prefetch", "at most 1024"),

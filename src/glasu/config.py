@@ -118,6 +118,7 @@ class TrainConfig(Section):
     momentum: float = 0.0  # sgd only
     schedule: Literal["constant", "step", "cosine"] = "constant"
     patience: int = 0  # evaluations without improvement before the run stops; 0: never
+    stop_at: float = 0.0  # the validation score at which the run stops; 0: never
     seed: int = 0
     evaluate_every: int = 10
     evaluate_nodes: int = 0  # 0: all validation nodes, else a fixed random subset
@@ -143,6 +144,7 @@ class TrainConfig(Section):
         self._need("momentum", 0 <= self.momentum < 1, "must lie in [0, 1).")
         for key in ("patience", "evaluate_nodes", "prefetch"):
             self._need(key, getattr(self, key) >= 0, "cannot be negative.")
+        self._need("stop_at", 0 <= self.stop_at <= 1, "is a share and must lie in [0, 1]; 0 means never.")
         self._need("evaluate_every", self.evaluate_every >= 1, "must be at least 1.")
         self._need("prefetch", self.prefetch <= 1024, "at most 1024 rounds fit into one message.")
         self._refuse_without_effect("checkpoint_every")

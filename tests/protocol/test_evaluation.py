@@ -171,6 +171,20 @@ def test_the_selected_model_is_the_earliest_of_the_best_on_validation():
     assert done.events[-1].metrics["accuracy"] == pytest.approx((guess == parties[0].labels)[nodes].mean())
 
 
+@pytest.mark.parametrize("aggregation_layers", [(1, 3), ()])
+def test_a_run_stops_at_the_first_evaluation_that_reaches_the_score_asked_for(aggregation_layers):
+    keys = {"aggregation_layers": aggregation_layers, "num_rounds": 14, "evaluate_every": 1, "learning_rate": 0.5}
+    parties = tiny_parties()[: 2 if aggregation_layers else 1]
+    whole = simulate(parties, settings(**keys)).report
+    scores = [entry["val_accuracy"] for entry in whole.history]
+    goal = max(scores)
+    first = next(index for index, score in enumerate(scores) if score >= goal)
+    stopped = simulate(parties, settings(**keys, stop_at=goal)).report
+    assert [entry["val_accuracy"] for entry in stopped.history] == scores[: first + 1]
+    assert 0 < first < 13  # neither at once nor never
+    assert stopped.validation.round == first + 1
+
+
 @pytest.mark.parametrize("patience", [1, 3])
 def test_a_run_stops_after_so_many_evaluations_without_improvement(patience):
     _, accuracy = search(num_rounds=14, learning_rate=0.08)

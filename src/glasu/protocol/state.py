@@ -52,8 +52,9 @@ class Selection:
         return Selection(self.best, self.best_round, self.evaluations_since + 1)
 
     def stops(self, train: TrainConfig) -> bool:
-        """Tell whether patience has run out."""
-        return 0 < train.patience <= self.evaluations_since
+        """Tell whether patience has run out, or the score that was asked for is reached."""
+        reached = self.best is not None and 0 < train.stop_at <= self.best
+        return reached or 0 < train.patience <= self.evaluations_since
 
 
 @dataclass(frozen=True, eq=False)
