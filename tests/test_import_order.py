@@ -1,4 +1,4 @@
-"""Imports follow cli -> runtime -> report -> protocol -> privacy | model -> data -> config -> section -> errors."""
+"""Imports follow cli -> experiments -> runtime -> report -> protocol -> privacy | model -> data -> config -> errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import glasu
 
 ROOT = Path(glasu.__file__).parent
 LEVELS = {
-    "cli": 9,
+    "cli": 10,
+    "experiments": 9,
     "runtime": 8,
     "page": 7,
     "report": 6,
@@ -93,6 +94,7 @@ def test_no_import_goes_against_the_order():
         ("glasu.protocol.server", "from ..runtime.wire import encode"),
         ("glasu.keys", "from glasu.randomness import Stream"),
         ("glasu.cli.train", "from glasu import train"),
+        ("glasu.runtime.simulation", "from glasu.experiments.search import search"),
         ("glasu.protocol.server", "import glasu"),
     ],
 )

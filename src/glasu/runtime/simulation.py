@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.report import RunReport, versions
-from glasu.runtime.inprocess import Observer, one_thread_each, run_alone, run_in_process
+from glasu.runtime.inprocess import Observer, cores, one_thread_each, run_alone, run_in_process
 from glasu.runtime.meter import Meter
 from glasu.runtime.recorder import Recorder
 from glasu.timing import Clock, Stopwatch
@@ -87,6 +86,7 @@ def simulate(
     workers: int | None = None,
     notes: Sequence[str] = (),
     clock: Clock = time.perf_counter,
+    meter: Meter | None = None,
 ) -> Simulation:
     """Train one model over all parties in this process.
 
@@ -98,6 +98,7 @@ def simulate(
         workers: how many clients compute at once; by default as many as there are cores. It changes no bit.
         notes: what a reader of the report should know about the data.
         clock: tells the seconds for the report.
+        meter: counts what is sent, for a caller who reads it while the run lasts.
     """
     parties = as_parties(parties)
     pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
@@ -109,7 +110,7 @@ def simulate(
     if config.data.num_clients != len(parties):
         overridden["data.num_clients"] = {"asked": asked, "used": len(parties)}
         config = config.replace(data={"num_clients": len(parties)})
-    start, watch, meter = clock(), Stopwatch(clock), Meter()
+    start, watch, meter = clock(), Stopwatch(clock), meter or Meter()
     names: list[str | None] = [party.name for party in parties]
     recorder = Recorder([None] if config.model.aggregation_layers else names, meter, lambda: clock() - start)
 
@@ -165,9 +166,7 @@ def _workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
     """Return how many clients compute at once."""
     if config.model.backbone == "custom":  # layers of other libraries draw from torch's one generator
         return 1
-    if asked is None:  # the cores that this process may use, where the system tells
-        asked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_clients, asked))
+    return max(1, min(num_clients, cores() if asked is None else asked))
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:

@@ -1,0 +1,264 @@
+"""search: try settings on validation accuracy, under a byte budget if asked, and write the best as a run file."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.util
+import io
+import json
+import os
+import shlex
+import sqlite3
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from glasu import __version__
+from glasu.config import RunConfig
+from glasu.data.files import write_atomically
+from glasu.errors import ConfigError, TrainingError
+from glasu.experiments.space import Point, Space, label, read_space
+from glasu.report import percent
+from glasu.section import require
+
+if TYPE_CHECKING:
+    from glasu.experiments.study import FinishedTrial
+
+SAMPLERS = ("tpe", "grid", "random")
+TRIALS = 40  # where no number is given; a grid is then tried whole
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found."""
+
+    score: float  # best on validation, the mean over the seeds
+    point: Point  # what was searched, as the best trial has it: {"train.learning_rate": 0.01, ...}
+    config: RunConfig  # as best.toml has it
+    best_file: Path
+    trials: tuple[FinishedTrial, ...]
+
+    def summary(self) -> str:
+        """Return the search in one line."""
+        return (
+            f"best of {_counted(self.trials)}: validation {percent(self.score)} with {in_words(self.point)}; "
+            f"see {self.best_file}"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A trial that was finished, among those before it."""
+
+    trial: FinishedTrial
+    done: int
+    planned: int
+    best: float | None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What was asked, and how the answer is written."""
+
+    run_file: Path
+    overrides: tuple[str, ...]
+    config: RunConfig
+    space_name: str
+    space: Space
+    sampler: str
+    trials: int
+    seeds: int
+    max_bytes: int | None
+    out: Path
+
+
+def search(
+    run_file: str | Path,
+    out: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    space: str | Path = "default",
+    sampler: str = "tpe",
+    trials: int | None = None,
+    seeds: int = 1,
+    max_bytes: int | None = None,
+    jobs: int = 1,
+    observe: Callable[[Progress], None] = lambda progress: None,
+) -> SearchResult:
+    """Search for the settings that do best on validation; the same call goes on with what the folder holds.
+
+    A trial trains with seeds s, s+1, ..., where s is the run file's, and is worth the mean of their best validation
+    scores (accuracy, or micro F1 of a multi-label task). Test nodes are not looked at. Bad trials are given up early.
+
+    Args:
+        run_file: the settings that do not vary; where the space contains them, they are the first trial (not of a
+            grid, which has an order of its own).
+        out: folder for study.db, trials.csv and best.toml.
+        overrides: `section.key=value`, as for --set.
+        space: what varies: a built-in name, or a TOML file.
+        sampler: "tpe", "random", or "grid": every point once, in random order.
+        trials: how many trials there shall be in the end; by default 40, or all points of a grid.
+        seeds: runs per trial.
+        max_bytes: only evaluations count before which a run has moved no more than this.
+        jobs: trials at once, each in a process of its own.
+        observe: is told of every trial that was finished.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("glasu search needs optuna, which is not installed; pip install 'glasu[search]'.")
+    for name, value in (("trials", trials), ("seeds", seeds), ("max-bytes", max_bytes), ("jobs", jobs)):
+        require(value is None or value >= 1, f"--{name} {value}", "must be at least 1.")
+    require(sampler in SAMPLERS, f"--sampler {sampler}", f"must be one of {', '.join(SAMPLERS)}.")
+    run_file, out = Path(run_file), Path(out)
+    config = RunConfig.from_toml(run_file, overrides)
+    found = read_space(space, config)
+    if sampler == "grid":
+        require(found.size is not None, "--sampler grid", f"space {space} has ranges; give lists, or --sampler tpe.")
+        trials = min(trials or found.size or 0, found.size or 0)
+    asked = _Search(
+        run_file, tuple(overrides), config, str(space), found, sampler, trials or TRIALS, seeds, max_bytes, out
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone(out):
+        return _run(asked, jobs, observe)
+
+
+def _run(asked: _Search, jobs: int, observe: Callable[[Progress], None]) -> SearchResult:
+    from glasu.experiments.outcome import Terms
+    from glasu.experiments.study import Study, opened
+    from glasu.experiments.workers import run_here, run_in_processes
+
+    def notice(trial: FinishedTrial) -> None:
+        finished = study.finished()
+        best = _write(asked, finished)
+        observe(Progress(trial, len(finished), asked.trials, best.outcome.score if best else None))
+
+    with opened(asked.out / "study.db", _settings(asked)) as storage:
+        first = asked.space.point_of(asked.config)
+        study = Study(storage, asked.space, asked.sampler, asked.config.train.seed, first, notice)
+        terms, begin = Terms(asked.config, asked.seeds, asked.max_bytes), functools.partial(study.begin, asked.trials)
+        jobs = min(jobs, asked.trials - len(study.finished()))
+        if jobs > 1:
+            run_in_processes(terms, begin, jobs)
+        elif jobs == 1:
+            run_here(terms, begin)
+        finished = study.finished()
+    best = _write(asked, finished)
+    if best is None:
+        notes = Counter(trial.outcome.note for trial in finished)
+        raise TrainingError(f"none of {_counted(finished)} came to an end; most often: {notes.most_common(1)[0][0]}")
+    assert best.outcome.score is not None
+    file = asked.out / "best.toml"
+    return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder while a search lasts; SQLite's lock ends with the process, however it ends."""
+    with closing(sqlite3.connect(out / ".lock", timeout=0)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            raise ConfigError(f"{out}: another search is at work here; wait for it, or choose another --out.") from None
+        yield
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
+
+
+def _settings(asked: _Search) -> dict[str, Any]:
+    """Return what decides the trials, as plain values; where the data lies on this machine does not."""
+    run = _flat(asked.config)
+    del run["data.root"]
+    space = {f"space {key}": values for key, values in asked.space.to_plain().items()}
+    more = {"sampler": asked.sampler, "seeds": asked.seeds, "max_bytes": asked.max_bytes}
+    plain: dict[str, Any] = json.loads(json.dumps({**run, **space, **more}))
+    return plain
+
+
+def in_words(point: Point) -> str:
+    """Return a point as a line of text."""
+    return ", ".join(
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else label(value)}" for key, value in point.items()
+    )
+
+
+def _counted(trials: Sequence[FinishedTrial]) -> str:
+    states = Counter(trial.outcome.state for trial in trials)
+    return f"{len(trials)} trials ({', '.join(f'{count} {state}' for state, count in sorted(states.items()))})"
+
+
+def _write(asked: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
+    """Write trials.csv and, where a trial came to an end, best.toml; return that of the best trial.
+
+    A tie goes to fewer bytes, then to the earlier trial.
+    """
+    write_atomically(asked.out / "trials.csv", _table(asked.space, trials).encode())
+    complete = [trial for trial in trials if trial.outcome.state == "complete"]
+    if not complete:
+        return None
+    best = min(complete, key=lambda trial: (-(trial.outcome.score or 0.0), trial.outcome.bytes or 0, trial.number))
+    write_atomically(asked.out / "best.toml", (_origin(asked, trials, best) + _run_file(asked, best)).encode())
+    return best
+
+
+def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["trial", "state", "validation", *space.keys, "best_round", "bytes", "seconds", "note"])
+    for trial in trials:
+        found, values = trial.outcome, [label(value) for value in trial.point.values()]
+        cost = [found.best_round, found.bytes, round(found.seconds, 2)]
+        table.writerow([trial.number, found.state, found.score, *values, *cost, found.note])
+    return text.getvalue()
+
+
+def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
+    """Return the comment that tells where the settings come from."""
+    words = ["glasu", "search", asked.run_file.name, "--space", Path(asked.space_name).name, "--sampler", asked.sampler]
+    words += ["--trials", str(asked.trials), "--seeds", str(asked.seeds)]
+    words += ["--max-bytes", str(asked.max_bytes)] if asked.max_bytes is not None else []
+    words += [word for override in asked.overrides for word in ("--set", override)]
+    seeds = range(asked.config.train.seed, asked.config.train.seed + asked.seeds)
+    found = best.outcome
+    lines = [
+        f"Found by glasu {__version__}: {shlex.join(words)}",
+        f"Trial {best.number} of {_counted(trials)}: mean validation score {found.score} over seeds "
+        f"{', '.join(str(seed) for seed in seeds)},",
+        f"best by round {found.best_round}, after {found.bytes} bytes. Test nodes were not looked at.",
+    ]
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def _run_file(asked: _Search, best: FinishedTrial) -> str:
+    """Return the settings as TOML: the keys of the run file and of --set, and those that were found."""
+    written = asked.run_file.read_text(encoding="utf-8")
+    keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
+    keys |= {override.partition("=")[0].strip() for override in asked.overrides} | set(best.point)
+    settings = {**_flat(asked.config), **best.point}
+    if best.outcome.num_rounds != settings["train.num_rounds"]:  # fewer fit into the budget
+        keys.add("train.num_rounds")
+        settings["train.num_rounds"] = best.outcome.num_rounds
+    sections: dict[str, dict[str, Any]] = {}
+    for path, value in settings.items():
+        section, _, key = path.partition(".")
+        if path in keys:
+            sections.setdefault(section, {})[key] = value
+    data, said = sections.get("data", {}), "\n".join([written, *asked.overrides])
+    if "root" in data:
+        data["root"] = _as_said(data["root"], asked.out, said)
+    if "parties" in data:
+        data["parties"] = [_as_said(folder, asked.out, said) for folder in data["parties"]]
+    return tomli_w.dumps(sections)
+
+
+def _as_said(path: str, out: Path, said: str) -> str:
+    """Return a path that the user gave absolute as it is, another one relative to the folder of best.toml."""
+    return path if path in said else os.path.relpath(path, out.resolve())
