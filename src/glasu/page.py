@@ -20,7 +20,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; 
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #d8dee4; }
-th:first-child, td:first-child { text-align: left; } th { color: #57606a; font-weight: 600; }
+th:first-child, td:first-child, .words { text-align: left; } th { color: #57606a; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 .wide { overflow-x: auto; }
 .plots > div { min-width: 0; overflow: hidden; }
@@ -58,18 +58,25 @@ def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> s
     )
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    body = f"""{_table(reports)}
+<h2>Validation accuracy while training</h2>
+<div class="plots">{plots}</div>
+<p>Parties that never talk (standalone) or that pooled their data (centralized) move no bytes: they stand in the
+right-hand plot as dashed lines at their best validation accuracy.</p>
+{_parties(reports)}"""
+    footer = f"{versions}. Bytes are those of the encoded messages, evaluation included."
+    return document(title, introduction, body, footer)
+
+
+def document(title: str, introduction: str, body: str, footer: str) -> str:
+    """Return a whole page around a body of HTML; it holds all that its plots need."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head>
 <body><h1>{html.escape(title)}</h1><p>{html.escape(introduction)}</p>
-{_table(reports)}
-<h2>Validation accuracy while training</h2>
-<div class="plots">{plots}</div>
+{body}
 <script>window.dispatchEvent(new Event("resize"))</script>
-<p>Parties that never talk (standalone) or that pooled their data (centralized) move no bytes: they stand in the
-right-hand plot as dashed lines at their best validation accuracy.</p>
-{_parties(reports)}
-<footer>{html.escape(versions)}. Bytes are those of the encoded messages, evaluation included.</footer>
+<footer>{html.escape(footer)}</footer>
 </body></html>
 """
 

@@ -378,7 +378,7 @@ def test_an_interrupted_run_leaves_no_half_written_report(run_file, tmp_path, se
     assert list(out.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "split", "predict"])
+@pytest.mark.parametrize("command", ["demo", "train", "split", "predict", "reproduce", "search"])
 def test_help_has_one_example_and_loads_nothing_heavy(command):
     code = (
         "import sys; from glasu.cli.main import build_parser\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,11 @@ from glasu.timing import Stopwatch
 Observer = Callable[[Event], None]
 Carry = Callable[[Message], Message]
 Map = Callable[..., Iterable[Any]]  # as the built-in `map`
+
+
+def cores() -> int:
+    """Return how many cores this process may use, where the system tells; else how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

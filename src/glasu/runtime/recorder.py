@@ -16,13 +16,14 @@ class Recorder:
     def __init__(self, parties: Sequence[str | None], meter: Meter, elapsed: Callable[[], float]) -> None:
         """Expect evaluations of each of the parties, or of None: of all together."""
         self.meter, self.elapsed = meter, elapsed
-        self.evaluations: dict[str | None, list[tuple[Evaluated, int, float]]] = {party: [] for party in parties}
+        self.evaluations: dict[str | None, list[tuple[Evaluated, int, int, float]]] = {party: [] for party in parties}
         self.losses: dict[str | None, list[float]] = {party: [] for party in parties}
 
     def __call__(self, event: Event) -> None:
         """Note an event; clients that train alone may report from threads of their own."""
         if isinstance(event, Evaluated):
-            self.evaluations[event.party].append((event, self.meter.total, self.elapsed()))
+            spent = (self.meter.total, self.meter.exchanges, self.elapsed())
+            self.evaluations[event.party].append((event, *spent))
         elif event.loss is not None:
             self.losses[event.party].append(event.loss)
 
@@ -36,7 +37,7 @@ class Recorder:
         """Return the scores of the selected model; the mean where every client was selected alone."""
         found = []
         for events in self.evaluations.values():
-            chosen = [event for event, _, _ in events if event.split == split and (split == "test" or event.improved)]
+            chosen = [event for event, *_ in events if event.split == split and (split == "test" or event.improved)]
             found.append(chosen[-1])
         mean = {name: sum(event.metrics[name] for event in found) / len(found) for name in found[0].metrics}
         rounds = {event.round for event in found}
@@ -52,15 +53,16 @@ class Recorder:
             [item for item in events if item[0].split == "validation"] for events in self.evaluations.values()
         ]
         entries = []
-        for round_index in sorted({event.round for events in per_client for event, _, _ in events}):
+        for round_index in sorted({event.round for events in per_client for event, *_ in events}):
             found = [next(item for item in reversed(events) if item[0].round <= round_index) for events in per_client]
             entry: dict[str, Any] = {
                 "round": round_index,
-                "loss": sum(event.loss or 0.0 for event, _, _ in found) / len(found),
+                "loss": sum(event.loss or 0.0 for event, *_ in found) / len(found),
             }
             for name in found[0][0].metrics:
-                entry[f"val_{name}"] = sum(event.metrics[name] for event, _, _ in found) / len(found)
-            entry["bytes"] = max(moved for _, moved, _ in found)
-            entry["seconds"] = max(seconds for _, _, seconds in found)
+                entry[f"val_{name}"] = sum(event.metrics[name] for event, *_ in found) / len(found)
+            entry["bytes"] = max(moved for _, moved, _, _ in found)
+            entry["exchanges"] = max(exchanges for _, _, exchanges, _ in found)
+            entry["seconds"] = max(seconds for _, _, _, seconds in found)
             entries.append(entry)
         return tuple(entries)

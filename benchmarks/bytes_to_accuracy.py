@@ -1,0 +1,98 @@
+"""How many bytes, exchanges and CPU seconds until a model is good? The number that users pay.
+
+    python benchmarks/bytes_to_accuracy.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
+
+A ladder of settings, from exchanging every layer for every step to one narrow layer every few steps. Every run trains
+for a fixed number of rounds; what counts is when its validation accuracy first reaches the goal, and how good the
+selected model is on test nodes. Bytes are those of sampling, training and the validation evaluations made. Runs that
+the output folder holds are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glasu.experiments.plan import Run
+from glasu.experiments.reproduce import execute
+from glasu.experiments.results import CURVE, Result, store, stored
+from glasu.experiments.settings import settings
+from glasu.experiments.tables import accuracies, mean, spread
+from tables import markdown
+
+GOALS = {"cora": 0.80, "citeseer": 0.72, "pubmed": 0.83}  # validation accuracy
+ONE, TWO = {"aggregation_layers": (3,)}, {"aggregation_layers": (1, 3)}
+LADDER: list[tuple[str, str, dict[str, Any]]] = [
+    ("K=4 Q=1, every client with all edges", "simulated", {}),
+    ("K=2 Q=1, exact gradient", "glasu-1", {}),
+    ("K=2 Q=4", "glasu-4", {}),
+    ("K=1 Q=1", "glasu-4", {"model": ONE, "train": {"num_local_steps": 1}}),
+    ("K=1 Q=4", "glasu-4", {"model": ONE}),
+    ("K=1 Q=4, width 32", "glasu-4", {"model": {**ONE, "hidden": 32}}),
+    ("K=1 Q=4, width 16", "glasu-4", {"model": {**ONE, "hidden": 16}}),
+    ("K=1 Q=8, width 16", "glasu-4", {"model": {**ONE, "hidden": 16}, "train": {"num_local_steps": 8}}),
+    ("K=1 Q=8, width 8", "glasu-4", {"model": {**ONE, "hidden": 8}, "train": {"num_local_steps": 8}}),
+]
+
+
+def runs(dataset: str, seeds: int) -> list[Run]:
+    """Return the runs of the ladder on a data set, rung by rung."""
+    result = []
+    for name, method, changes in LADDER:
+        for seed in range(seeds):
+            config = settings(dataset, method).replace(**changes)
+            result.append(Run(dataset, method, name, seed, config.replace(train={"seed": seed})))
+    return result
+
+
+def reached(result: Result, goal: float) -> dict[str, float] | None:
+    """Return the first evaluation at which the goal is reached."""
+    points = (dict(zip(CURVE, point, strict=True)) for point in result.curve)
+    return next((point for point in points if point["val_accuracy"] >= goal), None)
+
+
+def rung(dataset: str, results: Sequence[Result]) -> list[str]:
+    """Return a row of the table: one setting, all seeds."""
+    firsts = [first for result in results if (first := reached(result, GOALS[dataset])) is not None]
+    whole = [result.curve[-1][CURVE.index("bytes")] / 1e6 for result in results]
+    cost = [
+        f"{mean(first['bytes'] for first in firsts) / 1e6:.1f}",
+        f"{mean(first['exchanges'] for first in firsts):.0f}",
+        f"{mean(first['seconds'] for first in firsts):.1f}",
+    ]
+    return [
+        results[0].row.setting,
+        f"{len(firsts)} of {len(results)}",
+        *(cost if firsts else ["-"] * 3),
+        f"{max(whole):.1f}",
+        spread(accuracies(results)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default=",".join(GOALS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/bytes"))
+    args = parser.parse_args()
+    for dataset in args.datasets.split(","):
+        planned = runs(dataset, args.seeds)
+        missing = [run for run in planned if stored(args.out, run) is None]
+        for run, outcome in execute(missing, args.jobs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            store(args.out, run, outcome)
+        rows = []
+        for start in range(0, len(planned), args.seeds):
+            found = [stored(args.out, run) for run in planned[start : start + args.seeds]]
+            rows.append(rung(dataset, [result for result in found if result is not None]))
+        print(f"\n{dataset}: until validation accuracy {100 * GOALS[dataset]:g} %\n")
+        heads = ["setting", "reached", "MB", "exchanges", "CPU s", "MB of the whole run", "test %"]
+        print(markdown(heads, rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()

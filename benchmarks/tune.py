@@ -1,0 +1,78 @@
+"""Which settings do best on validation? Searches for those of `glasu reproduce`, method by method.
+
+    python benchmarks/tune.py --datasets cora --methods glasu-4,glasu-1 --seeds 2 --jobs 2 --out runs/tune
+
+Each search leaves its best settings in src/glasu/experiments/settings/<data set>/<method>.toml and its trials in
+benchmarks/results/search/<data set>-<method>.csv; a search that was stopped goes on. Test nodes are not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import tomli_w
+
+from glasu.experiments.search import Progress, search
+from glasu.experiments.settings import METHODS, tuned
+
+ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # of one step, of four
+OTHERS = (60, 40)
+RESULTS = Path(__file__).parent / "results" / "search"
+
+
+def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
+    """Write what does not vary."""
+    rounds = ROUNDS.get(dataset, OTHERS)[method == "glasu-4"]
+    settings = {
+        "data": {"name": dataset},
+        "model": {"backbone": backbone},
+        "train": {**METHODS[method], "num_rounds": rounds, "evaluate_every": 5},
+    }
+    path = folder / "run.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomli_w.dumps(settings))
+    return path
+
+
+def show(progress: Progress) -> None:
+    """Print a trial that has ended."""
+    found = progress.trial.outcome
+    print(f"  {progress.done}/{progress.planned} {found.state} {found.score} {progress.trial.point}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default="cora,citeseer,pubmed")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--backbone", default="gcnii")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/tune"))
+    args = parser.parse_args()
+    for dataset in args.datasets.split(","):
+        for method in args.methods.split(","):
+            name = tuned(dataset, method, args.backbone).stem
+            folder = args.out / f"{dataset}-{name}"
+            print(f"{dataset} {name}", flush=True)
+            result = search(
+                run_file(folder, dataset, method, args.backbone),
+                folder,
+                space="settings",
+                sampler="grid",
+                seeds=args.seeds,
+                jobs=args.jobs,
+                observe=show,
+            )
+            print(result.summary(), flush=True)
+            for source, target in (
+                (result.best_file, tuned(dataset, method, args.backbone)),
+                (folder / "trials.csv", RESULTS / f"{dataset}-{name}.csv"),
+            ):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+
+
+if __name__ == "__main__":
+    main()

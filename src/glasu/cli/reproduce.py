@@ -1,0 +1,62 @@
+"""glasu reproduce: run the paper's experiments and show its tables beside ours.
+
+Runs that the output folder already holds are not repeated, so a command that was stopped goes on where it was. Writes
+results.csv (one row per run), curves.csv, tables.md and report.html with plots over rounds, bytes and time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from glasu.cli.arguments import output_folder
+
+EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
+TABLES = ("accuracy", "lazy", "stale", "backbones", "clients")
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} must be names with commas between them")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer from 1 to 10000")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", choices=[*TABLES, "all"], help="which table or figure of the paper")
+    parser.add_argument("--datasets", type=_names, metavar="A,B", help="on these data sets (those of the table)")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
+    parser.add_argument("--jobs", type=_positive, metavar="J", help="runs at once (as many as there are cores)")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the rounds, one seed: to see it work")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="output folder (runs/reproduce)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def run(args: argparse.Namespace) -> None:
+    out = output_folder(args.out)
+
+    from glasu.cli.progress import counted
+    from glasu.experiments.reproduce import reproduce
+    from glasu.experiments.tables import as_markdown
+    from glasu.runtime.inprocess import cores
+
+    with counted(args.table, quiet=args.quiet) as progress:
+        reproduction = reproduce(
+            TABLES if args.table == "all" else [args.table],
+            out,
+            datasets=args.datasets,
+            seeds=args.seeds or (1 if args.quick else 5),
+            jobs=args.jobs or cores(),
+            quick=args.quick,
+            progress=progress,
+        )
+    print(as_markdown(reproduction.tables))
+    print(f"tables and plots: {out / 'report.html'}")

@@ -1,0 +1,104 @@
+"""Results -> one self-contained HTML page: the tables, and learning curves over rounds, bytes and time."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from glasu.experiments import plan
+from glasu.experiments.results import CURVE, Result
+from glasu.experiments.tables import Table, mean
+from glasu.page import COLOURS, PLOT, TICKS, document
+
+AXES = {"round": "rounds", "bytes": "megabytes moved by all parties together", "seconds": "CPU seconds"}
+Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed
+
+
+def render(tables: Sequence[Table], results: Sequence[Result]) -> str:
+    """Return the page."""
+    body = "".join(_section(table) for table in tables)
+    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        cells[result.cell].append(result)
+    for dataset in dict.fromkeys(dataset for dataset, _, _ in cells):
+        methods = {run.method: cells.get((dataset, run.method, run.setting)) for run in plan.accuracy([dataset])}
+        body += _plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
+        backbones: dict[str, Sequence[Result] | None] = {
+            run.config.model.backbone: cells.get((dataset, run.method, run.setting))
+            for run in plan.backbones([dataset])
+        }
+        if sum(found is not None for found in backbones.values()) > 1:
+            body += _plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
+    versions = dict(results[0].versions) if results else {}
+    footer = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return document(
+        "The paper's experiments",
+        "Each figure is the mean over the seeds of real runs; models are chosen on validation nodes, and test nodes "
+        "are looked at once, at the end.",
+        body,
+        f"{footer}. Bytes are those of the encoded messages, evaluation included.",
+    )
+
+
+def _section(table: Table) -> str:
+    head = _cells("th", table.headings, table.words)
+    rows = "".join(f"<tr>{_cells('td', row, table.words)}</tr>" for row in table.rows)
+    return (
+        f"<h2>{html.escape(table.title)}</h2><p>{html.escape(table.note)}</p>"
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _cells(tag: str, texts: Sequence[str], words: int) -> str:
+    kinds = [' class="words"'] * words + [""] * (len(texts) - words)
+    return "".join(f"<{tag}{kind}>{html.escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+
+
+def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Sequence[str]) -> str:
+    curves = {name: results for name, results in found.items() if results}
+    if not curves:
+        return ""
+    plots = "".join(
+        f"<div>{_figure(curves, axis).to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
+        for axis in axes
+    )
+    silent = [name for name, results in curves.items() if not results[0].row.bytes]
+    note = f"<p>{', '.join(silent)}: no bytes; dashed at the best accuracy.</p>" if silent and "bytes" in axes else ""
+    return f'<h2>{html.escape(title)}</h2>{note}<div class="plots">{plots}</div>'
+
+
+def averaged(results: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
+    """Return positions and validation accuracies in per cent, averaged over the seeds that were evaluated there."""
+    at: dict[float, list[tuple[float, float]]] = defaultdict(list)
+    for result in results:
+        for point in result.curve:
+            entry = dict(zip(CURVE, point, strict=True))
+            at[entry["round"]].append((entry[axis] / (1e6 if axis == "bytes" else 1), 100 * entry["val_accuracy"]))
+    whole = [at[step] for step in sorted(at) if len(at[step]) == len(results)]  # where every seed still trained
+    return [mean(x for x, _ in points) for points in whole], [mean(y for _, y in points) for points in whole]
+
+
+def _figure(curves: Curves, axis: str) -> Any:
+    figure = go.Figure()
+    for index, (name, results) in enumerate(curves.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        positions, accuracy = averaged(results, axis)
+        if axis == "bytes" and not results[0].row.bytes:
+            figure.add_hline(max(accuracy), line={"color": colour, "width": 2, "dash": "dash"})
+            continue
+        line, marker = {"color": colour, "width": 2}, {"size": 4}
+        figure.add_trace(go.Scatter(x=positions, y=accuracy, name=name, mode="lines+markers", line=line, marker=marker))
+    logarithmic = {} if axis == "round" else {"type": "log", "tickvals": TICKS}
+    figure.update_layout(
+        template="simple_white",
+        height=400,
+        margin={"l": 60, "r": 10, "t": 40, "b": 50},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": AXES[axis], **logarithmic},
+        yaxis={"title": "validation accuracy (%)"},
+    )
+    return figure

@@ -1,0 +1,129 @@
+"""Result: what one run of a table found and cost; a folder of them, as files of their own and as results.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from glasu.data.files import write_atomically
+from glasu.experiments.plan import Run
+from glasu.report import RunReport, percent
+
+CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # what is kept of every evaluation
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of results.csv; accuracies are shares."""
+
+    dataset: str
+    method: str
+    setting: str
+    seed: int
+    test_accuracy: float
+    validation_accuracy: float
+    rounds: int
+    bytes: int
+    exchanges: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its row, and its learning curve."""
+
+    row: Row
+    curve: tuple[tuple[float, ...], ...]  # per evaluation: what CURVE names
+    per_client: tuple[float, ...] = ()  # standalone: the test accuracy of each client alone
+    versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """What the result is about: data set, method, setting."""
+        return self.row.dataset, self.row.method, self.row.setting
+
+    def summary(self) -> str:
+        """Return the run in one line."""
+        row = self.row
+        found = f"test accuracy {percent(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
+        return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
+
+
+def result_of(run: Run, report: RunReport) -> Result:
+    """Return what a table needs to know of a report."""
+    traffic = report.traffic
+    row = Row(
+        dataset=run.dataset,
+        method=run.method,
+        setting=run.setting,
+        seed=run.seed,
+        test_accuracy=report.test.accuracy,
+        validation_accuracy=report.validation.accuracy,
+        rounds=report.history[-1]["round"],
+        bytes=traffic["bytes_to_server"] + traffic["bytes_to_clients"],
+        exchanges=traffic["exchanges"],
+        cpu_seconds=round(report.seconds["total"], 3),
+    )
+    curve = tuple(tuple(entry[name] for name in CURVE) for entry in report.history)
+    return Result(row, curve, report.test.per_client or (), tuple(report.versions.items()))
+
+
+def path_of(folder: Path, run: Run) -> Path:
+    """Return where a run's result is kept."""
+    return folder / "runs" / f"{run.name}.json"
+
+
+def store(folder: Path, run: Run, result: Result) -> None:
+    """Keep a result, with the digest of the settings that it belongs to."""
+    config = run.config.to_dict()
+    del config["data"]["root"]  # of this machine
+    content = {
+        "digest": run.config.digest(),
+        "row": dict(zip([item.name for item in fields(Row)], astuple(result.row), strict=True)),
+        "curve": [dict(zip(CURVE, point, strict=True)) for point in result.curve],
+        "per_client": list(result.per_client),
+        "versions": dict(result.versions),
+        "config": config,
+    }
+    write_atomically(path_of(folder, run), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def stored(folder: Path, run: Run) -> Result | None:
+    """Return the kept result of a run, if there is one and its settings were the same."""
+    try:
+        content: dict[str, Any] = json.loads(path_of(folder, run).read_text(encoding="utf-8"))
+        if content["digest"] != run.config.digest():
+            return None
+        return Result(
+            Row(**content["row"]),
+            tuple(tuple(point[name] for name in CURVE) for point in content["curve"]),
+            tuple(content["per_client"]),
+            tuple(content["versions"].items()),
+        )
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: run it again
+        return None
+
+
+def as_csv(results: Iterable[Result]) -> str:
+    """Return results.csv."""
+    return _csv([item.name for item in fields(Row)], (astuple(result.row) for result in results))
+
+
+def curves_as_csv(results: Iterable[Result]) -> str:
+    """Return curves.csv: one line per evaluation of every run."""
+    heads = ("dataset", "method", "setting", "seed", *CURVE)
+    lines = ((*result.cell, result.row.seed, *point) for result in results for point in result.curve)
+    return _csv(heads, lines)
+
+
+def _csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([f"{item:.6g}" if isinstance(item, float) else item for item in line] for line in lines)
+    return text.getvalue()

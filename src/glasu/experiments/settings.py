@@ -1,0 +1,34 @@
+"""The settings of each method on each data set: tuned ones where a search found some, else the defaults."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig
+
+METHODS: dict[str, dict[str, Any]] = {
+    "centralized": {"method": "centralized"},
+    "standalone": {"method": "standalone", "num_local_steps": 1},
+    "simulated": {"method": "simulated", "num_local_steps": 1},
+    "glasu-1": {"method": "glasu", "num_local_steps": 1, "backward": "joint"},
+    "glasu-4": {"method": "glasu", "num_local_steps": 4},
+}
+
+
+@functools.cache
+def settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+    """Return the settings of a method on a data set; `settings/<data set>/<method>.toml` holds what was tuned."""
+    path = tuned(dataset, method, backbone)
+    if path.is_file():
+        return RunConfig.from_toml(path)
+    config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHODS[method]})
+    return config.replace(model={"backbone": backbone})
+
+
+def tuned(dataset: str, method: str, backbone: str = "gcnii") -> Path:
+    """Return where the tuned settings would be."""
+    name = method if backbone == "gcnii" else f"{method}-{backbone}"
+    return Path(str(resources.files("glasu.experiments"))) / "settings" / dataset / f"{name}.toml"

@@ -1,0 +1,218 @@
+"""Results -> the paper's tables with ours beside them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from glasu.experiments import paper, plan
+from glasu.experiments.results import Result
+
+Cells = Mapping[tuple[str, str, str], Sequence[Result]]  # (data set, method, setting) -> one result per seed
+DASH = "-"
+COST = ("MB", "exchanges", "CPU s", "seeds")
+RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text."""
+
+    title: str
+    note: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 2  # so many columns on the left are text, the rest numbers
+
+
+def tables(results: Iterable[Result]) -> Iterator[Table]:
+    """Make every table that has a row."""
+    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        cells[result.cell].append(result)
+    datasets = list(dict.fromkeys(dataset for dataset, _, _ in cells))
+    for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones):
+        table = make(cells, datasets)
+        if table.rows:
+            yield table
+
+
+def as_markdown(made: Sequence[Table]) -> str:
+    """Return the tables as one Markdown page."""
+    parts = []
+    for table in made:
+        lines = [f"## {table.title}", "", table.note, "", _line(table.headings)]
+        lines.append(_line(["---"] * table.words + ["---:"] * (len(table.headings) - table.words)))
+        parts.append("\n".join([*lines, *(_line(row) for row in table.rows)]) + "\n")
+    return "\n".join(parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean."""
+    return statistics.fmean(values)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Write mean and standard deviation of a sample."""
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{deviation}"
+
+
+def accuracies(results: Sequence[Result]) -> list[float]:
+    """Return the test accuracies in per cent."""
+    return [100 * result.row.test_accuracy for result in results]
+
+
+def _cost(results: Sequence[Result]) -> tuple[str, ...]:
+    rows = [result.row for result in results]
+    return (
+        f"{mean(row.bytes for row in rows) / 1e6:,.1f}",
+        f"{mean(row.exchanges for row in rows):,.0f}",
+        f"{mean(row.cpu_seconds for row in rows):,.1f}",
+        f"{len(rows)}",
+    )
+
+
+def _beside(theirs: float | None, results: Sequence[Result]) -> tuple[str, str, str]:
+    """Write the paper's accuracy, ours, and the difference."""
+    ours = accuracies(results)
+    if theirs is None:
+        return DASH, spread(ours), DASH
+    return f"{theirs:.1f}", spread(ours), f"{mean(ours) - theirs:+.1f}"
+
+
+def _found(
+    cells: Cells, make: Callable[[Sequence[str]], Iterator[plan.Run]], datasets: Sequence[str]
+) -> Iterator[tuple[plan.Run, Sequence[Result]]]:
+    """Yield the runs of a table that have results."""
+    for run in make(datasets):
+        results = cells.get((run.dataset, run.method, run.setting))
+        if results:
+            yield run, results
+
+
+def _accuracy(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = [
+        (
+            run.dataset,
+            run.method,
+            *_beside(paper.ACCURACY.get(run.dataset, {}).get(run.method), results),
+            *_cost(results),
+        )
+        for run, results in _found(cells, plan.accuracy, datasets)
+    ]
+    return Table(
+        "Accuracy",
+        "Test accuracy in per cent, mean and standard deviation over the seeds; bytes and exchanges of all parties "
+        "together, evaluations included; CPU seconds of all parties together.",
+        ("data set", "method", "paper", "ours", "difference", *COST),
+        tuple(rows),
+    )
+
+
+def _relations(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = []
+    for dataset in [name for name in datasets if name in RELATIONS]:
+        found = {run.method: results for run, results in _found(cells, plan.accuracy, [dataset])}
+        alone = [result.per_client for result in found.get("standalone", ())]
+        for relation, values in zip(RELATIONS[dataset], zip(*alone, strict=True), strict=False):
+            rows.append((dataset, f"{relation} alone", spread([100 * value for value in values])))
+        for method, results in found.items():
+            name = "mean of the parties alone" if method == "standalone" else method
+            rows.append((dataset, name, spread(accuracies(results))))
+    note = "One client per relation, feature blocks as stored, 60 training nodes per class; test accuracy in per cent."
+    return Table("Natural relations", note, ("data set", "who", "ours"), tuple(rows))
+
+
+def _lazy(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = []
+    for dataset in datasets:
+        found = list(_found(cells, plan.lazy, [dataset]))
+        if len(found) < 2:  # nothing to compare
+            continue
+        most = found[0][1]
+        theirs = paper.LAZY.get(dataset, {})
+        for run, results in found:
+            K = len(run.config.model.aggregation_layers)
+            known = theirs.get(K)
+            rows.append(
+                (
+                    f"{dataset} K={K}",
+                    *_beside(known[0] if known else None, results),
+                    f"{known[2]:.1f}" if known else DASH,
+                    f"{_saving(most, results, 'cpu_seconds'):.1f}",
+                    f"{_saving(most, results, 'bytes'):.1f}",
+                    *_cost(results),
+                )
+            )
+    return Table(
+        "Lazy aggregation",
+        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds. Saving in per cent against K = 4: the "
+        "paper's and ours in CPU seconds of the clients, and ours in bytes.",
+        ("setting", "paper", "ours", "difference", "paper's saving", "saving, CPU s", "saving, bytes", *COST),
+        tuple(rows),
+        words=1,
+    )
+
+
+def _saving(most: Sequence[Result], results: Sequence[Result], what: str) -> float:
+    before, after = (mean(getattr(result.row, what) for result in part) for part in (most, results))
+    return 100 * (1 - after / before) if before else 0.0
+
+
+def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = []
+    for run, results in _found(cells, plan.stale, datasets):
+        Q, goal = run.config.train.num_local_steps, run.config.train.stop_at
+        there = [result for result in results if result.row.validation_accuracy >= goal]
+        theirs = paper.STALE.get(run.dataset, {}).get(Q)
+        known = DASH if theirs is None else "> 128" if math.isinf(theirs) else f"{theirs:,.1f}"
+        ways = [result.curve[-1] for result in there]  # a run stops where it reaches the goal
+        costs = zip(*((point[0], point[2] / 1e6, point[4]) for point in ways), strict=True)
+        figures = tuple(spread(list(values)) for values in costs) if there else (DASH,) * 3
+        reached = f"{len(there)} of {len(results)}"
+        rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *figures, reached))
+    return Table(
+        "Stale updates",
+        "Until validation accuracy, looked at after every round, reaches the goal: rounds, megabytes (evaluations "
+        "included) and CPU seconds, over the seeds that got there. The paper's seconds are to 82 % test accuracy.",
+        ("setting", "goal %", "paper s", "rounds", "MB", "CPU s", "reached"),
+        tuple(rows),
+        words=1,
+    )
+
+
+def _clients(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = []
+    for dataset in datasets:
+        found = list(_found(cells, plan.clients, [dataset]))
+        if len({run.config.data.num_clients for run, _ in found}) < 2:
+            continue
+        for run, results in found:
+            M = run.config.data.num_clients
+            name = run.method if run.method == "centralized" else f"{run.method} M={M}"
+            theirs = paper.CLIENTS.get(dataset, {}).get(run.method, {}).get(M)
+            rows.append((dataset, name, *_beside(theirs, results), *_cost(results)))
+    note = "Test accuracy in per cent with M = 3, 5, 7 clients; the settings are those found for M = 3."
+    headings = ("data set", "method", "paper", "ours", "difference", *COST)
+    return Table("Number of clients", note, headings, tuple(rows))
+
+
+def _backbones(cells: Cells, datasets: Sequence[str]) -> Table:
+    rows = []
+    for dataset in datasets:
+        found = list(_found(cells, plan.backbones, [dataset]))
+        if len(found) < 2:
+            continue
+        for run, results in found:
+            best = spread([100 * result.row.validation_accuracy for result in results])
+            rows.append((dataset, run.config.model.backbone, best, spread(accuracies(results)), *_cost(results)))
+    note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
+    return Table("Backbones", note, ("data set", "backbone", "validation", "test", *COST), tuple(rows))

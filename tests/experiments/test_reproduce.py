@@ -1,0 +1,280 @@
+"""The paper's tables: what is run, what is kept, and what is printed beside the paper's figures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+import glasu
+from glasu.cli.main import main
+from glasu.config import RunConfig
+from glasu.data.datasets import load_parties
+from glasu.errors import GlasuError, TrainingError
+from glasu.experiments import paper, plan, reproduce, results, tables
+from glasu.experiments.figures import averaged
+from glasu.experiments.settings import METHODS, settings, tuned
+
+COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
+SMALL = {
+    "data": {"num_nodes": 60, "average_degree": 4.0, "num_features": 9, "num_classes": 3, "split": [0.4, 0.3, 0.3]},
+    "model": {"hidden": 8},
+}
+
+
+def small(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+    """Return settings of four rounds on a graph of sixty nodes."""
+    train = {**METHODS[method], "num_rounds": 4, "evaluate_every": 2, "learning_rate": 0.02}
+    sections = {"data": {**SMALL["data"], "name": dataset}, "model": SMALL["model"], "train": train}
+    return RunConfig.from_dict(sections).replace(model={"backbone": backbone, "heads": 2})
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(plan, "settings", small)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+
+
+def run_all(folder: Path, *names: str, seeds: int = 1, jobs: int = 1):
+    lines: list[str] = []
+    done = reproduce.reproduce(
+        names,
+        folder,
+        datasets=["synthetic"],
+        seeds=seeds,
+        jobs=jobs,
+        progress=lambda _done, _total, line: lines.append(line),
+    )
+    return done, lines
+
+
+def test_a_row_holds_what_training_with_these_settings_gives(quick, tmp_path):
+    run_all(tmp_path, "accuracy", "lazy", seeds=2)
+    assert (tmp_path / "results.csv").read_text().splitlines()[0] == COLUMNS
+    found = {(row["method"], row["setting"], row["seed"]): row for row in rows(tmp_path)}
+    assert len(found) == 2 * (5 + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
+    for run in [*plan.plan("accuracy", ["synthetic"], [0, 1]), *plan.plan("lazy", ["synthetic"], [0, 1])]:
+        row = found[run.method, run.setting, str(run.seed)]
+        report = glasu.train(load_parties(run.config), run.config)
+        assert float(row["test_accuracy"]) == pytest.approx(report.test.accuracy, rel=1e-5)
+        assert float(row["validation_accuracy"]) == pytest.approx(report.validation.accuracy, rel=1e-5)
+        assert int(row["bytes"]) == report.traffic["bytes_to_server"] + report.traffic["bytes_to_clients"]
+        assert int(row["exchanges"]) == report.traffic["exchanges"]
+        assert int(row["rounds"]) == 4
+        assert float(row["cpu_seconds"]) > 0
+
+
+def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(quick, tmp_path, monkeypatch):
+    _, first = run_all(tmp_path, "accuracy")
+    assert sum("test accuracy" in line for line in first) == 5
+    (tmp_path / "results.csv").unlink()
+    _, second = run_all(tmp_path, "accuracy")
+    assert not any("test accuracy" in line for line in second)
+    assert len(rows(tmp_path)) == 5
+    lost = next((tmp_path / "runs").rglob("*glasu-4*/seed-0.json"))
+    lost.write_text(lost.read_text()[:-40])  # half a file, as a crash of something else might leave it
+    _, third = run_all(tmp_path, "accuracy")
+    assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["synthetic glasu-4"]
+
+    def changed(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+        rate = {"learning_rate": 0.05} if method == "simulated" else {}
+        return small(dataset, method, backbone).replace(train=rate)
+
+    monkeypatch.setattr(plan, "settings", changed)
+    _, fourth = run_all(tmp_path, "accuracy")
+    assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["synthetic simulated"]
+
+
+def test_processes_change_nothing_but_the_time(quick, tmp_path):
+    alone, _ = run_all(tmp_path / "one", "accuracy")
+    together, _ = run_all(tmp_path / "two", "accuracy", jobs=2)
+    assert [dataclasses.replace(result.row, cpu_seconds=0.0) for result in alone.results] == [
+        dataclasses.replace(result.row, cpu_seconds=0.0) for result in together.results
+    ]
+
+
+def test_a_run_that_diverges_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
+    def wild(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+        rate = {"learning_rate": 1e30} if method == "glasu-1" else {}
+        return small(dataset, method, backbone).replace(train=rate)
+
+    monkeypatch.setattr(plan, "settings", wild)
+    with pytest.raises(TrainingError, match=r"1 of 5 runs failed; the first was synthetic/glasu-1.*diverged"):
+        run_all(tmp_path, "accuracy")
+    assert [row["method"] for row in rows(tmp_path)] == ["centralized", "standalone", "simulated", "glasu-4"]
+
+
+def test_what_is_written_tells_nothing_about_the_machine(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "secret"))
+    run_all(tmp_path / "out", "accuracy")
+    for file in (tmp_path / "out").rglob("*.*"):
+        assert str(tmp_path) not in file.read_text()
+
+
+def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_path, monkeypatch):
+    for known in (paper.ACCURACY, paper.LAZY, paper.STALE, paper.CLIENTS):
+        monkeypatch.setitem(known, "synthetic", known["pubmed"])
+    monkeypatch.setitem(plan.TARGETS, "synthetic", 0.1)
+    done, _ = run_all(tmp_path, *plan.TABLES, seeds=2)
+    assert [table.title for table in done.tables] == [
+        "Accuracy",
+        "Lazy aggregation",
+        "Stale updates",
+        "Number of clients",
+        "Backbones",
+    ]
+    accuracy, lazy, stale, clients, backbones = done.tables
+    ours = [100 * float(row["test_accuracy"]) for row in rows(tmp_path) if row["method"] == "centralized"]
+    mean, deviation = statistics.fmean(ours), statistics.stdev(ours)
+    assert accuracy.rows[0][:5] == (
+        "synthetic",
+        "centralized",
+        "84.9",
+        f"{mean:.1f} ± {deviation:.1f}",
+        f"{mean - 84.9:+.1f}",
+    )
+    assert [row[0] for row in lazy.rows] == ["synthetic K=4", "synthetic K=2", "synthetic K=1"]
+    assert [row[4] for row in lazy.rows] == ["0.0", "25.7", "37.5"]
+    bytes_of = [
+        statistics.fmean(int(row["bytes"]) for row in rows(tmp_path) if row["setting"] == f"M=3 K={K} Q=4 gcnii")
+        for K in (4, 2, 1)
+    ]
+    assert [row[6] for row in lazy.rows] == [f"{100 * (1 - moved / bytes_of[0]):.1f}" for moved in bytes_of]
+    assert [row[2] for row in stale.rows] == ["66.1", "43.8", "88.9", "> 128"]
+    assert [row[6] for row in stale.rows] == ["2 of 2"] * 4
+    assert [row[3] for row in stale.rows] == ["1.0 ± 0.0"] * 4  # one class of three is reached at once
+    assert len(clients.rows) == 7
+    assert [row[1] for row in backbones.rows] == ["gcn", "gat", "gcnii"]
+    page, text = (tmp_path / "report.html").read_text(), (tmp_path / "tables.md").read_text()
+    for table in done.tables:
+        assert f"<h2>{table.title}</h2>" in page
+        assert f"## {table.title}" in text
+    assert page.count('class="plotly-graph-div"') == 5  # three axes of the methods, two of the backbones
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[0] == "dataset,method,setting,seed,round,val_accuracy,bytes,exchanges,seconds"
+
+
+def test_a_goal_that_no_seed_reaches_is_said(quick, tmp_path, monkeypatch):
+    monkeypatch.setitem(plan.TARGETS, "synthetic", 1.0)
+    done, _ = run_all(tmp_path, "stale")
+    assert [row[2:] for row in done.tables[0].rows] == [("-", "-", "-", "-", "0 of 1")] * 4
+
+
+def test_a_set_with_relations_shows_each_party_alone():
+    def result(method: str, setting: str, seed: int, accuracy: float, alone: tuple[float, ...] = ()):
+        row = results.Row("dblp_authors", method, setting, seed, accuracy, 0.5, 4, 10, 2, 1.0)
+        return results.Result(row, ((4, 0.5, 10, 2, 1.0),), alone)
+
+    found = [
+        result("standalone", "M=3 gcnii", 0, 0.6, (0.5, 0.7, 0.6)),
+        result("standalone", "M=3 gcnii", 1, 0.7, (0.6, 0.9, 0.6)),
+        result("glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.9),
+    ]
+    (table,) = [table for table in tables.tables(found) if table.title == "Natural relations"]
+    assert [row[1:] for row in table.rows] == [
+        ("APA alone", "55.0 ± 7.1"),
+        ("APCPA alone", "80.0 ± 14.1"),
+        ("APTPA alone", "60.0 ± 0.0"),
+        ("mean of the parties alone", "65.0 ± 7.1"),
+        ("glasu-4", "90.0"),
+    ]
+
+
+def test_a_mean_curve_ends_where_the_first_seed_stopped():
+    def result(curve):
+        row = results.Row("cora", "glasu-4", "", 0, 0.5, 0.5, 4, 10, 2, 1.0)
+        return results.Result(row, curve)
+
+    pair = [result(((2, 0.5, 4e6, 2, 1.0), (4, 0.6, 8e6, 4, 2.0))), result(((2, 0.7, 6e6, 2, 3.0),))]
+    assert averaged(pair, "bytes") == ([5.0], [60.0])
+    assert averaged(pair, "round") == ([2], [60.0])
+
+
+@pytest.mark.parametrize("table", plan.TABLES)
+def test_two_tables_that_share_a_run_share_its_settings(table):
+    for other in plan.TABLES:
+        mine = {run.name: run for run in plan.plan(table, None, [0])}
+        for run in plan.plan(other, None, [0]):
+            assert run.name not in mine or mine[run.name] == run
+
+
+def test_the_tables_compare_what_the_paper_compares():
+    def settings_of(table: str, dataset: str) -> list[str]:
+        return [f"{run.method} {run.setting}" for run in plan.plan(table, [dataset], [0])]
+
+    assert settings_of("lazy", "pubmed") == [f"glasu-4 M=3 K={K} Q=4 gcnii" for K in (4, 2, 1)]
+    assert settings_of("stale", "pubmed") == [f"glasu-4 M=3 K=2 Q={Q} gcnii to 83 %" for Q in (2, 4, 8, 16)]
+    assert settings_of("clients", "pubmed")[1:4] == [f"standalone M={M} gcnii" for M in (3, 5, 7)]
+    assert settings_of("backbones", "pubmed") == [f"glasu-4 M=3 K=2 Q=4 {name}" for name in ("gcn", "gat", "gcnii")]
+    layers = [run.config.model.aggregation_layers for run in plan.plan("lazy", ["pubmed"], [0])]
+    assert layers == [(0, 1, 2, 3), (1, 3), (3,)]
+
+
+SETTINGS = sorted(tuned("any", "any").parent.parent.glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_found_them(path):
+    method = next(name for name in METHODS if path.stem.startswith(name))
+    backbone = path.stem.removeprefix(method).removeprefix("-") or "gcnii"
+    config = settings(path.parent.name, method, backbone)
+    assert config.data.name == path.parent.name
+    assert config.data.split == "paper"
+    assert config.model.backbone == backbone
+    assert (config.model.num_layers, config.model.aggregation_layers) == (4, (1, 3))
+    assert (config.data.num_clients, config.train.seed, config.wire.precision) == (3, 0, "fp32")
+    for key, value in METHODS[method].items():
+        assert getattr(config.train, key) == value
+    assert "glasu search" in path.read_text().splitlines()[0]
+
+
+def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "nothing"))
+    monkeypatch.setitem(plan.TABLES, "accuracy", (plan.accuracy, ("synthetic", "dblp_authors")))
+    lines: list[str] = []
+    reproduce.reproduce(["accuracy"], tmp_path / "out", seeds=1, progress=lambda _d, _t, line: lines.append(line))
+    assert any(line.startswith("dblp_authors: left out: ") for line in lines)
+    assert {row["dataset"] for row in rows(tmp_path / "out")} == {"synthetic"}
+    with pytest.raises(GlasuError, match="dblp_authors"):
+        reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"])
+
+
+def test_quick_is_a_quarter_of_the_rounds_and_one_seed(quick, tmp_path, capsys):
+    words = ["reproduce", "accuracy", "--quick", "--datasets", "synthetic", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert {(row["rounds"], row["seed"]) for row in rows(tmp_path)} == {("1", "0")}
+    out, errors = capsys.readouterr()
+    assert "| synthetic | glasu-4 | - |" in out
+    assert "report.html" in out
+    assert "synthetic: 60 nodes" in errors
+    stored = json.loads(next((tmp_path / "runs").rglob("*.json")).read_text())
+    assert stored["config"]["train"]["num_rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "invalid choice"),
+        (["accuracy", "--seeds", "0"], "'0' must be an integer from 1 to 10000"),
+        (["accuracy", "--jobs", "many"], "'many' must be an integer"),
+        (["accuracy", "--datasets", "cora,,pubmed"], "must be names with commas between them"),
+        (["accuracy", "--datasets", "coral"], "coral"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path))
+    try:
+        code = main(["reproduce", *words, "--out", str(tmp_path / "out")])
+    except SystemExit as exit_:
+        code = exit_.code
+    errors = capsys.readouterr().err
+    assert code == 2
+    assert said in errors
+    assert errors.count("\n") == 1
