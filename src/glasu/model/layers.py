@@ -133,8 +133,13 @@ class GCNIILayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
-        support = torch.lerp(mixed(block, prepared), initial, self.alpha)
-        return torch.addmm(support, support, self.linear.weight, beta=1 - self.beta, alpha=self.beta)
+        identity = torch.eye(len(self.linear.weight), dtype=prepared.dtype)
+        weight = torch.lerp(identity, self.linear.weight, self.beta)
+        if self.alpha == 1:
+            return initial @ weight
+        # (1 - alpha) goes to the small factor: one product and one sum over all rows, in either direction
+        support = torch.add(mixed(block, prepared), initial, alpha=self.alpha / (1 - self.alpha))
+        return support @ ((1 - self.alpha) * weight)
 
 
 class SAGELayer(Layer):

@@ -43,13 +43,13 @@ class Dropout:
     """Dropout whose masks are a function of the stream: the same step and layer drop the same values again."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        self.threshold = min(round(rate * 2**16), 2**16 - 1)  # something is always kept
+        self.threshold = min(round(rate * 2**8), 2**8 - 1)  # a draw is a byte; something is always kept
         self.stream = stream
 
     def _mask(self, count: int, layer: int) -> np.ndarray:
         bits = np.random.Philox(key=self.stream(layer).key())
-        draws = bits.random_raw(-(-count // 4)).view(np.uint16)[:count]
-        scale = np.float32(2**16 / (2**16 - self.threshold))
+        draws = bits.random_raw(-(-count // 8)).view(np.uint8)[:count]
+        scale = np.float32(2**8 / (2**8 - self.threshold))
         return np.multiply(draws >= self.threshold, scale, dtype=np.float32)
 
     def __call__(self, hidden: Hidden, layer: int) -> Hidden:

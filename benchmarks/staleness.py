@@ -1,0 +1,80 @@
+"""Why do stale updates lose accuracy on CiteSeer, and what cures it?
+
+    python benchmarks/staleness.py --seeds 3 --jobs 2
+
+Q = 4 against Q = 1 with four times the rounds: the same number of local steps, evaluated after the same steps, with and
+without anything stale. If staleness were the cause, Q = 4 would lose at equal steps. "Every 40" is the best of every
+tenth evaluation only, as evaluate_every = 10 would see it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.experiments.plan import Run
+from glasu.experiments.reproduce import execute
+from glasu.experiments.results import CURVE, Result, store, stored
+from glasu.experiments.tables import accuracies, mean, spread
+from tables import markdown
+
+STEPS, Q = 240, 4
+SETTINGS: dict[str, dict[str, Any]] = {
+    "step 0.01, no decay": {"train": {"learning_rate": 0.01, "weight_decay": 0.0}},
+    "step 0.005, no decay": {"train": {"learning_rate": 0.005, "weight_decay": 0.0}},
+    "step 0.005, decay 0.001": {},
+    "step 0.002, decay 0.001": {"train": {"learning_rate": 0.002}},
+    "step 0.005, decay 0.001, dropout 0.7": {"model": {"dropout": 0.7}},
+}
+
+
+def run(dataset: str, name: str, changes: dict[str, Any], steps: int, seed: int) -> Run:
+    """Return a run of STEPS local steps, `steps` per round, evaluated after every Q of them."""
+    train = {"num_rounds": STEPS // steps, "num_local_steps": steps, "evaluate_every": Q // steps, "seed": seed}
+    base = RunConfig.from_dict({"data": {"name": dataset}, "train": train})
+    return Run(dataset, "glasu-4", f"Q={steps} {name}", seed, base.replace(**changes))
+
+
+def row(name: str, steps: int, results: list[Result]) -> list[str]:
+    """Return what the seeds found with one setting."""
+    curves = [[dict(zip(CURVE, point, strict=True)) for point in result.curve] for result in results]
+    best = [max(point["val_accuracy"] for point in curve) for curve in curves]
+    coarse = [max(point["val_accuracy"] for point in curve[9::10]) for curve in curves]
+    first = [
+        next(point["round"] for point in curve if point["val_accuracy"] == top) * steps
+        for curve, top in zip(curves, best, strict=True)
+    ]
+    last = [curve[-1]["val_accuracy"] for curve in curves]
+    shares = [f"{100 * mean(values):.1f}" for values in (best, coarse, last)]
+    return [name, f"{steps}", *shares, f"{mean(first):.0f}", spread(accuracies(results))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="citeseer")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/staleness"))
+    args = parser.parse_args()
+    cells = [
+        (name, steps, [run(args.dataset, name, changes, steps, seed) for seed in range(args.seeds)])
+        for name, changes in SETTINGS.items()
+        for steps in (1, Q)
+    ]
+    missing = [item for _, _, runs in cells for item in runs if stored(args.out, item) is None]
+    for item, outcome in execute(missing, args.jobs):
+        if isinstance(outcome, Exception):
+            raise outcome
+        store(args.out, item, outcome)
+    rows = []
+    for name, steps, runs in cells:
+        found = [stored(args.out, item) for item in runs]
+        rows.append(row(name, steps, [result for result in found if result is not None]))
+    print(f"{args.dataset}, {STEPS} local steps, K = 2, validation accuracy in per cent, {args.seeds} seeds\n")
+    print(markdown(["setting", "Q", "best", "every 40", "last", "best after steps", "test of the best"], rows))
+
+
+if __name__ == "__main__":
+    main()
