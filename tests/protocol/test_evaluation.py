@@ -143,7 +143,9 @@ def test_a_history_entry_tells_the_loss_of_its_round_the_scores_and_the_bytes_so
     assert report.history[0]["bytes"] < report.history[1]["bytes"]
     moved = report.traffic["bytes_to_server"] + report.traffic["bytes_to_clients"]
     assert report.history[1]["bytes"] < moved
-    assert set(report.history[0]) == {"round", "loss", "val_accuracy", "val_macro_f1", "val_loss", "bytes", "seconds"}
+    assert report.history[0]["exchanges"] < report.history[1]["exchanges"] < report.traffic["exchanges"]
+    scores = {"loss", "val_accuracy", "val_macro_f1", "val_loss"}
+    assert set(report.history[0]) == {"round", *scores, "bytes", "exchanges", "seconds"}
 
 
 def search(**keys):
