@@ -92,7 +92,7 @@ def _count_rows(client: Client) -> list[int]:
         rows.append(len(sample.nodes[0]))
         return gather(sample)
 
-    client.batch = batch  # type: ignore[method-assign]
+    client.batch = batch  # type: ignore[method-assign, assignment]
     return rows
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
+from glasu.experiments.execution import run_missing
 from glasu.experiments.plan import Run
-from glasu.experiments.reproduce import execute
-from glasu.experiments.results import CURVE, Result, store, stored
+from glasu.experiments.results import CURVE, Result, stored
 from glasu.experiments.tables import accuracies, mean, spread
 from tables import markdown
 
@@ -63,11 +63,7 @@ def main() -> None:
         for name, changes in SETTINGS.items()
         for steps in (1, Q)
     ]
-    missing = [item for _, _, runs in cells for item in runs if stored(args.out, item) is None]
-    for item, outcome in execute(missing, args.jobs):
-        if isinstance(outcome, Exception):
-            raise outcome
-        store(args.out, item, outcome)
+    run_missing(args.out, [item for _, _, runs in cells for item in runs], args.jobs)
     rows = []
     for name, steps, runs in cells:
         found = [stored(args.out, item) for item in runs]

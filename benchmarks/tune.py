@@ -2,7 +2,7 @@
 
     python benchmarks/tune.py --datasets cora --methods glasu-4,glasu-1 --seeds 2 --jobs 2 --out runs/tune
 
-Each search leaves its best settings in src/glasu/experiments/settings/<data set>/<method>.toml and its trials in
+Each search leaves its best settings in src/glasu/experiments/tuned/<data set>/<method>.toml and its trials in
 benchmarks/results/search/<data set>-<method>.csv; a search that was stopped goes on. Test nodes are not looked at.
 """
 
@@ -19,7 +19,9 @@ from glasu.experiments.settings import METHODS, tuned
 
 ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # of one step, of four
 OTHERS = (60, 40)
+SILENT = ("centralized", "standalone")  # evaluations move no bytes
 RESULTS = Path(__file__).parent / "results" / "search"
+SPACES = Path(__file__).parent / "spaces"
 
 
 def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
@@ -28,9 +30,9 @@ def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
     settings = {
         "data": {"name": dataset},
         "model": {"backbone": backbone},
-        "train": {**METHODS[method], "num_rounds": rounds, "evaluate_every": 5},
+        "train": {**METHODS[method], "num_rounds": rounds, "evaluate_every": 2 if method in SILENT else 5},
     }
-    path = folder / "run.toml"
+    path = folder / f"{dataset}-{method}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tomli_w.dumps(settings))
     return path
@@ -47,6 +49,9 @@ def main() -> None:
     parser.add_argument("--datasets", default="cora,citeseer,pubmed")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--backbone", default="gcnii")
+    parser.add_argument("--space", default="settings")
+    parser.add_argument("--sampler", default="grid")
+    parser.add_argument("--trials", type=int)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/tune"))
@@ -54,13 +59,14 @@ def main() -> None:
     for dataset in args.datasets.split(","):
         for method in args.methods.split(","):
             name = tuned(dataset, method, args.backbone).stem
-            folder = args.out / f"{dataset}-{name}"
+            folder = args.out / f"{dataset}-{name}-{args.space}"
             print(f"{dataset} {name}", flush=True)
             result = search(
                 run_file(folder, dataset, method, args.backbone),
                 folder,
-                space="settings",
-                sampler="grid",
+                space=SPACES / f"{args.space}.toml",
+                sampler=args.sampler,
+                trials=args.trials,
                 seeds=args.seeds,
                 jobs=args.jobs,
                 observe=show,

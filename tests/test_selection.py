@@ -102,11 +102,10 @@ def test_every_party_reads_the_test_labels_once_after_all_else(monkeypatch, keys
     monkeypatch.setattr(simulation, "make_clients", make_watched)
     done = run(small_parties(), keys)
     readers = [client.party for client in done.clients if client.party.labels is not None]
-    times = 2 if "sampled_evaluation" in keys else 1  # its batch carries the labels along, though nobody uses them
     assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)
     for party in readers:
         readings = party.labels.readings
         assert set(readings) == {"train", "validation", "test"}  # and never two splits at once
-        assert readings[-times:] == ["test"] * times
-        assert readings.count("test") == times
-        assert readings.count("validation") == times * len(done.report.history)
+        assert readings[-1] == "test"
+        assert readings.count("test") == 1
+        assert readings.count("validation") == len(done.report.history)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import glasu
+from glasu.cli import reproduce as reproduce_command
 from glasu.cli.main import main
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
-from glasu.errors import GlasuError, TrainingError
+from glasu.data.files import held
+from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import paper, plan, reproduce, results, tables
 from glasu.experiments.figures import averaged
 from glasu.experiments.settings import METHODS, settings, tuned
@@ -78,7 +85,7 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(quic
     _, second = run_all(tmp_path, "accuracy")
     assert not any("test accuracy" in line for line in second)
     assert len(rows(tmp_path)) == 5
-    lost = next((tmp_path / "runs").rglob("*glasu-4*/seed-0.json"))
+    lost = next((tmp_path / "runs").rglob("glasu-4*/seed-0-*.json"))
     lost.write_text(lost.read_text()[:-40])  # half a file, as a crash of something else might leave it
     _, third = run_all(tmp_path, "accuracy")
     assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["synthetic glasu-4"]
@@ -90,6 +97,68 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(quic
     monkeypatch.setattr(plan, "settings", changed)
     _, fourth = run_all(tmp_path, "accuracy")
     assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["synthetic simulated"]
+    monkeypatch.setattr(plan, "settings", small)
+    _, fifth = run_all(tmp_path, "accuracy")  # what was there before is there still
+    assert not any("test accuracy" in line for line in fifth)
+    monkeypatch.setattr(results, "EPOCH", results.EPOCH + 1)
+    _, sixth = run_all(tmp_path, "accuracy")
+    assert sum("test accuracy" in line for line in sixth) == 5
+
+
+def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_holds(quick, tmp_path):
+    run_all(tmp_path, "lazy", seeds=2)
+    reproduce.reproduce(["lazy"], tmp_path, datasets=["synthetic"], seeds=1, quick=True)
+    assert {row["rounds"] for row in rows(tmp_path)} == {"1"}
+    done, lines = run_all(tmp_path, "accuracy", seeds=1)
+    assert sum("test accuracy" in line for line in lines) == 4  # GLASU-4 was there
+    assert {row["seed"] for row in rows(tmp_path)} == {"0", "1"}
+    assert [table.title for table in done.tables] == ["Accuracy", "Lazy aggregation"]
+
+
+def test_a_second_command_in_the_same_folder_is_refused(tmp_path):
+    with held(tmp_path), pytest.raises(ConfigError, match="another command is at work"):
+        run_all(tmp_path, "accuracy")
+
+
+def test_tables_are_written_however_it_ends(quick, tmp_path, monkeypatch):
+    def stop(done: int, total: int, line: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(["accuracy"], tmp_path, datasets=["synthetic"], seeds=1, progress=stop)
+    assert len(rows(tmp_path)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path):
+    words = ["reproduce", "accuracy", "--datasets", "demo", "--seeds", "2", "--jobs", "2", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "glasu.cli.main", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    while "test accuracy" not in process.stderr.readline():
+        assert process.poll() is None
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as a terminal does
+    else:
+        process.send_signal(sent)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 30
+    while _alive(process.pid):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.1)
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_processes_change_nothing_but_the_time(quick, tmp_path):
@@ -121,7 +190,7 @@ def test_what_is_written_tells_nothing_about_the_machine(quick, tmp_path, monkey
 def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_path, monkeypatch):
     for known in (paper.ACCURACY, paper.LAZY, paper.STALE, paper.CLIENTS):
         monkeypatch.setitem(known, "synthetic", known["pubmed"])
-    monkeypatch.setitem(plan.TARGETS, "synthetic", 0.1)
+    monkeypatch.setitem(plan.GOALS, "synthetic", 0.1)
     done, _ = run_all(tmp_path, *plan.TABLES, seeds=2)
     assert [table.title for table in done.tables] == [
         "Accuracy",
@@ -141,12 +210,13 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_pa
         f"{mean - 84.9:+.1f}",
     )
     assert [row[0] for row in lazy.rows] == ["synthetic K=4", "synthetic K=2", "synthetic K=1"]
-    assert [row[4] for row in lazy.rows] == ["0.0", "25.7", "37.5"]
+    assert [row[4] for row in lazy.rows] == ["130", "96.6", "81.3"]
+    assert [row[5] for row in lazy.rows] == ["0.0", "25.7", "37.5"]
     bytes_of = [
         statistics.fmean(int(row["bytes"]) for row in rows(tmp_path) if row["setting"] == f"M=3 K={K} Q=4 gcnii")
         for K in (4, 2, 1)
     ]
-    assert [row[6] for row in lazy.rows] == [f"{100 * (1 - moved / bytes_of[0]):.1f}" for moved in bytes_of]
+    assert [row[7] for row in lazy.rows] == [f"{100 * (1 - moved / bytes_of[0]):.1f}" for moved in bytes_of]
     assert [row[2] for row in stale.rows] == ["66.1", "43.8", "88.9", "> 128"]
     assert [row[6] for row in stale.rows] == ["2 of 2"] * 4
     assert [row[3] for row in stale.rows] == ["1.0 ± 0.0"] * 4  # one class of three is reached at once
@@ -162,9 +232,37 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_pa
 
 
 def test_a_goal_that_no_seed_reaches_is_said(quick, tmp_path, monkeypatch):
-    monkeypatch.setitem(plan.TARGETS, "synthetic", 1.0)
+    monkeypatch.setitem(plan.GOALS, "synthetic", 1.0)
     done, _ = run_all(tmp_path, "stale")
-    assert [row[2:] for row in done.tables[0].rows] == [("-", "-", "-", "-", "0 of 1")] * 4
+    assert [row[3] for row in done.tables[0].rows] == ["> 8.0", "> 4.0", "> 2.0", "> 1.0"]  # sixteen steps for each
+    assert {row[6] for row in done.tables[0].rows} == {"0 of 1"}
+
+
+def test_savings_are_against_every_layer_and_over_the_same_seeds():
+    def result(K: int, seed: int, moved: int):
+        row = results.Row("cora", "glasu-4", f"M=3 K={K} Q=4 gcnii", seed, 0.5, 0.5, 4, moved, 2, 1.0)
+        return results.Result(row, ((4, 0.5, moved, 2, 1.0),))
+
+    def savings(*found):
+        (table,) = [table for table in tables.tables(found) if table.title == "Lazy aggregation"]
+        return [row[7] for row in table.rows]
+
+    assert savings(result(4, 0, 100), result(2, 0, 40), result(2, 1, 1000)) == ["0.0", "60.0"]
+    assert savings(result(2, 0, 40), result(1, 0, 10)) == ["-", "-"]  # nothing to compare with
+
+
+def test_a_set_that_comes_divided_is_not_divided_among_more(quick, tmp_path, monkeypatch):
+    assert plan.plan("clients", ["dblp_authors"], [0]) == []
+    monkeypatch.setattr(plan, "RELATIONS", {})
+    monkeypatch.setattr(plan, "settings", lambda *words: small("demo", words[1]).replace(train={"num_rounds": 1}))
+    with pytest.raises(DataError, match="demo: comes as 3 parties and cannot be divided among 5"):
+        reproduce.reproduce(["clients"], tmp_path, datasets=["demo"], seeds=1)
+
+
+def test_no_difference_is_shown_where_the_features_are_not_the_papers():
+    row = results.Row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.5, 0.5, 4, 10, 2, 1.0)
+    (table,) = tables.tables([results.Result(row, ((4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
+    assert table.rows[0][2:5] == ("-", "50.0", "-")
 
 
 def test_a_set_with_relations_shows_each_party_alone():
@@ -205,6 +303,10 @@ def test_two_tables_that_share_a_run_share_its_settings(table):
             assert run.name not in mine or mine[run.name] == run
 
 
+def test_the_command_knows_every_table():
+    assert set(reproduce_command.TABLES) == set(plan.TABLES)
+
+
 def test_the_tables_compare_what_the_paper_compares():
     def settings_of(table: str, dataset: str) -> list[str]:
         return [f"{run.method} {run.setting}" for run in plan.plan(table, [dataset], [0])]
@@ -217,6 +319,7 @@ def test_the_tables_compare_what_the_paper_compares():
     assert layers == [(0, 1, 2, 3), (1, 3), (3,)]
 
 
+SEARCHES = Path(__file__).parents[2] / "benchmarks" / "results" / "search"
 SETTINGS = sorted(tuned("any", "any").parent.parent.glob("*/*.toml"))
 
 
@@ -232,7 +335,16 @@ def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_fo
     assert (config.data.num_clients, config.train.seed, config.wire.precision) == (3, 0, "fp32")
     for key, value in METHODS[method].items():
         assert getattr(config.train, key) == value
-    assert "glasu search" in path.read_text().splitlines()[0]
+    first = path.read_text().splitlines()[0]
+    if not first.startswith("# Found by glasu"):
+        source = first.removeprefix("# Not searched: dropout, step and decay are those that glasu search found for ")
+        assert (path.parent / f"{source.split(',')[0]}.toml").is_file()
+        return
+    trials = csv.DictReader((SEARCHES / f"{path.parent.name}-{path.stem}.csv").read_text().splitlines())
+    best = max((row for row in trials if row["state"] == "complete"), key=lambda row: float(row["validation"]))
+    for key in [name for name in best if "." in name]:
+        section, _, name = key.partition(".")
+        assert getattr(getattr(config, section), name) == float(best[key])
 
 
 def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(quick, tmp_path, monkeypatch):
@@ -244,6 +356,9 @@ def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(quick,
     assert {row["dataset"] for row in rows(tmp_path / "out")} == {"synthetic"}
     with pytest.raises(GlasuError, match="dblp_authors"):
         reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"])
+    monkeypatch.setitem(plan.TABLES, "accuracy", (plan.accuracy, ("dblp_authors",)))
+    with pytest.raises(DataError, match="no data set to run these tables on"):
+        reproduce.reproduce(["accuracy"], tmp_path / "none")
 
 
 def test_quick_is_a_quarter_of_the_rounds_and_one_seed(quick, tmp_path, capsys):

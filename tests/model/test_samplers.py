@@ -210,7 +210,7 @@ def chain(blocks, hidden: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("aggregation_layers", [(3,), (1, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("kind", ["full", "shared", "neighbor"])
 def test_rows_that_a_client_neither_shares_nor_reads_are_left_out_and_nothing_else_changes(kind, aggregation_layers):
-    graph, train = ring(40), TrainConfig(sampler=kind, fanout=2)
+    graph, train = ring(40), TrainConfig(sampler=kind, fanout=2, batch_size=0)
     config = RunConfig(model=ModelConfig(aggregation_layers=aggregation_layers), train=train)
     client = Sampler(config, graph, 0, "symmetric")
     for batch in (np.array([3, 7]), np.array([3, 7]), np.array([20])):
@@ -238,6 +238,20 @@ def test_a_crowded_block_is_multiplied_as_a_dense_matrix_with_the_same_result():
         block = client.block(everything, everything, client.draw(everything, 0, 0))
         assert (block.dense is not None) == dense
     np.testing.assert_array_equal(crowded.exact_block(np.arange(8)).densified().dense, block_of(crowded).toarray())
+
+
+def test_a_dense_block_is_held_once():
+    client = sampler(ring(8), sampler="full", batch_size=0)
+    everything = np.arange(8)
+    whole = client.block(everything, everything, client.draw(everything, 0, 0))
+    assert whole.densified() is whole
+    assert whole.at(everything) is whole
+    assert whole.compact()[0] is whole
+    draws = [client.draw(everything, 0, layer) for layer in range(4)]
+    blocks, _ = client.blocks([everything] * 5, draws)
+    assert all(block is whole for block in blocks)
+    ((_, exact, _),) = client.exact_blocks(everything)
+    assert exact is whole
 
 
 def block_of(client: Sampler):

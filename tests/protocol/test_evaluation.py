@@ -59,6 +59,18 @@ def test_asking_for_some_nodes_in_any_order_gives_their_rows(chunks):
     assert model.predict_proba(parties, np.empty(0, int)).shape == (0, NUM_CLASSES)
 
 
+@pytest.mark.parametrize("sampler", ["full", "neighbor"])
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+def test_nodes_may_be_asked_for_in_any_order_and_again(backbone, sampler):
+    parties = tiny_parties()
+    model = trained(parties, backbone=backbone, sampler=sampler)
+    everything = model.predict_proba(parties)
+    rng = np.random.default_rng(0)
+    count = parties[0].num_nodes
+    for nodes in (rng.permutation(count), rng.integers(0, count, count), np.array([5, 3]), np.array([4, 4])):
+        np.testing.assert_allclose(model.predict_proba(parties, nodes), everything[nodes], rtol=1e-10)
+
+
 def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(chunks):
     config = settings(aggregation_layers=(1, 3), num_rounds=3, evaluate_every=1)
     whole = run(config, tiny_parties())

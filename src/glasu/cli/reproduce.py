@@ -40,6 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
+def _typed(args: argparse.Namespace) -> str:
+    """Return the command, but for where it writes to."""
+    words = ["glasu reproduce", args.table]
+    words += ["--datasets " + ",".join(args.datasets)] if args.datasets else []
+    words += [f"--{name} {value}" for name in ("seeds", "jobs") if (value := getattr(args, name)) is not None]
+    return " ".join([*words, *(["--quick"] if args.quick else [])])
+
+
 def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out)
 
@@ -56,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
             seeds=args.seeds or (1 if args.quick else 5),
             jobs=args.jobs or cores(),
             quick=args.quick,
+            command=_typed(args),
             progress=progress,
         )
     print(as_markdown(reproduction.tables))

@@ -1,10 +1,15 @@
-"""Write a file so that it is there whole or not at all."""
+"""Write a file so that it is there whole or not at all, and hold a folder against a second process."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from glasu.errors import ConfigError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -21,3 +26,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(folder / ".lock", timeout=0)) as lock:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            raise ConfigError(
+                f"{folder}: another command is at work here; wait for it, or choose another --out."
+            ) from None
+        yield

@@ -11,19 +11,17 @@ import plotly.graph_objects as go
 
 from glasu.experiments import plan
 from glasu.experiments.results import CURVE, Result
-from glasu.experiments.tables import Table, mean
+from glasu.experiments.tables import Table, by_cell, mean
 from glasu.page import COLOURS, PLOT, TICKS, document
 
 AXES = {"round": "rounds", "bytes": "megabytes moved by all parties together", "seconds": "CPU seconds"}
 Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed
 
 
-def render(tables: Sequence[Table], results: Sequence[Result]) -> str:
-    """Return the page."""
+def render(tables: Sequence[Table], results: Sequence[Result], origin: str = "") -> str:
+    """Return the page; `origin` says what made it."""
     body = "".join(_section(table) for table in tables)
-    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        cells[result.cell].append(result)
+    cells = by_cell(results)
     for dataset in dict.fromkeys(dataset for dataset, _, _ in cells):
         methods = {run.method: cells.get((dataset, run.method, run.setting)) for run in plan.accuracy([dataset])}
         body += _plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
@@ -33,14 +31,12 @@ def render(tables: Sequence[Table], results: Sequence[Result]) -> str:
         }
         if sum(found is not None for found in backbones.values()) > 1:
             body += _plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
-    versions = dict(results[0].versions) if results else {}
-    footer = ", ".join(f"{name} {version}" for name, version in versions.items())
     return document(
         "The paper's experiments",
         "Each figure is the mean over the seeds of real runs; models are chosen on validation nodes, and test nodes "
         "are looked at once, at the end.",
         body,
-        f"{footer}. Bytes are those of the encoded messages, evaluation included.",
+        f"{origin or 'No results yet'}. Bytes are those of the encoded messages, evaluation included.",
     )
 
 
@@ -66,9 +62,7 @@ def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Seque
         f"<div>{_figure(curves, axis).to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
         for axis in axes
     )
-    silent = [name for name, results in curves.items() if not results[0].row.bytes]
-    note = f"<p>{', '.join(silent)}: no bytes; dashed at the best accuracy.</p>" if silent and "bytes" in axes else ""
-    return f'<h2>{html.escape(title)}</h2>{note}<div class="plots">{plots}</div>'
+    return f'<h2>{html.escape(title)}</h2><div class="plots">{plots}</div>'
 
 
 def averaged(results: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
@@ -88,7 +82,8 @@ def _figure(curves: Curves, axis: str) -> Any:
         colour = COLOURS[index % len(COLOURS)]
         positions, accuracy = averaged(results, axis)
         if axis == "bytes" and not results[0].row.bytes:
-            figure.add_hline(max(accuracy), line={"color": colour, "width": 2, "dash": "dash"})
+            line = {"color": colour, "width": 2, "dash": "dash"}
+            figure.add_hline(max(accuracy), line=line, annotation_text=name, annotation_font_color=colour)
             continue
         line, marker = {"color": colour, "width": 2}, {"size": 4}
         figure.add_trace(go.Scatter(x=positions, y=accuracy, name=name, mode="lines+markers", line=line, marker=marker))

@@ -1,35 +1,27 @@
-"""Reproduce the paper's tables: run what is missing, in several processes, and write tables and plots."""
+"""Reproduce the paper's tables: run what is missing, and write tables and plots of what is there."""
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
-import signal
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasu.config import RunConfig, TrainConfig
-from glasu.data.datasets import Loaded, load
-from glasu.data.files import write_atomically
+from glasu.data.datasets import load
+from glasu.data.files import held, write_atomically
 from glasu.data.statistics import summary
-from glasu.errors import GlasuError, TrainingError
+from glasu.errors import DataError, GlasuError
+from glasu.experiments.execution import Progress, run_missing
 from glasu.experiments.figures import render
 from glasu.experiments.plan import TABLES, Run, plan
-from glasu.experiments.results import Result, as_csv, curves_as_csv, result_of, store, stored
+from glasu.experiments.results import Result, as_csv, curves_as_csv, stored
 from glasu.experiments.tables import Table, as_markdown, tables
-from glasu.runtime.simulation import simulate
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was asked for, and what came out."""
+    """What the folder shows now."""
 
     results: tuple[Result, ...]
     tables: tuple[Table, ...]
@@ -44,6 +36,7 @@ def reproduce(
     seeds: int = 5,
     jobs: int = 1,
     quick: bool = False,
+    command: str = "",
     progress: Progress = lambda done, total, line: None,
 ) -> Reproduction:
     """Run the grids of some tables, as far as their results are not in the folder yet, and write what they show.
@@ -55,28 +48,25 @@ def reproduce(
         seeds: how many, from 0.
         jobs: how many runs at once, a process each.
         quick: a quarter of the rounds.
+        command: what was typed, for the head of the tables.
         progress: is told how many of how many runs are done, and what was the last of them, or the data, in a line.
     """
-    wanted = available(names, datasets, lambda line: progress(0, 0, line))
-    runs = {
-        run.name: run for name in names for run in plan(name, _of(name, wanted, datasets), range(seeds), quick=quick)
-    }
-    missing = [run for run in runs.values() if stored(out, run) is None]
-    done = len(runs) - len(missing)
-    progress(done, len(runs), "runs were here already")
-    failures = []
-    for run, outcome in execute(missing, jobs):
-        done += 1
-        if isinstance(outcome, TrainingError):
-            failures.append(f"{run.name}: {outcome}")
-            progress(done, len(runs), failures[-1])
-        else:
-            store(out, run, outcome)
-            progress(done, len(runs), outcome.summary())
-    reproduction = write(out, wanted, seeds, quick=quick)
-    if failures:
-        raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
-    return reproduction
+    start = time.monotonic()
+    with held(out):
+        wanted = available(names, datasets, lambda line: progress(0, 0, line))
+        if not wanted:
+            raise DataError("there is no data set to run these tables on; docs/datasets.md says what to fetch.")
+        runs = {
+            run.name: run
+            for name in names
+            for run in plan(name, _of(name, wanted, datasets), range(seeds), quick=quick)
+        }
+        try:
+            run_missing(out, list(runs.values()), jobs, progress)
+        finally:  # what is there is shown, however this ends
+            minutes = (time.monotonic() - start) / 60
+            made = write(out, f"{command}, {minutes:.1f} minutes" if command else "", quick=quick)
+    return made
 
 
 def _of(table: str, wanted: Sequence[str], asked: Sequence[str] | None) -> list[str]:
@@ -89,9 +79,12 @@ def available(names: Sequence[str], datasets: Sequence[str] | None, tell: Callab
     usual = dict.fromkeys(dataset for name in names for dataset in TABLES[name][1])
     found = []
     for dataset in usual if datasets is None else dict.fromkeys(datasets):
-        first = next(TABLES[names[0]][0]([dataset]))
+        planned = [run for name in names for run in TABLES[name][0]([dataset])]
+        if not planned:
+            tell(f"{dataset}: left out: it has no goal to reach, or comes divided among its parties")
+            continue
         try:
-            loaded = load(first.config)
+            loaded = load(planned[0].config)
         except GlasuError as error:
             if datasets is not None:
                 raise
@@ -99,75 +92,36 @@ def available(names: Sequence[str], datasets: Sequence[str] | None, tell: Callab
             continue
         for line in (summary(loaded.statistics, dataset), *loaded.notes):
             tell(line)
+        if loaded.notes and datasets is None:
+            tell(f"{dataset}: left out: its features are not the paper's; name it in --datasets to run it all the same")
+            continue
         found.append(dataset)
     return found
 
 
-def write(out: Path, datasets: Sequence[str], seeds: int, *, quick: bool = False) -> Reproduction:
+def write(out: Path, made_by: str = "", *, quick: bool = False) -> Reproduction:
     """Write tables and plots of all results in the folder whose settings are those of today."""
-    runs = {
-        run.name: run
-        for name, (_, usual) in TABLES.items()
-        for run in plan(name, list(dict.fromkeys((*usual, *datasets))), range(max(seeds, 5)), quick=quick)
-    }
-    results = tuple(result for run in runs.values() if (result := stored(out, run)) is not None)
+    results = tuple(result for run in _kept(out, quick=quick) if (result := stored(out, run)) is not None)
     made = tuple(tables(results))
+    versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions) for result in results})
+    origin = "; ".join(filter(None, [f"Last command: {made_by}" if made_by else "", *versions]))
     write_atomically(out / "results.csv", as_csv(results).encode())
     write_atomically(out / "curves.csv", curves_as_csv(results).encode())
-    write_atomically(out / "tables.md", as_markdown(made).encode())
-    write_atomically(out / "report.html", render(made, results).encode())
+    write_atomically(out / "tables.md", as_markdown(made, origin).encode())
+    write_atomically(out / "report.html", render(made, results, origin).encode())
     return Reproduction(results, made, out)
 
 
-def execute(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Result | TrainingError]]:
-    """Run them, in this process or in several, and yield each as it ends."""
-    if jobs == 1 or len(runs) < 2:
-        for run in runs:
-            yield run, _outcome(run, None)
-        return
-    with _processes(jobs) as pool:
-        futures: dict[Future[Result | TrainingError], Run] = {pool.submit(_outcome, run, 1): run for run in runs}
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                raise TrainingError(
-                    "a process died; if memory was short, fewer --jobs need less. The same command goes on from here."
-                ) from None
-
-
-@contextmanager
-def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Start worker processes; whatever happens, none is left behind."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts)
-    try:
-        yield pool
-        pool.shutdown()
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        raise
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends us
-
-
-def _outcome(run: Run, workers: int | None) -> Result | TrainingError:
-    """Train, and return the result; a run that diverged is a result too."""
-    train = run.config.train  # of which these keys decide what the parties hold
-    asked = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
-    loaded = _loaded(RunConfig(data=run.config.data, train=asked))
-    try:
-        simulation = simulate(loaded.parties, run.config, workers=workers, clock=time.process_time)
-    except TrainingError as error:
-        return error
-    return result_of(run, simulation.report)
-
-
-@functools.lru_cache(maxsize=2)
-def _loaded(config: RunConfig) -> Loaded:
-    return load(config)
+def _kept(out: Path, *, quick: bool) -> list[Run]:
+    """Return the runs of all tables, on the data sets and with the seeds that the folder has results of."""
+    datasets: dict[str, None] = dict.fromkeys(name for _, usual in TABLES.values() for name in usual)
+    seeds = set()
+    for path in sorted((out / "runs").rglob("*.json")):
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))["row"]
+            datasets[row["dataset"]] = None
+            seeds.add(int(row["seed"]))
+        except (OSError, ValueError, KeyError, TypeError):  # not a result of ours, or not whole
+            continue
+    runs = (run for name in TABLES for run in plan(name, list(datasets), sorted(seeds), quick=quick))
+    return list({run.name: run for run in runs}.values())

@@ -10,10 +10,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from glasu import __version__
 from glasu.data.files import write_atomically
+from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.report import RunReport, percent
 
+EPOCH = 1  # counted up when a change to the program changes what runs find; older results are run again
 CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # what is kept of every evaluation
 
 
@@ -41,6 +44,7 @@ class Result:
     curve: tuple[tuple[float, ...], ...]  # per evaluation: what CURVE names
     per_client: tuple[float, ...] = ()  # standalone: the test accuracy of each client alone
     versions: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader should know about the data
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -56,7 +60,9 @@ class Result:
 
 def result_of(run: Run, report: RunReport) -> Result:
     """Return what a table needs to know of a report."""
-    traffic = report.traffic
+    clients, traffic = run.config.data.num_clients, report.traffic
+    if run.method != "centralized" and len(report.parties) != clients:
+        raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
     row = Row(
         dataset=run.dataset,
         method=run.method,
@@ -70,7 +76,7 @@ def result_of(run: Run, report: RunReport) -> Result:
         cpu_seconds=round(report.seconds["total"], 3),
     )
     curve = tuple(tuple(entry[name] for name in CURVE) for entry in report.history)
-    return Result(row, curve, report.test.per_client or (), tuple(report.versions.items()))
+    return Result(row, curve, report.test.per_client or (), tuple(report.versions.items()), report.notes)
 
 
 def path_of(folder: Path, run: Run) -> Path:
@@ -88,22 +94,26 @@ def store(folder: Path, run: Run, result: Result) -> None:
         "curve": [dict(zip(CURVE, point, strict=True)) for point in result.curve],
         "per_client": list(result.per_client),
         "versions": dict(result.versions),
+        "notes": list(result.notes),
+        "epoch": EPOCH,
         "config": config,
     }
     write_atomically(path_of(folder, run), (json.dumps(content, indent=1) + "\n").encode())
 
 
 def stored(folder: Path, run: Run) -> Result | None:
-    """Return the kept result of a run, if there is one and its settings were the same."""
+    """Return the kept result of a run, if there is one of the same settings and the same program."""
     try:
         content: dict[str, Any] = json.loads(path_of(folder, run).read_text(encoding="utf-8"))
-        if content["digest"] != run.config.digest():
+        version = content["versions"]["glasu"]
+        if (content["digest"], content["epoch"], version) != (run.config.digest(), EPOCH, __version__):
             return None
         return Result(
             Row(**content["row"]),
             tuple(tuple(point[name] for name in CURVE) for point in content["curve"]),
             tuple(content["per_client"]),
             tuple(content["versions"].items()),
+            tuple(content["notes"]),
         )
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: run it again
         return None

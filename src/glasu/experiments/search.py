@@ -9,11 +9,9 @@ import io
 import json
 import os
 import shlex
-import sqlite3
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ import tomli_w
 
 from glasu import __version__
 from glasu.config import RunConfig
-from glasu.data.files import write_atomically
+from glasu.data.files import held, write_atomically
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, label, read_space
 from glasu.report import percent
@@ -68,6 +66,7 @@ class _Search:
     """What was asked, and how the answer is written."""
 
     run_file: Path
+    written: str  # what stood in it when the search began
     overrides: tuple[str, ...]
     config: RunConfig
     space_name: str
@@ -122,10 +121,20 @@ def search(
         require(found.size is not None, "--sampler grid", f"space {space} has ranges; give lists, or --sampler tpe.")
         trials = min(trials or found.size or 0, found.size or 0)
     asked = _Search(
-        run_file, tuple(overrides), config, str(space), found, sampler, trials or TRIALS, seeds, max_bytes, out
+        run_file=run_file,
+        written=run_file.read_text(encoding="utf-8"),
+        overrides=tuple(overrides),
+        config=config,
+        space_name=str(space),
+        space=found,
+        sampler=sampler,
+        trials=trials or TRIALS,
+        seeds=seeds,
+        max_bytes=max_bytes,
+        out=out,
     )
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
+    with held(out):
         return _run(asked, jobs, observe)
 
 
@@ -156,17 +165,6 @@ def _run(asked: _Search, jobs: int, observe: Callable[[Progress], None]) -> Sear
     assert best.outcome.score is not None
     file = asked.out / "best.toml"
     return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Hold the folder while a search lasts; SQLite's lock ends with the process, however it ends."""
-    with closing(sqlite3.connect(out / ".lock", timeout=0)) as lock:
-        try:
-            lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
-            raise ConfigError(f"{out}: another search is at work here; wait for it, or choose another --out.") from None
-        yield
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
@@ -239,7 +237,7 @@ def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial
 
 def _run_file(asked: _Search, best: FinishedTrial) -> str:
     """Return the settings as TOML: the keys of the run file and of --set, and those that were found."""
-    written = asked.run_file.read_text(encoding="utf-8")
+    written = asked.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
     keys |= {override.partition("=")[0].strip() for override in asked.overrides} | set(best.point)
     settings = {**_flat(asked.config), **best.point}

@@ -20,7 +20,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
-    """Return the settings of a method on a data set; `settings/<data set>/<method>.toml` holds what was tuned."""
+    """Return the settings of a method on a data set; `tuned/<data set>/<method>.toml` holds what was tuned."""
     path = tuned(dataset, method, backbone)
     if path.is_file():
         return RunConfig.from_toml(path)
@@ -31,4 +31,4 @@ def settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
 def tuned(dataset: str, method: str, backbone: str = "gcnii") -> Path:
     """Return where the tuned settings would be."""
     name = method if backbone == "gcnii" else f"{method}-{backbone}"
-    return Path(str(resources.files("glasu.experiments"))) / "settings" / dataset / f"{name}.toml"
+    return Path(str(resources.files("glasu.experiments"))) / "tuned" / dataset / f"{name}.toml"

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from glasu.experiments import paper, plan
-from glasu.experiments.results import Result
+from glasu.experiments.results import CURVE, Result
 
 Cells = Mapping[tuple[str, str, str], Sequence[Result]]  # (data set, method, setting) -> one result per seed
 DASH = "-"
 COST = ("MB", "exchanges", "CPU s", "seeds")
-RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,7 @@ class Table:
 
 def tables(results: Iterable[Result]) -> Iterator[Table]:
     """Make every table that has a row."""
-    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        cells[result.cell].append(result)
+    cells = by_cell(results)
     datasets = list(dict.fromkeys(dataset for dataset, _, _ in cells))
     for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones):
         table = make(cells, datasets)
@@ -40,9 +37,17 @@ def tables(results: Iterable[Result]) -> Iterator[Table]:
             yield table
 
 
-def as_markdown(made: Sequence[Table]) -> str:
-    """Return the tables as one Markdown page."""
-    parts = []
+def by_cell(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
+    """Gather the seeds of each cell."""
+    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        cells[result.cell].append(result)
+    return dict(cells)
+
+
+def as_markdown(made: Sequence[Table], origin: str = "") -> str:
+    """Return the tables as one Markdown page; `origin` says what made them."""
+    parts = [f"{origin}\n"] if origin else []
     for table in made:
         lines = [f"## {table.title}", "", table.note, "", _line(table.headings)]
         lines.append(_line(["---"] * table.words + ["---:"] * (len(table.headings) - table.words)))
@@ -83,7 +88,7 @@ def _cost(results: Sequence[Result]) -> tuple[str, ...]:
 def _beside(theirs: float | None, results: Sequence[Result]) -> tuple[str, str, str]:
     """Write the paper's accuracy, ours, and the difference."""
     ours = accuracies(results)
-    if theirs is None:
+    if theirs is None or any(result.notes for result in results):  # such data is not the paper's
         return DASH, spread(ours), DASH
     return f"{theirs:.1f}", spread(ours), f"{mean(ours) - theirs:+.1f}"
 
@@ -119,10 +124,10 @@ def _accuracy(cells: Cells, datasets: Sequence[str]) -> Table:
 
 def _relations(cells: Cells, datasets: Sequence[str]) -> Table:
     rows = []
-    for dataset in [name for name in datasets if name in RELATIONS]:
+    for dataset in [name for name in datasets if name in plan.RELATIONS]:
         found = {run.method: results for run, results in _found(cells, plan.accuracy, [dataset])}
         alone = [result.per_client for result in found.get("standalone", ())]
-        for relation, values in zip(RELATIONS[dataset], zip(*alone, strict=True), strict=False):
+        for relation, values in zip(plan.RELATIONS[dataset], zip(*alone, strict=True), strict=False):
             rows.append((dataset, f"{relation} alone", spread([100 * value for value in values])))
         for method, results in found.items():
             name = "mean of the parties alone" if method == "standalone" else method
@@ -134,37 +139,40 @@ def _relations(cells: Cells, datasets: Sequence[str]) -> Table:
 def _lazy(cells: Cells, datasets: Sequence[str]) -> Table:
     rows = []
     for dataset in datasets:
-        found = list(_found(cells, plan.lazy, [dataset]))
+        found = {
+            len(run.config.model.aggregation_layers): results for run, results in _found(cells, plan.lazy, [dataset])
+        }
         if len(found) < 2:  # nothing to compare
             continue
-        most = found[0][1]
-        theirs = paper.LAZY.get(dataset, {})
-        for run, results in found:
-            K = len(run.config.model.aggregation_layers)
-            known = theirs.get(K)
+        for K, results in found.items():
+            theirs = paper.LAZY.get(dataset, {}).get(K)
             rows.append(
                 (
                     f"{dataset} K={K}",
-                    *_beside(known[0] if known else None, results),
-                    f"{known[2]:.1f}" if known else DASH,
-                    f"{_saving(most, results, 'cpu_seconds'):.1f}",
-                    f"{_saving(most, results, 'bytes'):.1f}",
+                    *_beside(theirs[0] if theirs else None, results),
+                    *((f"{theirs[1]:g}", f"{theirs[2]:.1f}") if theirs else (DASH, DASH)),
+                    _saving(found.get(4, ()), results, "cpu_seconds"),
+                    _saving(found.get(4, ()), results, "bytes"),
                     *_cost(results),
                 )
             )
+    heads = ("setting", "paper", "ours", "difference", "paper's s", "paper's saving", "saving, CPU s", "saving, bytes")
     return Table(
         "Lazy aggregation",
-        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds. Saving in per cent against K = 4: the "
-        "paper's and ours in CPU seconds of the clients, and ours in bytes.",
-        ("setting", "paper", "ours", "difference", "paper's saving", "saving, CPU s", "saving, bytes", *COST),
+        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds. Saving in per cent against K = 4, "
+        "over the seeds that both have: the paper's and ours in CPU seconds of the clients, and ours in bytes.",
+        (*heads, *COST),
         tuple(rows),
         words=1,
     )
 
 
-def _saving(most: Sequence[Result], results: Sequence[Result], what: str) -> float:
-    before, after = (mean(getattr(result.row, what) for result in part) for part in (most, results))
-    return 100 * (1 - after / before) if before else 0.0
+def _saving(most: Sequence[Result], results: Sequence[Result], what: str) -> str:
+    """Write what is saved against exchanging every layer, in per cent."""
+    before, after = ({result.row.seed: getattr(result.row, what) for result in part} for part in (most, results))
+    both = before.keys() & after.keys()
+    total = sum(before[seed] for seed in both)
+    return f"{100 * (1 - sum(after[seed] for seed in both) / total):.1f}" if total else DASH
 
 
 def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
@@ -174,16 +182,19 @@ def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
         there = [result for result in results if result.row.validation_accuracy >= goal]
         theirs = paper.STALE.get(run.dataset, {}).get(Q)
         known = DASH if theirs is None else "> 128" if math.isinf(theirs) else f"{theirs:,.1f}"
-        ways = [result.curve[-1] for result in there]  # a run stops where it reaches the goal
-        costs = zip(*((point[0], point[2] / 1e6, point[4]) for point in ways), strict=True)
-        figures = tuple(spread(list(values)) for values in costs) if there else (DASH,) * 3
-        reached = f"{len(there)} of {len(results)}"
-        rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *figures, reached))
+        ends = [dict(zip(CURVE, result.curve[-1], strict=True)) for result in results]
+        scales = {"round": 1, "bytes": 1e6, "seconds": 1}
+        figures = [[end[name] / scale for end in ends] for name, scale in scales.items()]
+        beyond = "" if len(there) == len(results) else "> "  # a seed that did not get there ran to its last round
+        costs = (f"{beyond}{spread(values)}" for values in figures)
+        rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *costs, f"{len(there)} of {len(results)}"))
+    goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.GOALS.items())
     return Table(
         "Stale updates",
         "Until validation accuracy, looked at after every round, reaches the goal: rounds, megabytes (evaluations "
-        "included) and CPU seconds, over the seeds that got there. The paper's seconds are to 82 % test accuracy.",
-        ("setting", "goal %", "paper s", "rounds", "MB", "CPU s", "reached"),
+        "included) and CPU seconds; '>' where a seed did not get there and ran to its last round. All may take as many "
+        f"local steps. The paper's seconds are to a test accuracy of {goals}.",
+        ("setting", "goal %", "paper's s", "rounds", "MB", "CPU s", "reached"),
         tuple(rows),
         words=1,
     )

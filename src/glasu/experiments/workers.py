@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from glasu.errors import GlasuError, TrainingError
 from glasu.experiments.outcome import Outcome, Terms
+from glasu.experiments.processes import end_with_the_parent, interrupts_blocked
 from glasu.experiments.space import Point, label
 
 
@@ -103,7 +101,8 @@ def _processes(terms: Terms, jobs: int) -> Iterator[dict[Connection, BaseProcess
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, terms), name=f"glasu-search-{index}", daemon=True)
             processes[ours] = process
-            process.start()
+            with interrupts_blocked():
+                process.start()
             theirs.close()
         yield processes
     finally:
@@ -116,8 +115,7 @@ def _processes(terms: Terms, jobs: int) -> Iterator[dict[Connection, BaseProcess
 
 def _work(connection: Connection, terms: Terms) -> None:
     """Do what comes in until the other side ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the search ends us
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    end_with_the_parent()
     from glasu.experiments.trial import load_once, run_trial
 
     load, report = load_once(), functools.partial(_ask, connection)
@@ -140,10 +138,3 @@ def _sendable(error: Exception) -> Exception:
     """Return an error of ours or of the system; of others, which may not survive the way, what they say."""
     ours = isinstance(error, (GlasuError, OSError, MemoryError))
     return error if ours else RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -18,7 +18,7 @@ from glasu.randomness import contains, draw_distinct
 NodeSet = NDArray[np.int64]
 Normalization = Literal["symmetric", "mean", "none"]
 DENSE_SHARE = 0.12  # of a block's entries: with more edges than that, a dense product takes less time (4,057 nodes)
-DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB
+DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,14 @@ class Block:
 
     def at(self, rows: NDArray[np.int64]) -> Block:
         """Return the block of some of its rows."""
+        if np.array_equal(rows, np.arange(self.matrix.shape[0])):
+            return self
         return Block(self.matrix[rows], self.positions[rows])
 
     def densified(self) -> Block:
         """Return the block ready for a dense product, where that is faster and fits; else as it is."""
+        if self.dense is not None:
+            return self
         rows, columns = self.matrix.shape
         crowded = self.matrix.nnz > DENSE_SHARE * rows * columns and rows * columns <= DENSE_LIMIT
         return Block(self.matrix, self.positions, self.matrix.toarray()) if crowded else self
@@ -57,6 +61,8 @@ class Block:
     def compact(self) -> tuple[Block, NDArray[np.int64]]:
         """Return the block without the columns that no row reads, and which columns are left."""
         columns = np.unique(np.concatenate([self.matrix.indices.astype(np.int64), self.positions]))
+        if len(columns) == self.matrix.shape[1]:
+            return self, columns
         matrix = sp.csr_array(
             (self.matrix.data, np.searchsorted(columns, self.matrix.indices), self.matrix.indptr),
             shape=(self.matrix.shape[0], len(columns)),

@@ -48,8 +48,8 @@ def mixed(block: Block, hidden: Tensor) -> Tensor:
 
 
 def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
-    """Return the rows at `positions`, which rise."""
-    if len(positions) == hidden.shape[0]:  # all of them
+    """Return the rows at `positions`; nothing is copied where these are all rows, in their order."""
+    if np.array_equal(positions, np.arange(hidden.shape[0])):
         return hidden
     if isinstance(hidden, Tensor):
         return hidden[torch.from_numpy(positions)]
@@ -135,11 +135,13 @@ class GCNIILayer(Layer):
         assert initial is not None
         identity = torch.eye(len(self.linear.weight), dtype=prepared.dtype)
         weight = torch.lerp(identity, self.linear.weight, self.beta)
-        if self.alpha == 1:
-            return initial @ weight
-        # (1 - alpha) goes to the small factor: one product and one sum over all rows, in either direction
-        support = torch.add(mixed(block, prepared), initial, alpha=self.alpha / (1 - self.alpha))
-        return support @ ((1 - self.alpha) * weight)
+        product, larger = mixed(block, prepared), max(self.alpha, 1 - self.alpha)
+        # the larger share goes to the small factor: one product and one sum over all rows, in either direction
+        if self.alpha < 1 - self.alpha:
+            support = torch.add(product, initial, alpha=self.alpha / larger)
+        else:
+            support = torch.add(initial, product, alpha=(1 - self.alpha) / larger)
+        return support @ (larger * weight)
 
 
 class SAGELayer(Layer):

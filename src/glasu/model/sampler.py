@@ -47,7 +47,10 @@ class Sampler:
         self._everything: NodeSet = np.arange(graph.num_nodes)
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}  # sampler "full" meets the same two sets again and again:
         self._blocks: dict[bool, tuple[Draw, Block]] = {}  # all nodes (True), and the batch of all training nodes
-        self._keeps_matrices = config.train.sampler == "full" and normalization != "none"
+        full = config.train.sampler == "full"
+        self._keeps_matrices = full and normalization != "none"  # the whole graph's, for training and evaluation
+        self._repeats = full and config.train.batch_size == 0  # the same sample in every round
+        self._may_leave_out = self._repeats or config.train.sampler == "shared"  # "neighbor" reads all that it draws
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
@@ -79,23 +82,21 @@ class Sampler:
         Returns:
             The blocks, and the nodes of the rows of H_m[0..L].
         """
-        if self._sample is not None and all(map(lambda old, new: old is new, self._sample[0], draws)):
-            return self._sample[1:]  # sampler "full", all training nodes: every round is like the last
-        blocks: list[Block] = []
+        if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
+            return self._sample[1:]  # every round is like the last
         kept = [nodes[-1]]
+        blocks: list[Block] = []
         for layer in reversed(range(len(draws))):
             block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
-            if len(kept[0]) < len(nodes[layer + 1]):
-                block = block.at(np.searchsorted(nodes[layer + 1], kept[0]))
+            block = block.at(np.searchsorted(nodes[layer + 1], kept[0]))
             columns = nodes[layer]
-            if (
-                self.train.sampler != "neighbor" and layer - 1 not in self.aggregation_layers
-            ):  # which reads all it draws
+            if self._may_leave_out and layer - 1 not in self.aggregation_layers:
                 block, read = block.compact()
                 columns = columns[read]
             blocks.insert(0, block.densified() if self._keeps_matrices else block)
             kept.insert(0, columns)
-        self._sample = (draws, tuple(blocks), tuple(kept)) if self.train.sampler == "full" else None
+        if self._repeats:
+            self._sample = draws, tuple(blocks), tuple(kept)
         return tuple(blocks), tuple(kept)
 
     def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
@@ -104,14 +105,10 @@ class Sampler:
         Yields:
             Which of the targets are the block's rows, the block, and the nodes that are its columns.
         """
-        if (
-            self.train.sampler == "full" and self.adjacency.normalization != "none"
-        ):  # a matrix that is in memory already
+        if self._keeps_matrices:
             whole = self._block_whole(self._everything, self._draw_whole(self._everything))
-            if len(targets) == self.graph.num_nodes:
-                yield slice(None), whole, self._everything
-            else:
-                yield slice(None), *whole.at(targets).compact()
+            asked = whole.at(targets)
+            yield slice(None), *((asked, self._everything) if asked is whole else asked.compact())
             return
         for rows in _product_chunks(self.graph, targets):
             yield rows, *self.exact_block(targets[rows]).compact()

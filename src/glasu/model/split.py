@@ -43,7 +43,8 @@ class Dropout:
     """Dropout whose masks are a function of the stream: the same step and layer drop the same values again."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        self.threshold = min(round(rate * 2**8), 2**8 - 1)  # a draw is a byte; something is always kept
+        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is a byte; something is kept, something dropped
+        self.threshold = nearest if rate > 0 else 0
         self.stream = stream
 
     def _mask(self, count: int, layer: int) -> np.ndarray:

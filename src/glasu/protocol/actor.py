@@ -183,12 +183,12 @@ class Client:
             )
         return value
 
-    def batch(self, sample: Sample) -> Batch:
-        """Gather what the layers read for a sample."""
+    def batch(self, sample: Sample, *, to_learn: bool = True) -> Batch:
+        """Gather what the layers read for a sample, and the labels, if it is to learn from."""
         with self.watch.measure("sampling"):
             blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
             rows = tuple(np.searchsorted(nodes[0], targets) for targets in nodes[1:])
-            labels = self.labels(nodes[-1]) if self.has_labels else None
+            labels = self.labels(nodes[-1]) if self.has_labels and to_learn else None
             return Batch(sample.round, self.features(nodes[0]), blocks, rows, labels)
 
     @torch.no_grad()

@@ -149,7 +149,8 @@ def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Ph
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
     (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], purpose="evaluation neighbors")
-    hidden, _ = yield from client_inference(client, client.batch(sample), client.dropout(round_index, None), phase)
+    batch = client.batch(sample, to_learn=False)
+    hidden, _ = yield from client_inference(client, batch, client.dropout(round_index, None), phase)
     joint: Tensor = hidden[places]
     return joint
 

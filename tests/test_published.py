@@ -1,0 +1,71 @@
+"""What benchmarks/results publishes is what the docs print, and what the project claims."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SEEDS = [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[tuple[str, str, str], dict[int, float]]:
+    """Return (data set, method, setting) -> seed -> test accuracy in per cent."""
+    found: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    for row in csv.DictReader((RESULTS / "results.csv").read_text().splitlines()):
+        cell = (row["dataset"], row["method"], row["setting"])
+        found[cell][int(row["seed"])] = 100 * float(row["test_accuracy"])
+    return found
+
+
+def mean(published, dataset: str, method: str, setting: str, seeds=SEEDS) -> float:
+    cell = published[dataset, method, setting]
+    return statistics.fmean(cell[seed] for seed in seeds)
+
+
+GLASU_1, GLASU_4, ALONE = "M=3 K=2 Q=1 gcnii", "M=3 K=2 Q=4 gcnii", "M=3 gcnii"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "one", "four"), [("cora", 83.5, 83.0), ("citeseer", 72.5, 72.0), ("pubmed", 84.5, 84.5)]
+)
+def test_glasu_reaches_what_is_claimed_and_stays_near_centralized(published, dataset, one, four):
+    centralized = mean(published, dataset, "centralized", "gcnii")
+    for method, setting, least in (("glasu-1", GLASU_1, one), ("glasu-4", GLASU_4, four)):
+        accuracy = mean(published, dataset, method, setting)
+        assert accuracy >= least
+        assert accuracy >= centralized - 2.0
+    assert mean(published, dataset, "standalone", ALONE) <= centralized - 3.0
+
+
+@pytest.mark.parametrize(("dataset", "plain"), [("cora", 83.9), ("citeseer", 73.5), ("pubmed", 84.2)])
+def test_centralized_is_not_below_a_plain_gcn_on_the_same_splits(published, dataset, plain):
+    assert round(mean(published, dataset, "centralized", "gcnii"), 1) >= plain  # benchmarks/plain_gcn.py, RESULTS.md
+
+
+@pytest.mark.parametrize("dataset", ["citeseer", "pubmed"])
+def test_more_clients_cost_little(published, dataset):
+    seeds = sorted(published[dataset, "glasu-4", "M=7 K=2 Q=4 gcnii"])
+    assert len(seeds) >= 3
+    three, seven = (mean(published, dataset, "glasu-4", f"M={M} K=2 Q=4 gcnii", seeds) for M in (3, 7))
+    assert seven >= three - 1.5
+
+
+def test_backbones_are_near_each_other(published):
+    seeds = sorted(published["pubmed", "glasu-4", "M=3 K=2 Q=4 gat"])
+    assert len(seeds) >= 3
+    found = [mean(published, "pubmed", "glasu-4", f"M=3 K=2 Q=4 {name}", seeds) for name in ("gcn", "gat", "gcnii")]
+    assert max(found) - min(found) <= 2.0
+
+
+def test_the_docs_print_the_published_tables():
+    docs = (ROOT / "docs" / "experiments.md").read_text()
+    for line in (RESULTS / "tables.md").read_text().splitlines():
+        if line.startswith("|"):
+            assert line in docs
