@@ -345,7 +345,7 @@ def test_a_folder_belongs_to_one_search(run_file, tmp_path):
 
 def test_two_searches_at_once_in_one_folder_are_refused(run_file, tmp_path):
     def again(progress: object) -> None:
-        with pytest.raises(ConfigError, match="another search is at work"):
+        with pytest.raises(ConfigError, match="another command is at work"):
             search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)
 
     search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1, observe=again)

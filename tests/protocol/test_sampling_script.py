@@ -20,7 +20,7 @@ def sampled(**keys):
     def arrange(clients):
         for client, kept in zip(clients, samples, strict=True):
             gather = client.batch
-            client.batch = lambda sample, gather=gather, kept=kept: (kept.append(sample), gather(sample))[1]
+            client.batch = lambda sample, gather=gather, kept=kept, **how: kept.append(sample) or gather(sample, **how)
 
     labels = keys.get("labels", "all")
     return run(config, tiny_parties(owner=None if labels == "all" else labels), arrange=arrange), samples

@@ -97,7 +97,7 @@ def test_index_bytes_are_four_for_every_proposed_node_and_for_every_node_of_a_un
     def arrange(clients):
         for client, kept in zip(clients, samples, strict=True):
             gather = client.batch
-            client.batch = lambda sample, gather=gather, kept=kept: (kept.append(sample), gather(sample))[1]
+            client.batch = lambda sample, gather=gather, kept=kept, **how: kept.append(sample) or gather(sample, **how)
 
     done = run(config, tiny_parties(owner=owner), arrange=arrange)
     expected = 0
