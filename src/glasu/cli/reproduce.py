@@ -29,7 +29,7 @@ def _positive(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", choices=[*TABLES, "all"], help="which table or figure of the paper")
+    parser.add_argument("table", choices=[*TABLES, "all"], metavar="TABLE", help=f"{', '.join(TABLES)} or all")
     parser.add_argument("--datasets", type=_names, metavar="A,B", help="on these data sets (those of the table)")
     parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
     parser.add_argument("--jobs", type=_positive, metavar="J", help="runs at once (as many as there are cores)")
