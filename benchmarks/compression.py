@@ -1,0 +1,108 @@
+"""What does it cost to send 16 or 8 bits instead of 32? Accuracy, paired by seed, and the bytes of the tensors.
+
+    python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
+
+Every mode sends something else: stale updates send representations, exact gradients send gradients too, and a label
+owner sends the gradient at H[L]. A pair has the same data, split, initial weights and dropout. Runs that the output
+folder holds are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.data.datasets import load_parties
+from glasu.experiments.plan import Run
+from glasu.experiments.reproduce import execute
+from glasu.experiments.results import Result, store, stored
+from glasu.experiments.settings import settings
+from glasu.experiments.tables import accuracies, mean, spread
+from glasu.runtime.simulation import simulate
+from tables import markdown
+
+PRECISIONS = ("fp32", "bf16", "int8")
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "stale": ("glasu-4", {}),
+    "exact": ("glasu-1", {}),
+    "owner": ("glasu-4", {"train": {"labels": "a"}}),
+}
+WIDTHS = (64, 128, 192)
+ALLOWED_LOSS, ALLOWED_SHARE = 0.3, 0.27  # of int8: points of accuracy; tensor bytes of fp32 at a width of 128 or more
+
+
+def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
+    """Return the settings of a mode on a data set, with some keys of [train] changed."""
+    method, changes = MODES[mode]
+    return settings(dataset, method).replace(**changes).replace(wire={"precision": precision}, train=train)
+
+
+def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None) -> list[Run]:
+    """Return the runs of one row, seed by seed."""
+    keys = {} if rounds is None else {"num_rounds": rounds}
+    configs = [configured(dataset, mode, precision, seed=seed, **keys) for seed in range(seeds)]
+    return [Run(dataset, MODES[mode][0], f"{mode} {precision}", config.train.seed, config) for config in configs]
+
+
+def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
+    """Return the stored results."""
+    return [result for run in planned if (result := stored(folder, run)) is not None]
+
+
+def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
+    """Return a row of the table of accuracies: points gained or lost against fp32, the mean over the seeds."""
+    gains = [100 * (one - other) for one, other in zip(accuracies(results), accuracies(exact), strict=True)]
+    error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    share = mean(result.row.bytes for result in results) / mean(result.row.bytes for result in exact)
+    paired = "-" if precision == "fp32" else f"{mean(gains):+.2f} ± {error:.2f}"
+    return [mode, precision, spread(accuracies(results)), paired, f"{share:.3f}"]
+
+
+def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
+    """Count the tensor bytes from the first round to the first evaluation and the test."""
+    config = configured(dataset, mode, precision)
+    config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
+    return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
+
+
+def main() -> None:
+    """Print the accuracies of every data set, then the bytes of every width."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default="cora")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="fewer rounds than the settings say, for a trial")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/compression"))
+    args = parser.parse_args()
+    modes = args.modes.split(",")
+    for dataset in args.datasets.split(","):
+        planned = {
+            (mode, precision): runs(dataset, mode, precision, args.seeds, args.rounds)
+            for mode in modes
+            for precision in PRECISIONS
+        }
+        missing = [run for some in planned.values() for run in some if stored(args.out, run) is None]
+        for run, outcome in execute(missing, args.jobs):
+            if isinstance(outcome, Exception):
+                raise outcome
+            store(args.out, run, outcome)
+        found = {cell: results_of(args.out, some) for cell, some in planned.items()}
+        lines = [row(*cell, results, found[cell[0], "fp32"]) for cell, results in found.items()]
+        print(f"\n{dataset}, {args.seeds} seeds; allowed for int8: -{ALLOWED_LOSS} points\n")
+        print(markdown(["mode", "precision", "test %", "against fp32", "bytes"], lines), flush=True)
+    dataset, lines = args.datasets.split(",")[0], []
+    for mode in modes:
+        for hidden in WIDTHS:
+            sizes = [tensor_bytes(dataset, mode, precision, hidden) for precision in PRECISIONS]
+            lines.append([mode, str(hidden), *(f"{size / sizes[0]:.4f}" for size in sizes)])
+    print(f"\n{dataset}: tensor bytes against fp32; allowed for int8 from width 128 on: {ALLOWED_SHARE}\n")
+    print(markdown(["mode", "hidden", *PRECISIONS], lines))
+
+
+if __name__ == "__main__":
+    main()
