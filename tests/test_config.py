@@ -15,6 +15,7 @@ from glasu.config import (
     RunConfig,
     TrainConfig,
     WireConfig,
+    refuse_rounded_masks,
     resolve,
 )
 from glasu.errors import ConfigError
@@ -474,10 +475,24 @@ def test_the_digest_changes_with_every_setting():
         {"train": {"seed": 1}},
         {"train": {"labels": "a"}},
         {"wire": {"precision": "fp64"}},
+        {"wire": {"precision": "bf16"}},
+        {"wire": {"precision": "int8"}},
         {"train": {"prefetch": 4}},
     ]
     digests = {RunConfig().replace(**change).digest() for change in changes}
     assert len(digests | {RunConfig().digest()}) == len(changes) + 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "fp64"])
+@pytest.mark.parametrize("protection", ["masks", "ckks"])
+def test_what_is_masked_or_encrypted_cannot_be_rounded(protection, precision):
+    with pytest.raises(ConfigError, match=f"wire.precision='{precision}'.*'{protection}'.*use precision = \"fp32\""):
+        refuse_rounded_masks(precision, protection)
+
+
+def test_plain_masks_and_rounding_alone_are_allowed():
+    refuse_rounded_masks("fp32", "masks")
+    refuse_rounded_masks("int8", "none")
 
 
 def test_settings_may_be_numbers_of_numpys():

@@ -1,4 +1,7 @@
-"""Imports follow cli -> experiments -> runtime -> report -> protocol -> privacy | model -> data -> config -> errors."""
+"""Imports follow cli -> experiments -> runtime -> report -> protocol -> privacy | model -> codec | data -> config.
+
+All of them may import keys, randomness, timing, section and errors.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ LEVELS = {
     "privacy": 4,
     "model": 4,  # neither privacy nor model knows the other
     "data": 3,
+    "codec": 3,
     "config": 2,
     "keys": 1,
     "randomness": 1,

@@ -158,7 +158,7 @@ class WireConfig(Section):
     """How tensors travel."""
 
     section = "wire"
-    precision: Literal["fp32", "fp64"] = "fp32"  # fp64: compute and send in double precision, for exact checks
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = "fp32"  # fp64: compute and send in double, for exact checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +203,7 @@ class RunConfig:
                 'train.backward="joint": without aggregation layers there is no server to pass gradients through; '
                 'use backward = "local".'
             )
+        refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
 
     @property
     def data_seed(self) -> int:
@@ -277,6 +278,15 @@ class RunConfig:
         for key in ("root", "parties"):
             del settings["data"][key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:
+    """Refuse to round what is masked or encrypted: masks cancel only in the sum of what they were added to."""
+    if secure_aggregation != "none" and precision != "fp32":
+        raise ConfigError(
+            f"wire.precision={precision!r}: privacy.secure_aggregation={secure_aggregation!r} sends integers of its "
+            'own, which cannot be rounded again; use precision = "fp32".'
+        )
 
 
 def _make_absolute(sections: dict[str, Any], file: Path) -> None:

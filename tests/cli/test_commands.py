@@ -226,7 +226,7 @@ BAD_SETTINGS = [
     (["data.num_clients=10"], ["10"]),
     (["privacy.dp_noise_multiplier=1.0"], ["dp_noise_multiplier=1.0"]),
     (["privacy.secure_aggregation=masks"], ["secure_aggregation='masks'", '"none"']),
-    (["wire.precision=int8"], ["precision='int8'", '"fp32"']),
+    (["wire.precision=int4"], ["precision='int4'", '"int8"']),
     (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
     (["train.task=multilabel"], ['train.task="multilabel"', 'train.task = "multiclass"']),
     (["privacy.target_epsilon=3.0"], ["target_epsilon=3.0", "no effect"]),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from glasu.codec.tensors import Int8
 from glasu.config import ModelConfig
+from glasu.keys import Key, Phase
 from glasu.model.aggregation import Concat, Mean, aggregation_of
 
 KINDS = [Mean, Concat]
@@ -104,6 +106,15 @@ def test_aggregating_leaves_the_partials_as_they_were(kind):
 
 
 # What is special to one of them.
+
+
+def test_concat_lays_side_by_side_whatever_form_the_partials_have_and_mean_needs_their_values():
+    assert (Mean(3).adds, Concat(3).adds) == (True, False)
+    encoding, key = Int8(4), Key(run=bytes(12), phase=Phase.TRAINING, client=0)
+    partials = partials_of(3)
+    payloads = [encoding.encode(partial, key) for partial in partials]
+    sent = [encoding.decode(payload) for payload in payloads]
+    np.testing.assert_array_equal(encoding.decode(Concat(3).aggregate(payloads)), np.concatenate(sent, axis=1))
 
 
 def test_the_mean_adds_in_client_order():

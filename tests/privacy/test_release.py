@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from torch import Tensor
 
+from glasu.codec.tensors import BFloat16, Int8, Plain, alike
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph, PartyData, Splits
+from glasu.errors import TrainingError
 from glasu.keys import Key, Phase
 from glasu.model.aggregation import Mean
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.release import Clip, GaussianNoise, Grid, Plain, Release
+from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.actor import Client
 from glasu.protocol.sampling import Sample
 from glasu.protocol.update import local_loss
@@ -37,21 +37,8 @@ OTHER_KEYS = [
 REPEATS = [dataclasses.replace(KEY, **change) for change in ({"incarnation": 1}, {"attempt": 1})]
 
 
-@dataclass(frozen=True)
-class Half:
-    """An encoding that loses digits on the way."""
-
-    name: str = "half"
-
-    def encode(self, value: Tensor) -> np.ndarray:
-        return value.numpy().astype("<f2")
-
-    def decode(self, payload: np.ndarray) -> Tensor:
-        return torch.from_numpy(payload.astype("<f4"))
-
-
 def noisy_release() -> Release:
-    return Release(Plain(), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
+    return Release(alike(Plain()), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
 
 
 # The gate
@@ -59,7 +46,7 @@ def noisy_release() -> Release:
 
 def test_a_plain_release_sends_the_tensor_as_it_is():
     value = torch.randn(4, 3)
-    sent = Release(Plain()).tensor("representation", value, KEY)
+    sent = Release(alike(Plain())).tensor("representation", value, KEY)
     assert sent.payload.dtype == "<f4"
     np.testing.assert_array_equal(sent.payload, value.numpy())
     assert torch.equal(sent.value, value)
@@ -72,19 +59,42 @@ def test_a_tensor_is_clipped_then_noised_then_rounded():
     assert not torch.allclose(expected, value)
 
 
-@pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), Half()], ids=["fp32", "fp64", "half"])
+@pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), BFloat16(), Int8(3), Int8(3, stochastic=True)], ids=str)
 def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
     value = 3 * torch.randn(4, 3)
-    sent = Release(encoding, Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor("representation", value, KEY)
-    received = encoding.decode(np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(4, 3).copy())
-    assert torch.equal(sent.value, received)
+    sent = Release(alike(encoding), Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor("representation", value, KEY)
+    travelled = np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(sent.payload.shape)
+    np.testing.assert_array_equal(sent.value.numpy(), encoding.decode(travelled))
+
+
+@pytest.mark.parametrize("kind", ["representation", "gradient", "probabilities"])
+def test_each_kind_of_tensor_travels_in_its_own_encoding(kind):
+    encodings = {**alike(Plain()), kind: BFloat16()}
+    dtypes = {each: Release(encodings).tensor(each, torch.randn(2, 3), KEY).payload.dtype.str for each in encodings}
+    assert dtypes == {**dict.fromkeys(encodings, "<f4"), kind: "<u2"}
+
+
+@pytest.mark.parametrize(("encoding", "size"), [(Plain(), 40 * 4), (BFloat16(), 40 * 2), (Int8(4), 10 * (4 + 4))])
+def test_the_ledger_counts_the_bytes_that_travel(encoding, size):
+    release = Release(alike(encoding))
+    release.tensor("representation", torch.randn(10, 4), KEY)
+    assert [(row["rows"], row["bytes"]) for row in release.ledger.rows()] == [(10, size)]
+
+
+def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger():
+    release, value = Release(alike(Int8(3))), torch.randn(4, 3)
+    value[2, 1] = torch.nan
+    with pytest.raises(TrainingError, match=r"training round 3 layer 1 .* client 0: .* not a finite number"):
+        release.tensor("representation", value, KEY)
+    assert release.ledger.rows() == []
 
 
 def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
     value = torch.randn(4, 3)
-    assert torch.equal(noisy_release().tensor("r", value, KEY).value, noisy_release().tensor("r", value, KEY).value)
-    release = Release(Half())
-    assert not torch.equal(release.tensor("r", value, KEY).value, value)
+    for encoding, faithful in ((Plain(), True), (BFloat16(), False), (Int8(3), False)):
+        sent = Release(alike(encoding)).tensor("representation", value, KEY)
+        assert torch.equal(sent.value, value) == faithful
+        torch.testing.assert_close(sent.value, value, rtol=0, atol=float(value.abs().max()) / 127)
 
 
 def test_extracting_from_what_was_sent_leaves_exactly_the_others_part():
@@ -105,24 +115,25 @@ def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
 
 
 def test_node_sets_and_numbers_pass_the_gate_too():
-    release = Release(Plain())
+    release = Release(alike(Plain()))
     sets = release.node_sets([np.array([1, 5]), np.array([], np.int64)], KEY)
     assert [nodes.dtype.str for nodes in sets] == ["<i4", "<i4"]
     assert [nodes.tolist() for nodes in sets] == [[1, 5], []]
+    assert release.node_sets([np.array([700, 5, 1])], KEY)[0].tolist() == [1, 5, 700]
     losses = release.numbers("losses", [0.5, 0.25], KEY)
     assert losses.dtype == "<f8"
     assert [(row["kind"], row["rows"], row["bytes"]) for row in release.ledger.rows()] == [
         ("losses", 2, 16),
-        ("node sets", 2, 8),
+        ("node sets", 5, 2 + 4),  # gaps of one byte, but for 700
     ]
 
 
 @pytest.mark.parametrize(
     ("release", "name"),
     [
-        (Release(Plain()), "none"),
-        (Release(Plain(), Clip(1.0)), "clip"),
-        (Release(Plain(), None, [Grid(8)]), "grid"),
+        (Release(alike(Plain())), "none"),
+        (Release(alike(Plain()), Clip(1.0)), "clip"),
+        (Release(alike(Plain()), None, [Grid(8)]), "grid"),
         (noisy_release(), "clip+noise+grid"),
     ],
 )
@@ -166,7 +177,7 @@ def test_a_local_update_passes_the_clip_but_neither_noise_nor_grid():
     passed = noisy_release().clip(partial)
     assert torch.equal(passed, Clip(1.0)(partial))
     assert passed.requires_grad
-    assert Release(Plain(), None, [Grid(2)]).clip(partial) is partial
+    assert Release(alike(Plain()), None, [Grid(2)]).clip(partial) is partial
 
 
 def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
@@ -186,7 +197,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         wire=WireConfig(precision="fp64"),
     )
     client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
-    client.release = Release(Plain("fp64"), Clip(0.3), [GaussianNoise(0.5, SECRET)])
+    client.release = Release(alike(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
     batch = client.batch(Sample(0, (nodes, nodes), (client.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
     loss = local_loss(client, batch, 0, others, None)
@@ -328,7 +339,7 @@ def test_the_head_changes_with_every_release_and_with_their_order():
 
 
 def test_two_ledgers_share_nothing():
-    first, second = Release(Plain()), Release(Plain())
+    first, second = Release(alike(Plain())), Release(alike(Plain()))
     first.tensor("representation", torch.ones(1, 1), KEY)
     assert second.ledger.rows() == []
     assert second.ledger.head == bytes(32)

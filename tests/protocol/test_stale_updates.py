@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from glasu.codec.tensors import Plain, alike
 from glasu.model.aggregation import Aggregation
-from glasu.privacy.release import Clip, GaussianNoise, Grid, Plain, Release
+from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
 from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
@@ -210,7 +211,7 @@ def gate(clip=None, noise=0.0, bits=None):
     """Return what replaces the plain gate of a client."""
     perturbations = [GaussianNoise(noise, b"secret")] if noise else []
     perturbations += [Grid(bits)] if bits is not None else []
-    return Release(Plain("fp64"), clipping=None if clip is None else Clip(clip), perturbations=perturbations)
+    return Release(alike(Plain("fp64")), clipping=None if clip is None else Clip(clip), perturbations=perturbations)
 
 
 def behind(**keys):

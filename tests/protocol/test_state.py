@@ -24,6 +24,8 @@ SETTINGS = {
     "labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "full"},
     "shared sampler, labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "shared", "fanout": 1},
     "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
+    "int8, exact gradients": {"backward": "joint", "num_local_steps": 1, "precision": "int8"},
+    "int8, labels at one party": {"labels": "b", "precision": "int8"},
     "gcnii with layer norms": {"backbone": "gcnii", "normalization": "layer", "optimizer": "adam"},
     "patience": {"optimizer": "adam", "patience": 2, "evaluate_every": 1, "learning_rate": 0.5},
 }

@@ -6,17 +6,19 @@ import pytest
 from glasu.runtime.wire import encode
 from protocol.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
 
-HEADER, SECTION, LOSS, NODE = 48, 12, 8, 4  # bytes
+HEADER, SECTION, LOSS, NODE = 48, 12, 8, 1  # bytes; all ids here are below 128
+VALUE = {"fp32": 4, "fp64": 8, "bf16": 2}
 M, N, HIDDEN = 3, 24, 6
 TRAIN, VALIDATION, TEST = 12, 6, 6
 
 
-def tensor(rows, columns, value_bytes):
-    """Return the bytes of a message that carries one tensor."""
-    return HEADER + SECTION + rows * columns * value_bytes
+def tensor(rows, columns, precision):
+    """Return the bytes of a message that carries one tensor; int8: 4 more for every client's row."""
+    row = columns + 4 * columns // HIDDEN if precision == "int8" else columns * VALUE[precision]
+    return HEADER + SECTION + rows * row
 
 
-def evaluation_bytes(config, rows, value_bytes, owner):
+def evaluation_bytes(config, rows, precision, owner):
     """Return the bytes of one evaluation: (to the server, to the clients)."""
     layers, wide = config.model.aggregation_layers, HIDDEN * (M if config.model.aggregation == "concat" else 1)
     up = down = 0
@@ -25,38 +27,41 @@ def evaluation_bytes(config, rows, value_bytes, owner):
         down += M * (HEADER + SECTION + NODE * rows)
     for layer in layers:
         asked = rows if layer == layers[-1] else N
-        up += M * tensor(asked, HIDDEN, value_bytes)
-        down += M * tensor(asked, wide, value_bytes)
+        up += M * tensor(asked, HIDDEN, precision)
+        down += M * tensor(asked, wide, precision)
     if not owner:
-        up += M * tensor(rows, NUM_CLASSES, value_bytes)
-        down += M * tensor(rows, NUM_CLASSES, value_bytes)
+        scores = tensor(rows, NUM_CLASSES, "fp64" if precision == "fp64" else "fp32")
+        up, down = up + M * scores, down + M * scores
     up += M * (HEADER + SECTION) + 3 * 8 * (1 if owner else M)  # accuracy, macro F1, loss
     down += M * (HEADER + SECTION + 2)  # the verdict
     return up, down
 
 
-def training_bytes(config, rows, value_bytes, owner):
+def training_bytes(config, rows, precision, owner):
     """Return the bytes of one round without node sets: (to the server, to the clients); `rows` is {layer: |S[l+1]|}."""
     layers, wide = config.model.aggregation_layers, HIDDEN * (M if config.model.aggregation == "concat" else 1)
-    up = sum(M * tensor(rows[layer], HIDDEN, value_bytes) for layer in layers)
-    down = sum(M * tensor(rows[layer], wide, value_bytes) for layer in layers)
+    up = sum(M * tensor(rows[layer], HIDDEN, precision) for layer in layers)
+    down = sum(M * tensor(rows[layer], wide, precision) for layer in layers)
     senders = 1 if owner else M
     up += senders * (SECTION + LOSS * config.train.num_local_steps)
     top = layers[-1]
     if config.train.backward == "joint":
         for layer in layers:
             gradients = 1 if owner and layer == top else M
-            up += gradients * tensor(rows[layer], wide, value_bytes) + (M - gradients) * HEADER
-            down += M * tensor(rows[layer], HIDDEN, value_bytes)
+            up += gradients * tensor(rows[layer], wide, precision) + (M - gradients) * HEADER
+            down += M * tensor(rows[layer], HIDDEN, precision)
     elif owner:
-        up += tensor(rows[top], wide, value_bytes) + (M - 1) * HEADER
-        down += M * tensor(rows[top], wide, value_bytes)
+        up += tensor(rows[top], wide, precision) + (M - 1) * HEADER
+        down += M * tensor(rows[top], wide, precision)
     return up, down
 
 
 @pytest.mark.parametrize(("backward", "steps"), [("local", 1), ("local", 3), ("joint", 1)])
 @pytest.mark.parametrize("layers", [(3,), (1, 3), ALL_LAYERS])
-@pytest.mark.parametrize(("aggregation", "precision"), [("mean", "fp32"), ("concat", "fp64")])
+@pytest.mark.parametrize(
+    ("aggregation", "precision"),
+    [("mean", "fp32"), ("mean", "int8"), ("concat", "fp64"), ("concat", "int8"), ("concat", "bf16")],
+)
 @pytest.mark.parametrize("owner", [None, "b"])
 def test_a_run_sends_the_bytes_of_a_closed_formula(owner, aggregation, layers, backward, steps, precision):
     config = settings(
@@ -71,11 +76,10 @@ def test_a_run_sends_the_bytes_of_a_closed_formula(owner, aggregation, layers, b
         prefetch=2,
     )
     done = run(config, tiny_parties(owner=owner))
-    value_bytes = {"fp32": 4, "fp64": 8}[precision]
     rows = {layer: TRAIN if layer == 3 else N for layer in layers}
-    up, down = (3 * part for part in training_bytes(config, rows, value_bytes, owner))
+    up, down = (3 * part for part in training_bytes(config, rows, precision, owner))
     for nodes in (VALIDATION, VALIDATION, TEST):  # after rounds 2 and 3, and the test
-        more_up, more_down = evaluation_bytes(config, nodes, value_bytes, owner)
+        more_up, more_down = evaluation_bytes(config, nodes, precision, owner)
         up, down = up + more_up, down + more_down
     if owner:  # the batches: agreed before round 0 by two rounds, then riding along: sections, no headers
         up += M * HEADER + 3 * (M * SECTION + NODE * TRAIN)
@@ -87,7 +91,7 @@ def test_a_run_sends_the_bytes_of_a_closed_formula(owner, aggregation, layers, b
 @pytest.mark.parametrize("owner", [None, "c"])
 @pytest.mark.parametrize("sampling", ["node", "layer"])
 @pytest.mark.parametrize("layers", [(3,), (1, 3), ALL_LAYERS])
-def test_index_bytes_are_four_for_every_proposed_node_and_for_every_node_of_a_union_at_every_client(
+def test_index_bytes_are_those_of_every_proposed_node_and_of_every_node_of_a_union_at_every_client(
     layers, sampling, owner
 ):
     keys = {"sampler": "neighbor", "sampling": sampling, "fanout": 1, "batch_size": 4, "labels": owner or "all"}

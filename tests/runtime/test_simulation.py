@@ -95,7 +95,7 @@ def test_the_callers_random_state_is_neither_read_nor_changed():
     assert simulate(tiny_parties(), settings(**EVERYTHING_AT_ONCE)).report.weights_sha256 == first
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "int8"])
 @pytest.mark.parametrize(
     "keys",
     [
@@ -296,13 +296,10 @@ def test_the_server_answers_partials_that_fit():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            {"rows": 23},
-            r"party 'b'.*expected float64 of shape \(24, 6\) as from party 'a', got float64 of shape \(23, 6\)",
-        ),
-        ({"width": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(24, 1\)"),  # would broadcast
-        ({"rows": 1}, r"party 'b'.*shape \(24, 6\).*got float64 of shape \(1, 6\)"),
-        ({"dtype": "<f4"}, r"party 'b'.*expected float64.*got float32"),
+        ({"rows": 23}, r"party 'b'.*expected shape \(24, 6\) as from party 'a', got \(23, 6\)"),
+        ({"width": 1}, r"party 'b'.*expected 6 columns, got 1"),  # would broadcast
+        ({"rows": 1}, r"party 'b'.*expected shape \(24, 6\) as from party 'a', got \(1, 6\)"),
+        ({"dtype": "<f4"}, r"party 'b'.*expected a matrix of f8, got a matrix of f4"),
         ({"round": 1}, r"party 'b': expected Partial for training round 0 layer 1.*got Partial for training round 1"),
         ({"layer": 3}, r"party 'b': expected Partial for .* layer 1 .*got Partial for .* layer 3"),
         ({"client": 2}, r"party 'b': expected Partial for .* from client 1, got Partial for .* from client 2"),

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glasu
+from glasu.codec.tensors import BFloat16, Int8
 from glasu.errors import ProtocolError
 from glasu.keys import SERVER, Key, Phase
 from glasu.protocol import messages
 from glasu.protocol.messages import Message, Metrics, Partial, Proposal, TensorMessage, Verdict, Waiting
 from glasu.runtime.meter import Meter
-from glasu.runtime.wire import DTYPES, EXPECTED, HEADER, KINDS, SECTION, TAGS, decode, encode, measured
+from glasu.runtime.wire import DTYPES, EXPECTED, HEADER, KINDS, SECTION, TAGS, VERSION, decode, encode, measured
 
 quick = settings(deadline=None, max_examples=60)
 KEY = Key(run=bytes(range(12)), phase=Phase.TRAINING, client=1, round=3, layer=1)
@@ -35,8 +36,10 @@ keys = st.builds(
     attempt=st.integers(0, 2**16 - 1),
 )
 numbers = hnp.arrays("<f8", st.integers(0, 4))
-node_sets = st.lists(hnp.arrays("<i4", st.integers(0, 4)), max_size=3).map(tuple)
-tensors = st.sampled_from(["<f4", "<f8"]).flatmap(
+node_sets = st.lists(
+    st.sets(st.integers(0, 2**31 - 1), max_size=4).map(lambda nodes: np.array(sorted(nodes), "<i4")), max_size=3
+).map(tuple)
+tensors = st.sampled_from(EXPECTED["tensor"]).flatmap(
     lambda dtype: hnp.arrays(dtype, st.tuples(st.integers(0, 4), st.integers(1, 3)))
 )
 
@@ -132,8 +135,8 @@ def test_node_sets_that_ride_on_a_training_message_count_as_sampling():
     message = Partial(key=KEY, value=np.zeros((2, 3), np.float32), node_sets=(np.arange(5, dtype=np.int32),))
     meter = Meter()
     meter.to_server(message)
-    assert meter.by_phase == {"training": 48 + 12 + 24, "sampling": 12 + 20}
-    assert meter.by_kind == {"header": 48 + 12 + 12, "tensor": 24, "index": 20}
+    assert meter.by_phase == {"training": 48 + 12 + 24, "sampling": 12 + 5}
+    assert meter.by_kind == {"header": 48 + 12 + 12, "tensor": 24, "index": 5}
 
 
 def test_gradients_are_reported_as_training():
@@ -150,14 +153,34 @@ def test_a_header_has_48_bytes_and_an_empty_message_nothing_else():
 
 
 def test_the_bytes_of_a_message_are_pinned():
-    message = Partial(key=KEY, value=np.array([[1.0, -2.0]], np.float32), losses=np.array([0.5]))
+    message = Partial(
+        key=KEY,
+        value=np.array([[1.0, -2.0]], np.float32),
+        losses=np.array([0.5]),
+        node_sets=(np.array([3, 4, 200], np.int32),),
+    )
     assert encode(message).hex() == (
-        "474c5355" "01" "00" "0200"  # magic, version, kind, sections
+        "474c5355" "02" "00" "0300"  # magic, version, kind, sections
         "000102030405060708090a0b" "00000000" "02" "00" "0000"  # run, incarnation, phase, padding, attempt
-        "03000000" "0100" "0100" "00000000" "2800000000000000"  # round, layer, client, chunk, length
+        "03000000" "0100" "0100" "00000000" "3800000000000000"  # round, layer, client, chunk, length
         "00" "00" "0000" "01000000" "02000000" "0000803f" "000000c0"  # tensor, fp32, one row of two
         "02" "01" "0000" "01000000" "00000000" "000000000000e03f"  # losses, fp64, a vector of one
+        "01" "04" "0000" "04000000" "00000000" "0300c301"  # a node set, u1, four bytes: gaps 3, 0, 195
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sent"),
+    [
+        (BFloat16(), "0200000100000002000000803f00c0"),  # u2, one row of two
+        (Int8(2), "03000001000000060000000402813c4081"),  # i1, one row: 2 / 127, then 64, -127
+    ],
+)
+def test_the_bytes_of_a_rounded_tensor_are_pinned(encoding, sent):
+    value = np.array([[1.0, -2.0]], np.float32)
+    data = encode(Partial(key=KEY, value=encoding.encode(value, KEY)))
+    assert data[48:].hex() == "00" + sent
+    np.testing.assert_allclose(encoding.decode(decode(data).value), value, atol=2 / 254)
 
 
 @pytest.mark.parametrize("layout", ["big-endian", "transposed", "strided"])
@@ -206,7 +229,7 @@ def test_garbage_is_refused(data):
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 255), st.integers(0, 6), st.integers(0, 4))
 def test_garbage_behind_a_right_header_raises_no_other_exception(body, code, phase, count):
-    decodes(HEADER.pack(b"GLSU", 1, code % 13, count, bytes(12), 0, phase, 0, 0, 0, 0, 0, len(body)) + body)
+    decodes(HEADER.pack(b"GLSU", VERSION, code % 13, count, bytes(12), 0, phase, 0, 0, 0, 0, 0, len(body)) + body)
 
 
 def test_a_message_with_changed_bytes_raises_no_other_exception():
@@ -229,7 +252,7 @@ def with_sections(kind: type[Message], parts: list[tuple[int, int, int, int]], f
         size = rows * max(1, columns) * (np.dtype(DTYPES[dtype]).itemsize if dtype < len(DTYPES) else 1)
         body += SECTION.pack(tag, dtype, rows, columns) + bytes([filler]) * size
     code = {item: number for number, item in KINDS.items()}[kind]
-    return HEADER.pack(b"GLSU", 1, code, len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
+    return HEADER.pack(b"GLSU", VERSION, code, len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
 
 
 @settings(deadline=None, max_examples=600)
@@ -257,6 +280,16 @@ def test_a_section_of_another_type_than_its_tag_expects_is_refused(tag):
         if decodes(with_sections(kinds.get(tag, Proposal), [(TAGS.index(tag), code, 2, columns)]))
     }
     assert accepted == set(EXPECTED[tag])
+
+
+@pytest.mark.parametrize("body", ["80", "8000", "ffffffff0f", "0580", "808080808001", "feffffff0700"])
+def test_bytes_that_are_no_node_set_are_refused(body):
+    data = bytes.fromhex(body)
+    section = SECTION.pack(TAGS.index("index"), DTYPES.index("|u1"), len(data), 0)
+    length = SECTION.size + len(data)
+    header = HEADER.pack(b"GLSU", VERSION, 6, 1, bytes(12), 0, 1, 0, 0, 0, 0, 0, length)
+    with pytest.raises(ProtocolError, match="node set"):
+        decode(header + section + data)
 
 
 @pytest.mark.parametrize("tag", [tag for tag in TAGS if tag != "tensor"])
@@ -298,7 +331,7 @@ def test_the_refusal_says_what_is_wrong():
     with pytest.raises(ProtocolError, match="another format or version"):
         decode(b"HTTP" + data[4:])
     with pytest.raises(ProtocolError, match="another format or version"):
-        decode(data[:4] + b"\x02" + data[5:])
+        decode(data[:4] + bytes([VERSION - 1]) + data[5:])
     with pytest.raises(ProtocolError, match="unknown kind 99"):
         decode(data[:5] + b"\x63" + data[6:])
     with pytest.raises(ProtocolError, match="declares 0 bytes after its header, but carries 1"):
@@ -306,7 +339,7 @@ def test_the_refusal_says_what_is_wrong():
 
 
 def test_bytes_that_no_section_claims_are_refused_even_if_the_header_counts_them():
-    header = HEADER.pack(b"GLSU", 1, 10, 0, bytes(12), 0, 2, 0, 0, 0, 0, 0, 5)
+    header = HEADER.pack(b"GLSU", VERSION, 10, 0, bytes(12), 0, 2, 0, 0, 0, 0, 0, 5)
     with pytest.raises(ProtocolError, match="carries 5 bytes after its last section"):
         decode(header + bytes(5))
 
@@ -314,8 +347,8 @@ def test_bytes_that_no_section_claims_are_refused_even_if_the_header_counts_them
 @pytest.mark.parametrize("columns", [0, 1, 2**32 - 1])
 def test_nothing_is_allocated_for_what_a_message_only_declares(columns):
     section = SECTION.pack(0, 1, 2**32 - 1, columns)
-    whole = HEADER.pack(b"GLSU", 1, 0, 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, len(section)) + section
-    header = HEADER.pack(b"GLSU", 1, 0, 2**16 - 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, 2**63)
+    whole = HEADER.pack(b"GLSU", VERSION, 0, 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, len(section)) + section
+    header = HEADER.pack(b"GLSU", VERSION, 0, 2**16 - 1, bytes(12), 0, 2, 0, 0, 0, 0, 0, 2**63)
     tracemalloc.start()
     try:
         assert not decodes(whole)

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+def add(arrays: Sequence[Array]) -> Array:
+    """Return the sum, added in the order given."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total
+
+
 @dataclass(frozen=True)
 class Mean:
     """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
@@ -32,11 +40,14 @@ class Mean:
         """How many times the width of a partial the aggregate has."""
         return 1
 
+    @property
+    def adds(self) -> bool:
+        """Whether aggregating computes new numbers; else it moves the partials' rows, in whatever form they are."""
+        return True
+
     def aggregate(self, partials: Sequence[Array]) -> Array:
         """Return H[l+1] from one partial per client, all of one shape."""
-        total = partials[0].copy()
-        for partial in partials[1:]:
-            total += partial
+        total = add(partials)
         total /= self.num_clients
         return total
 
@@ -72,6 +83,11 @@ class Concat:
     def widening(self) -> int:
         """How many times the width of a partial the aggregate has."""
         return self.num_clients
+
+    @property
+    def adds(self) -> bool:
+        """Whether aggregating computes new numbers; else it moves the partials' rows, in whatever form they are."""
+        return False
 
     def aggregate(self, partials: Sequence[Array]) -> Array:
         """Return H[l+1] from one partial per client, all of one shape."""

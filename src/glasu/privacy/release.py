@@ -1,14 +1,15 @@
 """Release: the one gate through which anything leaves a client.
 
-It has two halves. *Perturb* (clip, noise, grid) changes what the client contributes; `extract_others` sees its result.
-*Encode* changes only how it travels. Every release is entered in the ledger.
+It has two halves. *Perturb* (clip, noise, grid) changes what the client contributes. *Encode* decides how that travels
+(`glasu.codec`). `extract_others` sees the result of both: what every reader makes of the bytes. Every release is
+entered in the ledger.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glasu.codec import ids
+from glasu.codec.tensors import Encoding, Kind
 from glasu.keys import Key
 from glasu.privacy.ledger import Ledger
 
@@ -78,45 +81,24 @@ class Grid:
         return torch.round(value * 2.0**self.bits) * 2.0**-self.bits
 
 
-class Encoding(Protocol):
-    """Decides how a perturbed tensor travels."""
-
-    @property
-    def name(self) -> str: ...
-
-    def encode(self, value: Tensor) -> NDArray[Any]:
-        """Return the array that is sent."""
-
-    def decode(self, payload: NDArray[Any]) -> Tensor:
-        """Return the tensor that the receiver makes of the array."""
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Little-endian floats, as they are."""
-
-    name: str = "fp32"
-
-    def encode(self, value: Tensor) -> NDArray[Any]:
-        return np.ascontiguousarray(value.detach().numpy(), {"fp32": "<f4", "fp64": "<f8"}[self.name])
-
-    def decode(self, payload: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(payload)
-
-
 @dataclass(frozen=True)
 class Sent:
-    """A tensor that has left the client: the array that travels, and the values that everyone now reads in it."""
+    """A tensor that has left the client, as the array that travels."""
 
     payload: NDArray[Any]
-    value: Tensor
+    encoding: Encoding
+
+    @property
+    def value(self) -> Tensor:
+        """The values that everyone now reads in it."""
+        return torch.from_numpy(self.encoding.decode(self.payload))
 
 
 @dataclass
 class Release:
     """The gate: perturb, encode, enter in the ledger."""
 
-    encoding: Encoding
+    encodings: Mapping[Kind, Encoding]
     clipping: Clip | None = None
     perturbations: Sequence[Perturbation] = ()  # after clipping: noise, then grid
     ledger: Ledger = field(default_factory=Ledger)
@@ -131,19 +113,20 @@ class Release:
         """Apply the differentiable part of the gate, as LocalUpdate must."""
         return partial if self.clipping is None else self.clipping(partial)
 
-    def tensor(self, kind: str, value: Tensor, key: Key) -> Sent:
+    def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
         """Let a tensor out: representations, gradients, class probabilities."""
         value = self.clip(value.detach())
         for perturbation in self.perturbations:
             value = perturbation(value, key)
-        payload = self.encoding.encode(value)
+        encoding = self.encodings[kind]
+        payload = encoding.encode(value.numpy(), key)
         self.ledger.enter(kind, key, rows=len(payload), size=payload.nbytes, protection=self.protection)
-        return Sent(payload, self.encoding.decode(payload))
+        return Sent(payload, encoding)
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
-        """Let node numbers out, one set per round."""
-        payloads = tuple(nodes.astype("<i4") for nodes in node_sets)
-        rows, size = sum(len(nodes) for nodes in payloads), sum(nodes.nbytes for nodes in payloads)
+        """Let node numbers out, one set per round; sets travel in rising order."""
+        payloads = tuple((nodes if ids.rises(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
+        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.encoded_size(nodes) for nodes in payloads)
         self.ledger.enter("node sets", key, rows=rows, size=size, protection="none")
         return payloads
 

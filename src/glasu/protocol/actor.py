@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
 from glasu.data.party import PartyData, labelled
-from glasu.errors import ConfigError, TrainingError
+from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, NodeSet
@@ -25,8 +26,8 @@ from glasu.model.optimizer import make_optimizer, schedule_factor
 from glasu.model.sampler import Sampler, training_batch
 from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, no_dropout
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.release import Plain, Release
-from glasu.protocol.messages import NO_NUMBERS
+from glasu.privacy.release import Release
+from glasu.protocol.messages import NO_NUMBERS, TensorMessage
 from glasu.protocol.sampling import Sample
 from glasu.protocol.state import ClientState, Selection
 from glasu.randomness import EVERYONE, Stream, draw_distinct
@@ -107,7 +108,7 @@ class Client:
         self.optimizer = make_optimizer(config, self.model)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.features) if scale is None else scale
-        self.release = Release(Plain(config.wire.precision))
+        self.release = Release(encodings_of(config))
         self.training_nodes = _labelled_training_nodes(party) if self.has_labels else EMPTY
         self.run = run_id(config)
         self.round, self.incarnation, self.key_epoch = 0, 0, 0
@@ -260,9 +261,20 @@ class Client:
         with self.watch.measure("evaluation"):
             return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
 
-    def joined(self, payloads: Sequence[NDArray[np.generic]]) -> Tensor:
+    def joint_shape(self, partial: Tensor) -> tuple[int, int]:
+        """Return the shape of H[l+1], given H_m^+[l]."""
+        return len(partial), partial.shape[1] * self.aggregation.widening
+
+    def read(self, kind: Kind, message: TensorMessage, shape: tuple[int, int]) -> Tensor:
+        """Return the tensor of an answer, or refuse one of another encoding or shape than is expected now."""
+        value = self.release.encodings[kind].decode(message.value)
+        if value.shape != shape:
+            raise ProtocolError(f"{message.key}: expected a {kind} of shape {shape}, got {value.shape}.")
+        return torch.from_numpy(value)
+
+    def joined(self, chunks: Sequence[Tensor]) -> Tensor:
         """Return the chunks of one tensor as a whole."""
-        return torch.cat([self.release.encoding.decode(payload) for payload in payloads])
+        return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
 
     @torch.no_grad()
     def probabilities(self, joint: Tensor) -> Tensor:

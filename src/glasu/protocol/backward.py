@@ -31,7 +31,7 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
             clipped = client.release.clip(partial)
             sent = client.release.tensor("representation", partial, key)
             answer = yield from exchange(Partial(key=key, value=sent.payload, losses=client.take_losses(key)), Joint)
-            hidden = client.release.encoding.decode(answer.value).clone().requires_grad_()
+            hidden = client.read("representation", answer, client.joint_shape(partial)).clone().requires_grad_()
             segments.append((layer, clipped, hidden))
         else:
             hidden = partial
@@ -40,12 +40,13 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
     for layer, clipped, joint in reversed(segments):
         key = client.key(Phase.BACKWARD, batch.round, layer)
         if joint.grad is None:  # H[L] at a client without labels
-            share = yield from exchange(Waiting(key=key), JointGradient)
+            reply = yield from exchange(Waiting(key=key), JointGradient)
         else:
             sent = client.release.tensor("gradient", joint.grad, key)
-            share = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
+            reply = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
+        share = client.read("gradient", reply, (len(clipped), clipped.shape[1]))
         with client.watch.measure("compute"):
-            clipped.backward(client.release.encoding.decode(share.value))  # type: ignore[no-untyped-call]
+            clipped.backward(share)  # type: ignore[no-untyped-call]
     with client.watch.measure("compute"):
         if initial_source is not None and initial is not None:
             initial_source.backward(initial.grad)  # type: ignore[no-untyped-call]
@@ -57,4 +58,4 @@ def server_backward(server: Server, round_index: int) -> Script:
     """Server column: add the gradients in client order and send each client its share."""
     for layer in reversed(server.layers):
         messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
-        server.answer_each(JointGradient, server.aggregation.backpropagate(server.total(messages)))
+        server.answer_each(JointGradient, server.backpropagated(messages))

@@ -31,6 +31,7 @@ from glasu.protocol.sampling import client_sampling, server_sampling, unite
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.codec.tensors import Kind
     from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.protocol.actor import Client
@@ -120,14 +121,18 @@ def _exchange_rows(
     layer: int,
 ) -> Exchange[Tensor]:
     """Send a tensor in chunks of rows, all together, and return what the server made of it."""
-    what = "probabilities" if kind is Scores else "representation"
-    messages = []
-    for chunk, rows in enumerate(message_chunks(len(value))):
+    what: Kind = "probabilities" if kind is Scores else "representation"
+    chunks, messages = message_chunks(len(value)), []
+    for chunk, rows in enumerate(chunks):
         key = client.key(phase, round_index, layer, chunk)
         messages.append(kind(key=key, value=client.release.tensor(what, value[rows], key).payload))
     answers = yield messages
-    pairs = zip(answers, messages, strict=True)
-    return client.joined([checked(answer, message.key, answer_kind).value for answer, message in pairs])
+    _, columns = value.shape if kind is Scores else client.joint_shape(value)
+    parts = []
+    for answer, message, rows in zip(answers, messages, chunks, strict=True):
+        shape = (rows.stop - rows.start, columns)
+        parts.append(client.read(what, checked(answer, message.key, answer_kind), shape))
+    return client.joined(parts)
 
 
 def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
@@ -182,8 +187,8 @@ def server_prediction(server: Server, round_index: int, num_nodes: int, phase: P
             rows = num_nodes if layer == server.layers[-1] else server.sizes.num_nodes
             for chunk in range(len(message_chunks(rows))):
                 messages = yield from server.receive((Partial,), phase, round_index, layer, chunk)
-                server.answer(Joint, server.aggregation.aggregate(server.values(messages)))
+                server.answer(Joint, server.aggregated("representation", messages))
     if server.owner < 0:
         for chunk in range(len(message_chunks(num_nodes))):
             messages = yield from server.receive((Scores,), phase, round_index, server.config.model.num_layers, chunk)
-            server.answer(JointScores, server.mean.aggregate(server.values(messages)))
+            server.answer(JointScores, server.aggregated("probabilities", messages, server.mean))

@@ -32,7 +32,7 @@ def client_inference(
             key = client.key(phase, batch.round, layer)
             sent = client.release.tensor("representation", partial, key)
             answer = yield from exchange(Partial(key=key, value=sent.payload, losses=client.take_losses(key)), Joint)
-            joint = client.release.encoding.decode(answer.value)
+            joint = client.read("representation", answer, client.joint_shape(partial))
             others[layer + 1] = client.aggregation.extract_others(joint, sent.value)
             hidden = joint  # H_m[l+1] = H[l+1]
         else:
@@ -44,4 +44,4 @@ def server_inference(server: Server, round_index: int, phase: Phase = Phase.TRAI
     """Server column: aggregate and broadcast."""
     for layer in server.layers:
         messages = yield from server.receive((Partial,), phase, round_index, layer)
-        server.answer(Joint, server.aggregation.aggregate(server.values(messages)))
+        server.answer(Joint, server.aggregated("representation", messages))

@@ -26,11 +26,11 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Ten
         answer = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
     else:
         answer = yield from exchange(Waiting(key=key), JointGradient)
-    return client.release.encoding.decode(answer.value)
+    return client.read("gradient", answer, (len(joint), joint.shape[1]))
 
 
 def server_gradient(server: Server, round_index: int) -> Script:
-    """Server column: pass the owner's gradient on."""
+    """Server column: pass the owner's gradient on, as it came."""
     layer = server.config.model.num_layers
     messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
-    server.answer(JointGradient, server.total(messages))
+    server.answer(JointGradient, server.owners_gradient(messages))

@@ -31,7 +31,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorMessage(Message):
-    """A message about the rows of one tensor."""
+    """A message about the rows of one tensor, in the form in which they travel (`glasu.codec.tensors`)."""
 
     value: Array
 

@@ -5,14 +5,18 @@ Neither torch nor PyG is loaded here or in anything this module imports.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, ProtocolError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
-from glasu.model.aggregation import Mean, aggregation_of
+from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import server_backward
 from glasu.protocol.evaluation import server_evaluation
@@ -30,6 +34,8 @@ from glasu.protocol.messages import (
 )
 from glasu.protocol.sampling import server_publication, server_sampling, unite, windows
 from glasu.protocol.state import Selection, ServerState
+
+ROWS_AT_ONCE = 4096  # what the server computes with has at most so many rows, whatever arrives
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Server:
         self.config, self.roster, self.sizes, self.run = config, tuple(roster), sizes, run
         self.layers = config.model.aggregation_layers
         self.aggregation = aggregation_of(config.model, len(roster))
+        self.encodings = encodings_of(config)
         self.mean = Mean(len(roster))  # of class probabilities, whatever the layers' aggregation is
         self.owner = -1 if config.train.labels == "all" else self.roster.index(config.train.labels)
         self.round, self.selection, self.stopped = 0, Selection(), False
@@ -97,39 +104,63 @@ class Server:
         )
 
     def _answer(self, kind: type[Message], sender: int, fields: dict[str, Any]) -> Message:
-        asked = self._received[0].key
-        key = Key(
-            run=self.run,
-            phase=asked.phase,
-            client=sender,
-            round=asked.round,
-            layer=asked.layer,
-            chunk=asked.chunk,
-            incarnation=asked.incarnation,
-            attempt=asked.attempt,
-        )
-        return kind(key=key, node_sets=unite(self._received), **fields)
+        return kind(key=self._key(sender), node_sets=unite(self._received), **fields)
 
-    def values(self, messages: Sequence[Message]) -> list[Array]:
-        """Return the tensors of all clients; one shape and type, never broadcast."""
+    def _key(self, sender: int) -> Key:
+        """Name the answer to what was received."""
+        return dataclasses.replace(self._received[0].key, run=self.run, client=sender)
+
+    def payloads(self, kind: Kind, messages: Sequence[Message]) -> list[Array]:
+        """Return the tensors of those clients that sent one, as they travelled; one shape, never broadcast."""
         senders = [message for message in messages if isinstance(message, TensorMessage)]
-        first = senders[0]
+        if not senders:
+            raise ProtocolError(f"{messages[0].key}: no party sent its {kind}.")
+        hidden, first = self.config.model.hidden, senders[0]
+        widths = {"representation": hidden, "gradient": hidden * self.aggregation.widening}
+        columns = widths.get(kind)  # how many classes there are, the server does not know
         for message in senders:
-            if message.value.shape != first.value.shape or message.value.dtype != first.value.dtype:
-                raise ProtocolError(
-                    f"party {self.roster[message.key.client]!r}, {message.key}: expected {first.value.dtype} of shape "
-                    f"{first.value.shape} as from party {self.roster[first.key.client]!r}, "
-                    f"got {message.value.dtype} of shape {message.value.shape}."
-                )
+            flaw = self.encodings[kind].flaw(message.value, columns)
+            if not flaw and message.value.shape != first.value.shape:
+                party = self.roster[first.key.client]
+                flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
+            if flaw:
+                raise ProtocolError(f"party {self.roster[message.key.client]!r}, {message.key}, {kind}: {flaw}.")
         return [message.value for message in senders]
 
-    def total(self, messages: Sequence[Message]) -> Array:
-        """Return the sum of the tensors of those clients that sent one, in client order."""
-        values = self.values(messages)
-        total = values[0].copy()
-        for value in values[1:]:
-            total += value
-        return total
+    def aggregated(self, kind: Kind, messages: Sequence[Message], aggregation: Aggregation | None = None) -> Array:
+        """Return what the clients' tensors make together, as it travels to all of them."""
+        payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
+        aggregation, key = aggregation or self.aggregation, self._key(SERVER)
+        if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
+            return aggregation.aggregate(payloads)
+
+        def compute(rows: slice) -> list[Array]:
+            joint = aggregation.aggregate([encoding.decode(payload[rows]) for payload in payloads])
+            return [encoding.encode(joint, key, rows.start)]
+
+        return _by_rows(len(payloads[0]), compute)[0]
+
+    def backpropagated(self, messages: Sequence[Message]) -> list[Array]:
+        """Return for each client the gradient at its partial, as it travels: of the sum of those that were sent."""
+        payloads, encoding = self.payloads("gradient", messages), self.encodings["gradient"]
+        keys = [self._key(TO_ONE + client) for client in range(len(self.roster))]
+
+        def compute(rows: slice) -> list[Array]:
+            total = add([encoding.decode(payload[rows]) for payload in payloads])
+            shares = zip(self.aggregation.backpropagate(total), keys, strict=True)
+            return [encoding.encode(share, key, rows.start) for share, key in shares]
+
+        return _by_rows(len(payloads[0]), compute)
+
+    def owners_gradient(self, messages: Sequence[Message]) -> Array:
+        """Return the gradient of the label owner, who alone sends one, as it travelled."""
+        senders = [message.key.client for message in messages if isinstance(message, TensorMessage)]
+        if senders != [self.owner]:
+            names = ", ".join(self.roster[client] for client in senders) or "nobody"
+            raise ProtocolError(
+                f"{messages[0].key}: expected a gradient from party {self.roster[self.owner]!r} alone, got: {names}."
+            )
+        return self.payloads("gradient", messages)[0]
 
     def _note_losses(self, messages: Sequence[Message]) -> None:
         means = [float(message.losses.mean()) for message in messages if len(message.losses)]
@@ -156,6 +187,19 @@ class Server:
             raise ConfigError("the saved state belongs to a run with other settings or parties; start afresh.")
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.history = list(state.losses), list(state.history)
+
+
+def _by_rows(num_rows: int, compute: Callable[[slice], list[Array]]) -> list[Array]:
+    """Compute arrays of so many rows, some rows at a time."""
+    first = compute(slice(0, min(num_rows, ROWS_AT_ONCE)))
+    if num_rows <= ROWS_AT_ONCE:
+        return first
+    results = [np.empty((num_rows, part.shape[1]), part.dtype) for part in first]
+    for start in range(0, num_rows, ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, num_rows))
+        for result, part in zip(results, compute(rows) if start else first, strict=True):
+            result[rows] = part
+    return results
 
 
 def server_script(server: Server) -> Script:

@@ -1,7 +1,10 @@
-"""Message <-> bytes: a fixed header, then raw little-endian arrays; no pickle, no compression.
+"""Message <-> bytes: a fixed header, then little-endian arrays as they travel; no pickle, nothing of unknown size.
 
 header (48 bytes)   magic, version, kind, number of sections, key, length of what follows
 section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
+
+Tensors come here encoded already (`glasu.codec.tensors`), for everyone computes with the values as they were encoded;
+node sets become bytes here (`glasu.codec.ids`), which changes none of them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.codec import ids
 from glasu.errors import ProtocolError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.protocol.messages import (
@@ -32,7 +36,7 @@ from glasu.protocol.messages import (
     Waiting,
 )
 
-MAGIC, VERSION = b"GLSU", 1
+MAGIC, VERSION = b"GLSU", 2  # any change of what bytes mean is another version; there is no reading of older ones
 HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")
 SECTION = struct.Struct("<BBxxII")
 KINDS: dict[int, type[Message]] = dict(
@@ -42,12 +46,18 @@ KINDS: dict[int, type[Message]] = dict(
 )
 CODES = {kind: code for code, kind in KINDS.items()}
 TAGS = ("tensor", "index", "loss", "metrics", "verdict")
-DTYPES = ("<f4", "<f8", "<i4", "|u1")
-EXPECTED = {"tensor": ("<f4", "<f8"), "index": ("<i4",), "loss": ("<f8",), "metrics": ("<f8",), "verdict": ("|u1",)}
+DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1")
+EXPECTED = {
+    "tensor": ("<f4", "<f8", "<u2", "|i1"),  # fp32, fp64, bf16, int8
+    "index": ("|u1",),
+    "loss": ("<f8",),
+    "metrics": ("<f8",),
+    "verdict": ("|u1",),
+}
 
 
 def sections(message: Message) -> Iterator[tuple[str, NDArray[Any]]]:
-    """List the arrays of a message, in the order in which they travel."""
+    """List the arrays of a message, in the order in which they travel; node sets not yet as bytes."""
     if isinstance(message, TensorMessage):
         yield "tensor", message.value
     if isinstance(message, Metrics):
@@ -64,6 +74,7 @@ def encode(message: Message) -> bytes:
     """Return the message as bytes."""
     body, count = [], 0
     for tag, array in sections(message):
+        array = ids.encode(array) if tag == "index" else array
         dtype = DTYPES.index(array.dtype.newbyteorder("<").str)
         columns = array.shape[1] if array.ndim == 2 else 0
         little = np.ascontiguousarray(array, DTYPES[dtype])
@@ -163,7 +174,7 @@ def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]
             raise ProtocolError(f"{kind.__name__} for {key}: a verdict has two flags.")
         fields["improved"], fields["stop"] = (bool(flag) for flag in by_tag["verdict"][0])
     losses = by_tag["loss"][0] if by_tag["loss"] else NO_NUMBERS
-    return kind(key=key, losses=losses, node_sets=tuple(by_tag["index"]), **fields)
+    return kind(key=key, losses=losses, node_sets=tuple(ids.decode(data) for data in by_tag["index"]), **fields)
 
 
 def measured(message: Message) -> Iterator[tuple[str, str, int]]:
@@ -173,4 +184,4 @@ def measured(message: Message) -> Iterator[tuple[str, str, int]]:
     for tag, array in sections(message):
         about = "sampling" if tag == "index" and phase == "training" else phase
         yield "header", about, SECTION.size
-        yield tag, about, array.nbytes
+        yield tag, about, ids.encoded_size(array) if tag == "index" else array.nbytes

@@ -1,0 +1,209 @@
+"""How tensors travel: as floats, as bf16, or as 8-bit integers with a step per row; numpy only, as the server is.
+
+An encoding knows no protocol: whoever reads a tensor that has travelled decodes it, the sender too, and computes with
+what it then says. It has no memory either: a message made again is the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.config import RunConfig
+from glasu.errors import ProtocolError, TrainingError
+from glasu.keys import Key
+from glasu.randomness import Stream
+
+Array = NDArray[Any]
+Kind = Literal["representation", "gradient", "probabilities"]
+
+
+class Encoding(Protocol):
+    """Decides how the rows of a matrix travel; a row's bytes depend on no other row."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        """Return the array that is sent.
+
+        Args:
+            value: the numbers.
+            key: names the message that they travel in.
+            first_row: where they stand in that message.
+        """
+
+    def flaw(self, payload: Array, columns: int | None = None) -> str:
+        """Return what is wrong with a received array; empty: nothing.
+
+        Args:
+            payload: what was received.
+            columns: how many values a row must have, where the receiver knows it.
+        """
+
+    def decode(self, payload: Array) -> Array:
+        """Return the numbers that every reader of the array computes with, or refuse a flawed one."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Little-endian floats, as they are."""
+
+    name: str = "fp32"
+
+    @property
+    def dtype(self) -> str:
+        return {"fp32": "<f4", "fp64": "<f8"}[self.name]
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        return np.ascontiguousarray(value, self.dtype)
+
+    def flaw(self, payload: Array, columns: int | None = None) -> str:
+        return _not_of(self.dtype, payload) or _not_as_wide(columns, payload.shape[1])
+
+    def decode(self, payload: Array) -> Array:
+        return _sound(self, payload)
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """The upper half of a 32-bit float, rounded to nearest, half to even; NaN and infinity stay what they are."""
+
+    name: str = "bf16"
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        value = np.ascontiguousarray(value, "<f4")
+        bits = value.view("<u4")
+        upper: Array = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+        unknown = np.isnan(value)
+        if unknown.any():  # rounding could make an infinity, or a zero, of its bits
+            upper[unknown] = 0x7FC0
+        return upper
+
+    def flaw(self, payload: Array, columns: int | None = None) -> str:
+        return _not_of("<u2", payload) or _not_as_wide(columns, payload.shape[1])
+
+    def decode(self, payload: Array) -> Array:
+        bits: Array = _sound(self, payload).astype("<u4") << 16
+        return bits.view("<f4")
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Multiples -127..127 of a step of their own for every `width` values of a row: step, float32, then the values.
+
+    The step is max|value| / 127. It stands before its values, so that blocks of columns keep their bytes when they are
+    laid side by side or taken apart. A row that is not finite has no step and is refused, never sent as numbers.
+
+    Rounding is to nearest, or stochastic: up with the probability of the rest, by a random number that is a function of
+    (seed, message, row, column); then what arrives is right in the mean, however small a value is beside its row's
+    largest.
+    """
+
+    width: int
+    stochastic: bool = False
+    seed: int = 0
+    name: str = "int8"
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        rows, columns = value.shape
+        blocks = np.ascontiguousarray(value, np.float32).reshape(rows, columns // self.width, self.width)
+        with np.errstate(invalid="ignore"):
+            largest = np.abs(blocks).max(axis=2, keepdims=True)
+            sendable = bool((largest < _TOO_LARGE).all())
+        if not sendable:
+            raise TrainingError(
+                f"{key}: a value to be sent is not a finite number; training diverged. Lower train.learning_rate."
+            )
+        largest[largest < _NEGLIGIBLE] = 0
+        multiples = blocks * np.divide(_HIGH, largest, out=np.zeros_like(largest), where=largest > 0)
+        if self.stochastic:
+            multiples += self._uniform(key, first_row, rows, columns).reshape(multiples.shape)
+            np.clip(np.floor(multiples, out=multiples), -_HIGH, _HIGH, out=multiples)
+        else:
+            np.rint(multiples, out=multiples)
+        payload = np.empty((rows, blocks.shape[1], _STEP_BYTES + self.width), np.int8)
+        payload[:, :, :_STEP_BYTES] = (largest / _HIGH).astype("<f4").view(np.int8)
+        payload[:, :, _STEP_BYTES:] = multiples
+        return payload.reshape(rows, -1)
+
+    def flaw(self, payload: Array, columns: int | None = None) -> str:
+        block = _STEP_BYTES + self.width
+        if flaw := _not_of("|i1", payload):
+            return flaw
+        if payload.shape[1] == 0 or payload.shape[1] % block:
+            return f"expected rows of one or more times {block} bytes, got {payload.shape[1]}"
+        if flaw := _not_as_wide(columns, payload.shape[1] // block * self.width):
+            return flaw
+        steps = self._steps(payload)
+        with np.errstate(invalid="ignore"):
+            good = (steps >= 0) & (steps <= _LARGEST_STEP)
+        return "" if good.all() else f"the step of a row is {steps[~good][0]}, not within 0..{_LARGEST_STEP:.3g}"
+
+    def decode(self, payload: Array) -> Array:
+        blocks = _sound(self, payload).reshape(len(payload), -1, _STEP_BYTES + self.width)
+        values = blocks[:, :, _STEP_BYTES:].astype(np.float32)
+        values *= self._steps(payload)
+        return values.reshape(len(payload), -1)
+
+    def _steps(self, payload: Array) -> NDArray[np.float32]:
+        blocks = payload.reshape(len(payload), -1, _STEP_BYTES + self.width)
+        return np.ascontiguousarray(blocks[:, :, :_STEP_BYTES]).view("<f4")
+
+    def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
+        """Return a number inside (0, 1) for every value; each row starts a Philox counter of its own."""
+        purpose, counters = f"rounding {key.phase.name}", -(-columns // _DRAWS)
+        stream = Stream(self.seed, purpose, key.round, step=key.chunk, layer=key.layer, client=key.client)
+        source = np.random.Philox(key=stream.key(), counter=first_row * counters)
+        drawn = source.random_raw(4 * counters * rows).astype("<u8", copy=False).view("<u2")
+        return (drawn.reshape(rows, -1)[:, :columns] + np.float32(0.5)) * np.float32(2.0**-16)
+
+
+_HIGH = np.float32(127)
+_STEP_BYTES = 4
+_DRAWS = 16  # of 16 bits, from one counter of Philox
+_NEGLIGIBLE = np.float32(2.0**-119)  # the step of a row below it would lose digits; such a row travels as zeros
+_TOO_LARGE = np.float32(2.0**127)  # from here on a row counts as infinite
+_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 of them are still a number
+
+
+def _not_of(dtype: str, payload: Array) -> str:
+    if payload.ndim == 2 and payload.dtype == np.dtype(dtype):
+        return ""
+    form = {1: "a vector", 2: "a matrix"}.get(payload.ndim, f"{payload.ndim} dimensions")
+    return f"expected a matrix of {dtype[1:]}, got {form} of {payload.dtype.str[1:]}"
+
+
+def _not_as_wide(expected: int | None, columns: int) -> str:
+    return "" if expected in (None, columns) else f"expected {expected} columns, got {columns}"
+
+
+def _sound(encoding: Encoding, payload: Array) -> Array:
+    if flaw := encoding.flaw(payload):
+        raise ProtocolError(f"{encoding.name} tensor: {flaw}.")
+    return payload
+
+
+def alike(encoding: Encoding) -> Mapping[Kind, Encoding]:
+    """Let every kind of tensor travel in one encoding."""
+    return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
+
+
+def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
+    """Return how each kind of tensor travels, in both directions.
+
+    Representations are rounded to nearest, which is the smaller error; gradients stochastically, for what is small in
+    every round must not be lost in every round. Class probabilities are what a run is judged by, and few: they travel
+    as computed.
+    """
+    precision, width, seed = config.wire.precision, config.model.hidden, config.train.seed
+    if precision == "bf16":
+        return {**alike(BFloat16()), "probabilities": Plain()}
+    if precision == "int8":
+        gradient = Int8(width, stochastic=True, seed=seed)
+        return {"representation": Int8(width), "gradient": gradient, "probabilities": Plain()}
+    return alike(Plain(precision))

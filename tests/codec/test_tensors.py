@@ -1,0 +1,301 @@
+"""How tensors travel: what arrives is near what was sent, the same at every reader, and hides nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from glasu.codec.tensors import BFloat16, Encoding, Int8, Plain, alike, encodings_of
+from glasu.config import RunConfig
+from glasu.errors import ProtocolError, TrainingError
+from glasu.keys import SERVER, TO_ONE, Key, Phase
+
+KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
+WIDTH = 4
+ENCODINGS: list[Encoding] = [
+    Plain(),
+    Plain("fp64"),
+    BFloat16(),
+    Int8(WIDTH),
+    Int8(WIDTH, stochastic=True, seed=5),
+]
+LOSSY = [encoding for encoding in ENCODINGS if not isinstance(encoding, Plain)]
+EIGHT_BITS = [encoding for encoding in ENCODINGS if isinstance(encoding, Int8)]
+quick = settings(deadline=None, max_examples=150)
+shapes = st.tuples(st.integers(0, 5), st.integers(1, 3).map(lambda blocks: blocks * WIDTH))
+finite = st.floats(-(2.0**126), 2.0**126, width=32)
+matrices = hnp.arrays("<f4", shapes, elements=finite)
+
+
+def normal(rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
+    return (scale * np.random.default_rng(0).standard_normal((rows, columns))).astype(np.float32)
+
+
+def blocks_of(value: np.ndarray) -> np.ndarray:
+    return value.reshape(len(value), -1, WIDTH)
+
+
+# The conformance suite: every encoding passes it.
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_what_is_sent_is_a_matrix_of_as_many_rows_that_decodes_to_the_shape_it_had(encoding):
+    @quick
+    @given(matrices)
+    def law(value):
+        payload = encoding.encode(value, KEY)
+        assert payload.ndim == 2
+        assert len(payload) == len(value)
+        assert payload.flags.c_contiguous
+        assert encoding.flaw(payload) == ""
+        decoded = encoding.decode(payload)
+        assert decoded.shape == value.shape
+        assert decoded.dtype == ("<f8" if encoding.name == "fp64" else "<f4")
+        assert np.isfinite(decoded).all()
+
+    law()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("cut", [1, 3, 6])
+def test_a_rows_bytes_depend_on_no_other_row_and_on_where_it_stands_in_its_message(encoding, cut):
+    value = normal(7, 3 * WIDTH)
+    parts = [encoding.encode(value[:cut], KEY), encoding.encode(value[cut:], KEY, cut)]
+    assert encoding.encode(value, KEY).tobytes() == np.concatenate(parts).tobytes()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("again", [{}, {"incarnation": 1}, {"attempt": 1}, {"run": bytes(11) + b"1"}], ids=str)
+def test_a_message_made_again_is_the_same_bytes_in_any_runtime(encoding, again):
+    """Neither a restart nor the identity that a server gives to a run changes a bit."""
+    value = normal(7, WIDTH)
+    first, second = (encoding.encode(value, key) for key in (KEY, dataclasses.replace(KEY, **again)))
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_encoding_leaves_the_values_as_they_were_and_takes_any_memory_layout(encoding):
+    value = normal(6, 2 * WIDTH)
+    before = value.copy()
+    expected = encoding.encode(value, KEY).tobytes()
+    np.testing.assert_array_equal(value, before)
+    for stored in (np.asfortranarray(value), np.repeat(value, 2, axis=1)[:, ::2], value.astype(">f4")):
+        assert encoding.encode(stored, KEY).tobytes() == expected
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_decoding_leaves_the_received_bytes_as_they_were(encoding):
+    payload = encoding.encode(normal(6, 2 * WIDTH), KEY)
+    before = payload.tobytes()
+    encoding.decode(payload)
+    assert payload.tobytes() == before
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_blocks_of_columns_keep_their_bytes_side_by_side_and_taken_apart(encoding):
+    """What `concat` makes of encoded partials is what they say, side by side: nothing is rounded twice."""
+    parts = [normal(5, WIDTH, scale) for scale in (1.0, 1e-3, 1e6)]
+    payloads = [encoding.encode(part, KEY) for part in parts]
+    joint = np.concatenate(payloads, axis=1)
+    decoded = [encoding.decode(payload) for payload in payloads]
+    np.testing.assert_array_equal(encoding.decode(joint), np.concatenate(decoded, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "other"), [pair for pair in itertools.product(ENCODINGS, ENCODINGS) if pair[0].name != pair[1].name]
+)
+def test_what_travelled_in_another_encoding_is_refused(encoding, other):
+    payload = other.encode(normal(3, WIDTH), KEY)
+    with pytest.raises(ProtocolError, match=f"{encoding.name} tensor: expected a matrix of"):
+        encoding.decode(payload)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_a_vector_is_refused(encoding):
+    with pytest.raises(ProtocolError, match="got a vector of"):
+        encoding.decode(encoding.encode(normal(3, WIDTH), KEY).ravel())
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused_or_arrives_as_what_it_is(encoding, bad):
+    value = normal(5, 2 * WIDTH)
+    value[3, 5] = bad
+    if isinstance(encoding, Int8):
+        with pytest.raises(TrainingError, match=r"backward round 3 layer 1 .* diverged\. Lower train\.learning_rate"):
+            encoding.encode(value, KEY)
+        return
+    decoded = encoding.decode(encoding.encode(value, KEY))
+    np.testing.assert_array_equal(decoded[3, 5], bad)
+    assert np.isfinite(decoded).sum() == value.size - 1
+
+
+# bf16
+
+
+@quick
+@given(hnp.arrays("<f4", shapes, elements=st.floats(width=32)))
+@example(np.array([[np.nan, np.inf, -np.inf, 3.4e38]], "<f4"))
+@example(np.array([[0.0, -0.0, 1e-45, -1e-45]], "<f4"))
+@example(np.array([[1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-7]], "<f4"))  # half to even
+def test_bf16_is_what_torch_calls_bfloat16(value):
+    expected = torch.from_numpy(value).bfloat16()
+    payload = BFloat16().encode(value, KEY)
+    known = ~np.isnan(value)
+    np.testing.assert_array_equal(payload[known], expected.view(torch.uint16).numpy()[known])
+    np.testing.assert_array_equal(BFloat16().decode(payload), expected.float().numpy())
+
+
+def test_every_nan_stays_one_in_bf16():
+    bits = np.array([[0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0xFFFF8000]], "<u4")  # some would wrap to 0
+    assert np.isnan(BFloat16().decode(BFloat16().encode(bits.view("<f4"), KEY))).all()
+
+
+# int8
+
+
+@pytest.mark.parametrize("encoding", EIGHT_BITS, ids=["nearest", "stochastic"])
+def test_each_value_is_within_a_step_of_what_was_sent(encoding):
+    @quick
+    @given(matrices)
+    @example(np.zeros((2, WIDTH), "<f4"))
+    @example(np.full((2, WIDTH), 2.0**126, "<f4"))
+    @example(np.array([[1e-45, 2.0**-120, -(2.0**-121), 0.0]], "<f4"))
+    def law(value):
+        payload = encoding.encode(value, KEY)
+        error = np.abs(blocks_of(encoding.decode(payload).astype(np.float64) - value))
+        step = np.abs(blocks_of(value.astype(np.float64))).max(axis=2, keepdims=True) / 127
+        share = 1.0 if encoding.stochastic else 0.5
+        assert (error <= np.maximum(share * step * (1 + 1e-4), 2.0**-119)).all()
+        assert (blocks_of_bytes(payload)[:, :, 4:] >= -127).all()
+
+    law()
+
+
+def blocks_of_bytes(payload: np.ndarray) -> np.ndarray:
+    return payload.reshape(len(payload), -1, 4 + WIDTH)
+
+
+def test_int8_rounds_half_to_even_and_keeps_zero_and_the_largest():
+    value = np.array([[127.0, 0.5, 1.5, -2.5], [0, 0, 0, 0], [-12.7, 0, 0.06, -0.04]], np.float32)
+    payload = Int8(WIDTH).encode(value, KEY)
+    assert payload[:, 4:].tolist() == [[127, 0, 2, -2], [0, 0, 0, 0], [-127, 0, 1, 0]]
+    assert np.ascontiguousarray(payload[:, :4]).view("<f4").ravel().tolist() == [1.0, 0.0, np.float32(12.7) / 127]
+
+
+@pytest.mark.parametrize("encoding", EIGHT_BITS, ids=["nearest", "stochastic"])
+def test_every_block_has_a_step_of_its_own(encoding):
+    value = np.concatenate([normal(5, WIDTH), normal(5, WIDTH, 1e-6)], axis=1)
+    decoded = encoding.decode(encoding.encode(value, KEY))
+    np.testing.assert_allclose(decoded[:, WIDTH:], value[:, WIDTH:], atol=1e-6 * 4 / 127)
+    assert (decoded[:, WIDTH:] != 0).any()
+
+
+def test_int8_takes_a_byte_per_value_and_four_per_row():
+    for width, share in ((64, 0.266), (128, 0.258), (192, 0.256)):
+        payload = Int8(width).encode(normal(10, width), KEY)
+        assert payload.nbytes == 10 * (width + 4)
+        assert payload.nbytes / (10 * width * 4) == pytest.approx(share, abs=1e-3)
+
+
+@pytest.mark.parametrize("step", [np.nan, -np.nan, np.inf, -np.inf, -1e-30, -1.0, 2.0**121, 3e38])
+def test_a_step_that_is_no_possible_number_is_refused(step):
+    payload = Int8(WIDTH).encode(normal(5, 2 * WIDTH), KEY)
+    blocks_of_bytes(payload)[2, 1, :4] = np.array([step], "<f4").view(np.int8)
+    with pytest.raises(ProtocolError, match="int8 tensor: the step of a row is"):
+        Int8(WIDTH).decode(payload)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 4, 7, 9, 15])
+def test_rows_of_another_length_are_refused(columns):
+    with pytest.raises(ProtocolError, match=f"times 8 bytes, got {columns}"):
+        Int8(WIDTH).decode(np.zeros((3, columns), np.int8))
+
+
+@settings(deadline=None, max_examples=300)
+@given(hnp.arrays(np.int8, st.tuples(st.integers(0, 3), st.integers(0, 17))))
+def test_any_bytes_are_refused_or_are_finite_numbers(payload):
+    try:
+        decoded = Int8(WIDTH).decode(payload)
+    except ProtocolError:
+        return
+    assert np.isfinite(decoded).all()
+
+
+# Stochastic rounding
+
+
+def test_stochastic_rounding_is_right_in_the_mean_where_nearest_loses_what_is_small():
+    value = np.tile(np.array([[127.0, 0.3, -0.3, 40.7]], np.float32), (4000, 1))
+    nearest, stochastic = (
+        encoding.decode(encoding.encode(value, KEY)).mean(axis=0)
+        for encoding in (Int8(WIDTH), Int8(WIDTH, stochastic=True))
+    )
+    np.testing.assert_array_equal(nearest, [127, 0, 0, 41])
+    np.testing.assert_allclose(stochastic, [127, 0.3, -0.3, 40.7], atol=5 * 0.5 / 4000**0.5)
+    assert stochastic[0] == 127
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": Phase.TRAINING},
+        {"client": 0},
+        {"client": SERVER},
+        {"client": TO_ONE},
+        {"round": 4},
+        {"layer": 2},
+        {"chunk": 1},
+    ],
+    ids=str,
+)
+def test_another_message_is_rounded_by_other_numbers(change):
+    encoding, value = Int8(WIDTH, stochastic=True), normal(50, WIDTH)
+    first, other = (encoding.encode(value, key) for key in (KEY, dataclasses.replace(KEY, **change)))
+    assert np.mean(first != other) > 0.1
+
+
+def test_another_seed_rounds_by_other_numbers():
+    value = normal(50, WIDTH)
+    first, other = (Int8(WIDTH, stochastic=True, seed=seed).encode(value, KEY) for seed in (0, 1))
+    assert np.mean(first != other) > 0.1
+
+
+@pytest.mark.parametrize("columns", [4, 16, 20, 36])
+def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
+    drawn = Int8(WIDTH, stochastic=True)._uniform(KEY, 0, 2000, columns)
+    assert 0 < drawn.min() < drawn.max() < 1
+    assert drawn.mean() == pytest.approx(0.5, abs=5 * 0.289 / drawn.size**0.5)
+    assert np.histogram(drawn, bins=10, range=(0, 1))[0] / drawn.size == pytest.approx(0.1, abs=0.01)
+    correlation = np.corrcoef(drawn.T) - np.eye(columns)
+    assert np.abs(correlation).max() < 0.12
+    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.06
+
+
+# What the config asks for
+
+
+@pytest.mark.parametrize(
+    ("precision", "names"),
+    [
+        ("fp32", ["fp32", "fp32", "fp32"]),
+        ("fp64", ["fp64", "fp64", "fp64"]),
+        ("bf16", ["bf16", "bf16", "fp32"]),
+        ("int8", ["int8", "int8", "fp32"]),
+    ],
+)
+def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(precision, names):
+    config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
+    found = encodings_of(config)
+    assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
+    assert set(found) == set(alike(Plain()))
+    if precision == "int8":
+        assert found["representation"] == Int8(48)
+        assert found["gradient"] == Int8(48, stochastic=True, seed=9)
