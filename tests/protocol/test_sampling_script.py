@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from glasu.runtime.simulation import simulate
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
 N, TRAIN, VALIDATION, TEST = 24, 12, 6, 6
-HEADER, SECTION, NODE = 48, 12, 4
+HEADER, SECTION, NODE = 48, 12, 1  # bytes; all ids here are below 128
 
 
 def sampled(**keys):
@@ -198,6 +201,33 @@ def test_prefetching_changes_neither_a_weight_nor_an_index_byte(keys):
         assert other.server.losses == runs[0].server.losses
         assert other.meter.by_kind["index"] == runs[0].meter.by_kind["index"]
         assert other.meter.by_kind["tensor"] == runs[0].meter.by_kind["tensor"]
+
+
+@pytest.mark.parametrize("precision", ["fp64", "int8"])
+@pytest.mark.parametrize("keys", [{}, {"num_local_steps": 4}, {"sampling": "layer"}], ids=str)
+def test_a_report_counts_two_exchanges_per_round_for_two_layers_and_the_same_weights_for_any_prefetch(keys, precision):
+    rounds, reports = 12, {}
+    for prefetch in (0, 1, 16):
+        config = settings(
+            aggregation_layers=(1, 3),
+            num_rounds=rounds,
+            evaluate_every=4,
+            dropout=0.5,
+            prefetch=prefetch,
+            precision=precision,
+            **{"sampler": "neighbor", "fanout": 2, "batch_size": 3, **keys},
+        )
+        reports[prefetch] = json.loads(simulate(tiny_parties(), config).report.to_json())
+    steady = {prefetch: report["traffic"]["exchanges_by_phase"] for prefetch, report in reports.items()}
+    assert {prefetch: found["training"] / rounds for prefetch, found in steady.items()} == {0: 2.0, 1: 2.0, 16: 2.0}
+    assert {prefetch: found["sampling"] for prefetch, found in steady.items()} == {0: rounds, 1: 1, 16: 1}
+    for prefetch in (1, 16):  # between two evaluations: four rounds, and the exchanges of one evaluation
+        points = [entry["exchanges"] for entry in reports[prefetch]["history"]]
+        evaluation = 2 + 1 + 1  # two layers, probabilities, metrics; the last is counted after the history's entry
+        assert points[0] == 1 + 4 * 2 + evaluation - 1
+        assert np.diff(points).tolist() == [4 * 2 + evaluation] * 2
+    assert len({tuple(report["weights_sha256"]) for report in reports.values()}) == 1
+    assert len({tuple(report["losses"]) for report in reports.values()}) == 1
 
 
 # --- sampled evaluation ------------------------------------------------------------------------------------------
