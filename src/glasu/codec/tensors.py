@@ -110,8 +110,8 @@ class Int8:
     name: str = "int8"
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
-        rows, columns = value.shape
-        blocks = np.ascontiguousarray(value, np.float32).reshape(rows, columns // self.width, self.width)
+        rows, count = len(value), value.shape[1] // self.width
+        blocks = np.ascontiguousarray(value, np.float32).reshape(rows, count, self.width)
         with np.errstate(invalid="ignore"):
             largest = np.abs(blocks).max(axis=2, keepdims=True)
             sendable = bool((largest < _TOO_LARGE).all())
@@ -122,14 +122,14 @@ class Int8:
         largest[largest < _NEGLIGIBLE] = 0
         multiples = blocks * np.divide(_HIGH, largest, out=np.zeros_like(largest), where=largest > 0)
         if self.stochastic:
-            multiples += self._uniform(key, first_row, rows, columns).reshape(multiples.shape)
+            multiples += self._uniform(key, first_row, *value.shape).reshape(multiples.shape)
             np.clip(np.floor(multiples, out=multiples), -_HIGH, _HIGH, out=multiples)
         else:
             np.rint(multiples, out=multiples)
-        payload = np.empty((rows, blocks.shape[1], _STEP_BYTES + self.width), np.int8)
+        payload = np.empty((rows, count, _STEP_BYTES + self.width), np.int8)
         payload[:, :, :_STEP_BYTES] = (largest / _HIGH).astype("<f4").view(np.int8)
         payload[:, :, _STEP_BYTES:] = multiples
-        return payload.reshape(rows, -1)
+        return payload.reshape(rows, count * (_STEP_BYTES + self.width))
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
         block = _STEP_BYTES + self.width
@@ -145,14 +145,17 @@ class Int8:
         return "" if good.all() else f"the step of a row is {steps[~good][0]}, not within 0..{_LARGEST_STEP:.3g}"
 
     def decode(self, payload: Array) -> Array:
-        blocks = _sound(self, payload).reshape(len(payload), -1, _STEP_BYTES + self.width)
+        blocks = self._blocks(_sound(self, payload))
         values = blocks[:, :, _STEP_BYTES:].astype(np.float32)
         values *= self._steps(payload)
-        return values.reshape(len(payload), -1)
+        return values.reshape(len(payload), blocks.shape[1] * self.width)
+
+    def _blocks(self, payload: Array) -> Array:
+        block = _STEP_BYTES + self.width
+        return payload.reshape(len(payload), payload.shape[1] // block, block)
 
     def _steps(self, payload: Array) -> NDArray[np.float32]:
-        blocks = payload.reshape(len(payload), -1, _STEP_BYTES + self.width)
-        return np.ascontiguousarray(blocks[:, :, :_STEP_BYTES]).view("<f4")
+        return np.ascontiguousarray(self._blocks(payload)[:, :, :_STEP_BYTES]).view("<f4")
 
     def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
         """Return a number inside (0, 1) for every value; each row starts a Philox counter of its own."""
@@ -160,7 +163,8 @@ class Int8:
         stream = Stream(self.seed, purpose, key.round, step=key.chunk, layer=key.layer, client=key.client)
         source = np.random.Philox(key=stream.key(), counter=first_row * counters)
         drawn = source.random_raw(4 * counters * rows).astype("<u8", copy=False).view("<u2")
-        return (drawn.reshape(rows, -1)[:, :columns] + np.float32(0.5)) * np.float32(2.0**-16)
+        drawn = drawn.reshape(rows, _DRAWS * counters)[:, :columns]
+        return (drawn + np.float32(0.5)) * np.float32(2.0**-16)
 
 
 _HIGH = np.float32(127)
