@@ -17,8 +17,8 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
+from glasu.experiments.execution import execute
 from glasu.experiments.plan import Run
-from glasu.experiments.reproduce import execute
 from glasu.experiments.results import Result, store, stored
 from glasu.experiments.settings import settings
 from glasu.experiments.tables import accuracies, mean, spread

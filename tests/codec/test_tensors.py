@@ -259,13 +259,13 @@ def test_stochastic_rounding_is_right_in_the_mean_where_nearest_loses_what_is_sm
 def test_another_message_is_rounded_by_other_numbers(change):
     encoding, value = Int8(WIDTH, stochastic=True), normal(50, WIDTH)
     first, other = (encoding.encode(value, key) for key in (KEY, dataclasses.replace(KEY, **change)))
-    assert np.mean(first != other) > 0.1
+    assert np.mean(first != other) > 0.05  # of all bytes: 3 in 8 are rounded, a third of them to another neighbour
 
 
 def test_another_seed_rounds_by_other_numbers():
     value = normal(50, WIDTH)
     first, other = (Int8(WIDTH, stochastic=True, seed=seed).encode(value, KEY) for seed in (0, 1))
-    assert np.mean(first != other) > 0.1
+    assert np.mean(first != other) > 0.05  # of all bytes: 3 in 8 are rounded, a third of them to another neighbour
 
 
 @pytest.mark.parametrize("columns", [4, 16, 20, 36])

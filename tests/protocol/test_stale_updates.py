@@ -160,6 +160,10 @@ class Spy:
     extracted: list = field(default_factory=list)  # (joint, sent, others)
     merged: list = field(default_factory=list)  # (others, own part, result)
 
+    @property
+    def widening(self):
+        return self.inner.widening
+
     def extract_others(self, joint, partial):
         others = self.inner.extract_others(joint, partial)
         self.extracted.append((joint.clone(), partial.clone(), others.clone()))
