@@ -274,7 +274,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"prefetch": -1}, "prefetch", "negative"),
         ("train", {"prefetch": 1025}, "prefetch", "at most 1024"),
         ("train", {"evaluate_every": 0}, "evaluate_every", "at least 1"),
-        ("train", {"checkpoint_every": 0}, "checkpoint_every", "no effect in this version"),
+        ("train", {"checkpoint_every": -1}, "checkpoint_every", "cannot be negative"),
         ("train", {"seed": -1}, "seed", "0..2^63-1"),
         ("train", {"seed": 2**63}, "seed", "0..2^63-1"),
         ("train", {"backward": "joint"}, "num_local_steps", 'use 1, or train.backward="local"'),
@@ -286,8 +286,7 @@ def test_a_value_out_of_range_is_refused_with_the_rule_it_breaks(section, values
 
 
 WITHOUT_EFFECT = {
-    "train": {"checkpoint_every": (5, 1)},  # key: (a value, the default)
-    "privacy": {
+    "privacy": {  # key: (a value, the default)
         "dp_noise_multiplier": (1.0, 0.0),
         "dp_clip": (0.5, 1.0),
         "delta": (1e-6, 1e-5),

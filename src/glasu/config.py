@@ -17,6 +17,7 @@ from glasu.errors import ConfigError
 from glasu.section import Section, require, shown
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
+WHERE = ("root", "parties")  # keys of [data] that say where it lies on this machine, not what it is
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 
 
@@ -147,7 +148,7 @@ class TrainConfig(Section):
         self._need("stop_at", 0 <= self.stop_at <= 1, "is a share and must lie in [0, 1]; 0 means never.")
         self._need("evaluate_every", self.evaluate_every >= 1, "must be at least 1.")
         self._need("prefetch", self.prefetch <= 1024, "at most 1024 rounds fit into one message.")
-        self._refuse_without_effect("checkpoint_every")
+        self._need("checkpoint_every", self.checkpoint_every >= 0, "cannot be negative; 0 means never.")
         self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
         if self.method == "standalone":
             self._need("labels", self.labels == "all", 'train.method="standalone" needs labels at every party.')
@@ -275,9 +276,18 @@ class RunConfig:
     def digest(self) -> str:
         """Return the SHA-256 of the settings, in hexadecimal; where the data lies on this machine is left out."""
         settings = self.to_dict()
-        for key in ("root", "parties"):
+        for key in WHERE:
             del settings["data"][key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def comparable(self) -> dict[str, Any]:
+        """Return the settings that the digest covers, one entry each: {"train.seed": 0}."""
+        return {
+            f"{section}.{key}": value
+            for section, keys in self.to_dict().items()
+            for key, value in keys.items()
+            if section != "data" or key not in WHERE
+        }
 
 
 def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:

@@ -230,7 +230,7 @@ BAD_SETTINGS = [
     (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
     (["train.task=multilabel"], ['train.task="multilabel"', 'train.task = "multiclass"']),
     (["privacy.target_epsilon=3.0"], ["target_epsilon=3.0", "no effect"]),
-    (["train.checkpoint_every=5"], ["checkpoint_every=5", "no effect"]),
+    (["train.checkpoint_every=-1"], ["checkpoint_every=-1", "0 means never"]),
     (["train.prefetch=2000"], ["prefetch=2000", "1024"]),
     (["data.seed=-1"], ["data.seed=-1"]),
     (["data.edge_fraction=-0.5"], ["edge_fraction=-0.5", "[0, 1]"]),
@@ -361,21 +361,77 @@ def test_predict_without_a_model_or_with_another_file_type_is_one_line(tmp_path)
     refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_leaves_no_half_written_report(run_file, tmp_path, sent, code):
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [*GLASU, "train", str(run_file), "--set", "train.num_rounds=100000", "--out", str(out)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tmp_path, sent, code):
+    out, settings = tmp_path / "run", ("--set", "train.num_rounds=60")
+    words = [*GLASU, "train", str(run_file), *settings, "--out", str(out)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    process.stderr.readline()  # it trains
+    for line in process.stderr:
+        if "round 10:" in line:
+            break
     process.send_signal(sent)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert list(out.iterdir()) == []
+    assert ("goes on after the last finished round" in errors) == (sent != signal.SIGKILL)
+    assert not (out / "report.json").exists()
+    assert not (out / "model").exists()
+
+    again = glasu("train", run_file, *settings, "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert "going on after round" in again.stderr
+    assert not (out / "checkpoints").exists()
+    assert glasu("train", run_file, *settings, "--out", tmp_path / "unbroken", "--quiet").returncode == 0
+    resumed, unbroken = report(out), report(tmp_path / "unbroken")
+    for field in ("weights_sha256", "test", "validation", "losses", "config"):
+        assert resumed[field] == unbroken[field]
+    for found, expected in zip(resumed["history"], unbroken["history"], strict=True):
+        assert found.keys() == expected.keys()
+        assert all(found[key] == expected[key] for key in found if key not in ("bytes", "exchanges", "seconds"))
+    moved = [
+        sum(each["traffic"][key] for key in ("bytes_to_server", "bytes_to_clients")) for each in (resumed, unbroken)
+    ]
+    assert moved[0] >= moved[1]
+
+
+def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):
+    from glasu.config import RunConfig
+    from glasu.data.datasets import load_parties
+    from glasu.runtime.simulation import simulate
+
+    class CrashError(Exception):
+        pass
+
+    def crash(event):
+        if getattr(event, "split", None) == "validation" and event.round == 4:
+            raise CrashError
+
+    out = tmp_path / "run"
+    config = RunConfig.from_toml(run_file)
+    with pytest.raises(CrashError):
+        simulate(load_parties(config), config, observe=crash, checkpoints=out / "checkpoints")
+    kept = sorted(path.name for path in (out / "checkpoints").glob("*.checkpoint"))
+    assert kept == ["round-00000002.checkpoint", "round-00000003.checkpoint"]
+
+    other = ("train", run_file, "--set", "train.seed=1", "--out", out, "--quiet")
+    refused(glasu(*other), "unfinished run", "train.seed = 0 there, 1 here", "--fresh")
+    assert sorted(path.name for path in (out / "checkpoints").glob("*.checkpoint")) == kept
+    result = glasu(*other, "--fresh")
+    assert result.returncode == 0, result.stderr
+    for name in kept:
+        assert name in result.stderr  # even when quiet: nothing is removed without a word
+    assert report(out)["config"]["train"]["seed"] == 1
+    assert glasu("train", run_file, "--set", "train.seed=1", "--out", tmp_path / "new", "--quiet").returncode == 0
+    assert report(out)["weights_sha256"] == report(tmp_path / "new")["weights_sha256"]
+    assert report(out)["traffic"] == report(tmp_path / "new")["traffic"]
+
+
+def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
+    from glasu.data.files import held
+
+    with held(tmp_path / "run"):
+        refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "split", "predict", "reproduce", "search"])

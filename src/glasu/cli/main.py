@@ -47,8 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: the same way out as Ctrl-C, with another exit code."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise Terminated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except GlasuError as error:
         return _fail(args.command, str(error), error.exit_code)
-    except KeyboardInterrupt:
-        print(f"glasu {args.command}: interrupted; nothing was written half.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interruption:
+        advice = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
+        return _fail(args.command, f"interrupted; {advice}.", 143 if isinstance(interruption, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,6 +1,7 @@
 """glasu train: train all parties in one process, as RUN.toml says.
 
-Writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder.
+Writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. While it
+trains, checkpoints lie there too: the same command started again goes on from them. They are removed at the end.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from pathlib import Path
 
 from glasu.cli.arguments import add_run_file, output_folder, read_config
 
+INTERRUPTED = "the same command goes on after the last finished round"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and model/")
+    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -23,17 +26,28 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args)
     out = output_folder(args.out)
 
-    from glasu.cli.progress import shown
+    from glasu.cli.progress import say, shown
     from glasu.data.datasets import load
-    from glasu.data.files import write_atomically
+    from glasu.data.files import held, write_atomically
     from glasu.data.statistics import summary
+    from glasu.runtime.keeper import remove_checkpoints
     from glasu.runtime.simulation import simulate
     from glasu.runtime.trained import TrainedModel
 
     loaded = load(config)
     about = (summary(loaded.statistics, config.data.name), *loaded.notes)
-    with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
-        simulation = simulate(loaded.parties, config, observe=observe, notes=loaded.notes)
-    TrainedModel.of(simulation).save(out / "model")
-    write_atomically(out / "report.json", simulation.report.to_json().encode())
+    with held(out):
+        with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
+            simulation = simulate(
+                loaded.parties,
+                config,
+                observe=observe,
+                notes=loaded.notes,
+                checkpoints=out / "checkpoints",
+                fresh=args.fresh,
+                tell=lambda line: say([f"glasu train: {line}"]),
+            )
+        TrainedModel.of(simulation).save(out / "model")
+        write_atomically(out / "report.json", simulation.report.to_json().encode())
+        remove_checkpoints(out / "checkpoints")
     print(simulation.report.summary())

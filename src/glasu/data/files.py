@@ -12,8 +12,11 @@ from pathlib import Path
 from glasu.errors import ConfigError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the file, make it durable, and rename: a reader sees the old content or the new, nothing between."""
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write beside the file, make it durable, and rename: a reader sees the old content or the new, nothing between.
+
+    Once this returns, the content outlives a crash of the machine.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -21,11 +24,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    _make_names_durable(path.parent)
+
+
+def _make_names_durable(folder: Path) -> None:
+    """Let a rename in the folder outlive a crash of the machine, where the system can promise that."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager

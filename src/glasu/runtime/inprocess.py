@@ -52,6 +52,8 @@ def run_in_process(
     observe: Observer = lambda event: None,
     carry: Carry = lambda message: message,
     each: Map = map,
+    observers: Sequence[Observer] | None = None,
+    before_sending: Callable[[], None] = lambda: None,
 ) -> None:
     """Drive both roles to the end; over a network, the list of messages becomes an await.
 
@@ -63,10 +65,14 @@ def run_in_process(
         observe: is told the server's events.
         carry: what the wire does to a message.
         each: `map`, or one that runs clients in parallel.
+        observers: are told the clients' events, one for each client.
+        before_sending: is called whenever clients are about to send.
     """
+    told = observers or [lambda event: None] * len(clients)
     _advance(server, None, observe)
-    outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients))]
+    outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients), told)]
     while any(outboxes):
+        before_sending()
         together = tuple(outboxes[0])
         inboxes: list[list[Message]] = [[] for _ in clients]
         while any(outboxes):  # until every client has all the answers to what it sent together
@@ -80,15 +86,21 @@ def run_in_process(
             for inbox, answer in zip(inboxes, answers, strict=True):
                 inbox.append(carry(answer))
         meter.exchanged(together)
-        outboxes = [deque(messages) for messages in each(_advance, clients, inboxes)]
+        outboxes = [deque(messages) for messages in each(_advance, clients, inboxes, told)]
 
 
-def run_alone(clients: Sequence[Script], observe: Observer = lambda event: None, each: Map = map) -> None:
-    """Drive clients that send nothing, round by round, to the end."""
+def run_alone(
+    clients: Sequence[Script],
+    observe: Observer = lambda event: None,
+    each: Map = map,
+    after_round: Callable[[], None] = lambda: None,
+) -> None:
+    """Drive clients that send nothing, round by round, to the end; `after_round` is called when all are through one."""
     running = list(clients)
     while running:
         going_on = list(each(lambda script: _one_round(script, observe), running))
         running = [script for script, goes_on in zip(running, going_on, strict=True) if goes_on]
+        after_round()
 
 
 def _one_round(script: Script, observe: Observer) -> bool:

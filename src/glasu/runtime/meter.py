@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,11 @@ class Meter:
         """Count one round trip: messages that a client sent together, and their answers."""
         self.exchanges += 1
         self.exchanges_by_phase[messages[0].key.phase.reported] += 1
+
+    def restore(self, figures: Mapping[str, Any]) -> None:
+        """Go on from figures that `to_dict` gave."""
+        for name, value in figures.items():
+            setattr(self, name, Counter(value) if isinstance(value, Mapping) else value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures for the report."""

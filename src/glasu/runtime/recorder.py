@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glasu.protocol.messages import Evaluated, Event
@@ -26,6 +27,24 @@ class Recorder:
             self.evaluations[event.party].append((event, *spent))
         elif event.loss is not None:
             self.losses[event.party].append(event.loss)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything noted so far as plain values."""
+        return {
+            "evaluations": [
+                [party, dataclasses.asdict(event), moved, exchanges, seconds]
+                for party, events in self.evaluations.items()
+                for event, moved, exchanges, seconds in events
+            ],
+            "losses": [[party, losses] for party, losses in self.losses.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` noted."""
+        for party, event, moved, exchanges, seconds in state["evaluations"]:
+            self.evaluations[party].append((Evaluated(**event), moved, exchanges, seconds))
+        for party, losses in state["losses"]:
+            self.losses[party] = list(losses)
 
     def mean_losses(self) -> tuple[float, ...]:
         """Return the mean loss of every round, over the clients that trained in it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
@@ -19,9 +21,10 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.report import RunReport, versions
-from glasu.runtime.inprocess import Observer, cores, one_thread_each, run_alone, run_in_process
+from glasu.runtime.accounts import Accounts
+from glasu.runtime.inprocess import Carry, Observer, cores, one_thread_each, run_alone, run_in_process
+from glasu.runtime.keeper import SERVER, Keeper, Role, Tell, keeping
 from glasu.runtime.meter import Meter
-from glasu.runtime.recorder import Recorder
 from glasu.timing import Clock, Stopwatch
 
 
@@ -87,6 +90,10 @@ def simulate(
     notes: Sequence[str] = (),
     clock: Clock = time.perf_counter,
     meter: Meter | None = None,
+    checkpoints: Path | None = None,
+    fresh: bool = False,
+    tell: Tell = lambda line: None,
+    carry: Carry = lambda message: message,
 ) -> Simulation:
     """Train one model over all parties in this process.
 
@@ -99,6 +106,10 @@ def simulate(
         notes: what a reader of the report should know about the data.
         clock: tells the seconds for the report.
         meter: counts what is sent, for a caller who reads it while the run lasts.
+        checkpoints: the folder to save states in, and to go on from where it holds this run; None: save nothing.
+        fresh: start over, whatever the folder holds.
+        tell: is told in one line what became of earlier checkpoints.
+        carry: what the wire does to a message.
     """
     parties = as_parties(parties)
     pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
@@ -110,56 +121,73 @@ def simulate(
     if config.data.num_clients != len(parties):
         overridden["data.num_clients"] = {"asked": asked, "used": len(parties)}
         config = config.replace(data={"num_clients": len(parties)})
-    start, watch, meter = clock(), Stopwatch(clock), meter or Meter()
+    joint = bool(config.model.aggregation_layers)
     names: list[str | None] = [party.name for party in parties]
-    recorder = Recorder([None] if config.model.aggregation_layers else names, meter, lambda: clock() - start)
-
-    def notice(event: Event) -> None:
-        recorder(event)
-        observe(event)
-
-    with one_thread_each(_workers(config, len(parties), workers)) as each:
+    accounts = Accounts(clock, [None] if joint else names, meter or Meter())
+    with one_thread_each(_workers(config, len(parties), workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, clock, convolution)
+        server = make_server(config, clients) if joint else None
+        watches = [client.watch for client in clients]
+        keeper = None
+        if checkpoints is not None and config.train.checkpoint_every:
+            roles: dict[str, Role] = {client.party.name: client for client in clients}
+            if server is not None:
+                roles[SERVER] = server
+            keeper = Keeper(checkpoints, config, parties, roles, lambda: accounts.state(watches))
+            counted = keeper.open(fresh=fresh, tell=tell)
+            if counted is not None:
+                accounts.restore(counted)
+            stack.enter_context(keeping(keeper))
         scripts = [client_script(client) for client in clients]
-        if config.model.aggregation_layers:
-            server = make_server(config, clients)
-            run_in_process(server_script(server), scripts, meter, watch, notice, each=each)
-            losses = tuple(server.losses)
+
+        def notice(event: Event) -> None:
+            accounts.recorder(event)
+            observe(event)
+            if keeper is not None and server is not None:
+                keeper.observer(SERVER)(event)
+
+        if server is None:
+            run_alone(scripts, notice, each, keeper.after_round if keeper else lambda: None)
         else:
-            run_alone(scripts, notice, each)
-            losses = recorder.mean_losses()
-    alone = not config.model.aggregation_layers and config.train.method != "centralized"
-    watches = [watch, *(client.watch for client in clients)]
-    seconds = {
-        name: sum(each_watch.seconds[name] for each_watch in watches)
-        for name in ("sampling", "compute", "communication", "evaluation")
-    }
+            observers = [keeper.observer(client.party.name) for client in clients] if keeper else None
+            before_sending = keeper.settle if keeper else lambda: None
+            run_in_process(
+                server_script(server),
+                scripts,
+                accounts.meter,
+                accounts.watch,
+                notice,
+                carry,
+                each,
+                observers,
+                before_sending,
+            )
+    losses = tuple(server.losses) if server is not None else accounts.recorder.mean_losses()
+    alone = not joint and config.train.method != "centralized"
     report = RunReport(
         config=config.to_dict(),
         overridden=overridden,
         parties=tuple(_describe(party) for party in parties),
         notes=tuple(notes),
-        test=recorder.scores("test", alone=alone),
-        validation=recorder.scores("validation", alone=alone),
-        history=recorder.history(),
+        test=accounts.recorder.scores("test", alone=alone),
+        validation=accounts.recorder.scores("validation", alone=alone),
+        history=accounts.recorder.history(),
         losses=losses,
-        traffic=meter.to_dict(),
-        seconds={"total": clock() - start, **seconds},
+        traffic=accounts.meter.to_dict(),
+        seconds=accounts.seconds(watches),
         weights_sha256=tuple(weights_digest(client.best_weights) for client in clients),
         privacy={
             "secure_aggregation": config.privacy.secure_aggregation,
-            "ledger": [
-                {
-                    "party": client.party.name,
-                    "head": client.release.ledger.head.hex(),
-                    "releases": client.release.ledger.rows(),
-                }
-                for client in clients
-            ],
+            "ledger": [_ledger(client) for client in clients],
         },
         versions=versions(),
     )
     return Simulation(report, tuple(clients))
+
+
+def _ledger(client: Client) -> dict[str, Any]:
+    ledger = client.release.ledger
+    return {"party": client.party.name, "head": ledger.head.hex(), "releases": ledger.rows()}
 
 
 def _workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
@@ -197,6 +225,7 @@ def train(
     convolution: Convolution | None = None,
     observe: Observer = lambda event: None,
     workers: int | None = None,
+    checkpoints: str | Path | None = None,
 ) -> RunReport:
     """Train one model over all parties in this process and return what it found and cost.
 
@@ -206,6 +235,15 @@ def train(
         convolution: for backbone "custom": (width in, width out) -> a PyG convolution without self loops of its own.
         observe: is told of every round and evaluation, perhaps from another thread.
         workers: how many clients compute at once; by default as many as there are cores. It changes no bit.
+        checkpoints: a folder to save the state in, every `train.checkpoint_every` rounds; where it holds this run,
+            training goes on from there. None: nothing is saved.
     """
-    config = config or RunConfig()
-    return simulate(parties, config, convolution=convolution, observe=observe, workers=workers).report
+    folder = None if checkpoints is None else Path(checkpoints)
+    return simulate(
+        parties,
+        config or RunConfig(),
+        convolution=convolution,
+        observe=observe,
+        workers=workers,
+        checkpoints=folder,
+    ).report

@@ -1,0 +1,209 @@
+"""Keep a simulation: the states of all roles after a round become one checkpoint, from which the run can go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from glasu.config import RunConfig, TrainConfig
+from glasu.data.digest import data_digest
+from glasu.data.files import write_atomically
+from glasu.data.party import PartyData
+from glasu.errors import ConfigError
+from glasu.protocol.messages import Event, RoundDone
+from glasu.runtime.checkpoint import Snapshot, Store
+from glasu.runtime.inprocess import Observer
+from glasu.runtime.states import Arrays, Facts, client_from_plain, server_from_plain, to_plain
+
+Tell = Callable[[str], None]
+Tally = Callable[[], Facts]
+SERVER = "the server"  # the name of its role
+RUN_FILE, SPENT_FILE = "run.json", "spent.json"
+
+
+class Role(Protocol):
+    """A client or the server: something with a state between rounds."""
+
+    round: int
+    stopped: bool
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+def is_due(role: Role, train: TrainConfig) -> bool:
+    """Tell whether a role that has just finished a round is to be saved."""
+    every = train.checkpoint_every
+    return every > 0 and (role.round % every == 0 or role.round == train.num_rounds or role.stopped)
+
+
+class Keeper:
+    """The checkpoints of one simulation, all roles in one file.
+
+    The observer of each role takes its state when its round is over, perhaps in a thread of its own; the last one
+    starts the writing. `settle` is called before the next message is sent: the checkpoint is durable when it returns.
+    """
+
+    def __init__(
+        self, folder: Path, config: RunConfig, parties: Sequence[PartyData], roles: Mapping[str, Role], tally: Tally
+    ) -> None:
+        """Keep the run of these settings on these data in `folder`.
+
+        Args:
+            folder: for the checkpoints and nothing else.
+            config: the settings, resolved.
+            parties: the data.
+            roles: the parties by name, and the server, if there is one, as SERVER.
+            tally: returns what was counted so far, as plain values.
+        """
+        self.folder, self.roles, self.tally, self.train = folder, dict(roles), tally, config.train
+        self.run = {"settings": config.comparable(), "data": {party.name: data_digest(party) for party in parties}}
+        self.store = Store(folder, f"a run with settings {config.digest()}")
+        self._lock = threading.Lock()
+        self._noted: dict[str, tuple[Arrays, Facts]] = {}
+        self._writer = ThreadPoolExecutor(1, "glasu-checkpoint")
+        self._writing: Future[str] | None = None
+        self._saved = 0  # the round of the last checkpoint
+
+    def open(self, *, fresh: bool = False, tell: Tell = lambda line: None) -> Facts | None:
+        """Bring the roles to where the run goes on, and return what was counted until then; None at the beginning.
+
+        Args:
+            fresh: start over, and remove what is there.
+            tell: is told in one line what is removed, set aside, or continued.
+        """
+        if fresh:
+            removed = self.store.clear()
+            (self.folder / SPENT_FILE).unlink(missing_ok=True)
+            if removed:
+                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+        damaged: list[str] = []
+        rounds = list(self.store.digests(damaged)) if self._holds_this_run() else []
+        for line in damaged:
+            tell(f"not used: {line}")
+        if damaged and not rounds:
+            raise ConfigError(
+                f"{self.folder}: no checkpoint is intact, so this run cannot go on; --fresh starts over. {damaged[-1]}"
+            )
+        write_atomically(self.folder / RUN_FILE, json.dumps(self.run, indent=1).encode())
+        tally: Facts | None = None
+        if rounds:
+            self._saved = rounds[-1]
+            tally = self._restore(self.store.load(self._saved))
+            tell(f"going on after round {self._saved} of {self.train.num_rounds}.")
+        spent = self._spent()
+        if spent is not None and spent["round"] >= self._saved:
+            return {**(tally or {}), **spent["tally"]}
+        return tally
+
+    def _restore(self, snapshot: Snapshot) -> Facts:
+        for name, role in self.roles.items():
+            prefix, facts = f"{name}/", snapshot.facts["roles"][name]
+            own = {key.removeprefix(prefix): value for key, value in snapshot.arrays.items() if key.startswith(prefix)}
+            role.restore(server_from_plain(own, facts) if name == SERVER else client_from_plain(own, facts))
+        tally: Facts = snapshot.facts["tally"]
+        return tally
+
+    def _holds_this_run(self) -> bool:
+        """Tell whether the folder holds this run; refuse to mix it with another one that is not finished."""
+        try:
+            there = json.loads((self.folder / RUN_FILE).read_bytes())
+        except (OSError, ValueError):
+            return bool(list(self.folder.glob("*.checkpoint")))
+        differences = [
+            f"{name} = {there.get(part, {}).get(name)!r} there, {here.get(name)!r} here"
+            for part, here in self.run.items()
+            for name in sorted({*here, *there.get(part, {})})
+            if here.get(name) != there.get(part, {}).get(name)
+        ]
+        if not differences:
+            return True
+        if not list(self.folder.glob("*.checkpoint")):
+            (self.folder / SPENT_FILE).unlink(missing_ok=True)
+            return False
+        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise ConfigError(
+            f"{self.folder}: holds an unfinished run with other settings or data: {'; '.join(differences[:4])}{more}. "
+            "Go on with those, choose another --out, or start over with --fresh, which removes its checkpoints."
+        )
+
+    def _spent(self) -> Facts | None:
+        """Return what an interrupted process had counted beyond its last checkpoint."""
+        try:
+            spent: Facts = json.loads((self.folder / SPENT_FILE).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return spent
+
+    def observer(self, name: str) -> Observer:
+        """Return who takes the role's state whenever a round is over."""
+
+        def observe(event: Event) -> None:
+            if isinstance(event, RoundDone) and self._due(self.roles[name]):
+                self._note(name)
+
+        return observe
+
+    def after_round(self) -> None:
+        """Take the states of all roles, where they have no messages to keep them in step."""
+        if max(role.round for role in self.roles.values()) > self._saved and any(map(self._due, self.roles.values())):
+            for name in self.roles:
+                self._note(name)
+            self.settle()
+
+    def _due(self, role: Role) -> bool:
+        return is_due(role, self.train)
+
+    def _note(self, name: str) -> None:
+        """Take a role's state; the last role's starts the writing."""
+        state = to_plain(self.roles[name].state())
+        with self._lock:
+            self._noted[name] = state
+            if len(self._noted) < len(self.roles):
+                return
+            noted, self._noted = self._noted, {}
+        arrays = {f"{role}/{key}": value for role, (own, _) in noted.items() for key, value in own.items()}
+        facts = {"roles": {role: own for role, (_, own) in noted.items()}, "tally": self.tally()}
+        self._saved = max(role.round for role in self.roles.values())
+        self._writing = self._writer.submit(self.store.save, self._saved, arrays, facts)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is durable; raise where it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """End the writing."""
+        self._writer.shutdown(wait=True)
+
+    def keep_spent(self) -> None:
+        """Of a run that was interrupted, keep what it used up since its last checkpoint."""
+        tally = {key: value for key, value in self.tally().items() if key in ("traffic", "seconds")}
+        write_atomically(self.folder / SPENT_FILE, json.dumps({"round": self._saved, "tally": tally}).encode())
+
+
+@contextmanager
+def keeping(keeper: Keeper) -> Iterator[None]:
+    """Keep what a run used up, if it does not come to its end, and let no thread outlive it."""
+    try:
+        yield
+        keeper.settle()
+    except BaseException:
+        keeper.close()
+        with suppress(OSError):  # what broke the run is to be seen, not that its expenses could not be noted
+            keeper.keep_spent()
+        raise
+    keeper.close()
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run that is finished and written."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,317 @@
+"""A simulation that is broken off at any message and started again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.config import RunConfig
+from glasu.errors import ConfigError, TrainingError
+from glasu.runtime import checkpoint
+from glasu.runtime.checkpoint import Store
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import simulate, train
+from glasu.runtime.wire import encode
+from protocol.monolith import settings, tiny_parties
+
+ROUNDS = 3
+CASES = {
+    "full": {"sampler": "full"},
+    "neighbor": {"sampler": "neighbor", "fanout": 1, "batch_size": 4, "prefetch": 3},
+    "labels at one party": {"sampler": "neighbor", "fanout": 1, "batch_size": 4, "labels": "b"},
+    "shared, labels at one party": {"sampler": "shared", "fanout": 1, "labels": "b", "aggregation": "concat"},
+    "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
+    "gcnii, every second round": {"backbone": "gcnii", "checkpoint_every": 2, "optimizer": "adam"},
+    "stops early": {"stop_at": 0.01, "evaluate_every": 2},
+}
+
+
+class CrashError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """Nothing here pulls the plug of the machine, so nothing here has to wait for the disk."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def case(name) -> tuple[RunConfig, list]:
+    keys = {
+        "aggregation_layers": (1, 3),
+        "num_local_steps": 2,
+        "dropout": 0.5,
+        "num_rounds": ROUNDS,
+        "evaluate_every": 2,
+        "prefetch": 2,
+        "precision": "fp32",
+        **CASES[name],
+    }
+    return settings(**keys), tiny_parties(owner=keys.get("labels"))
+
+
+def crash_at(number: int):
+    """Return what a wire does that breaks at its `number`-th message, and the list of what went through it."""
+    carried: list = []
+
+    def carry(message):
+        if len(carried) == number:
+            raise CrashError
+        carried.append(message)
+        return message
+
+    return carry, carried
+
+
+def outcome(report):
+    """Return what must not depend on interruptions."""
+    counted = ("bytes", "exchanges", "seconds")
+    history = [{key: value for key, value in entry.items() if key not in counted} for entry in report.history]
+    return report.weights_sha256, report.test, report.validation, report.losses, history
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_broken_at_any_message_goes_on_to_the_same_end(name, tmp_path):
+    broken_at(name, tmp_path, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_broken_at_every_message_goes_on_to_the_same_end(name, tmp_path):
+    broken_at(name, tmp_path, None)
+
+
+def broken_at(name, tmp_path, places):
+    """Break a run at so many of its messages, or at every one, and compare its end with that of an unbroken one."""
+    config, parties = case(name)
+    carry, carried = crash_at(-1)
+    unbroken = outcome(simulate(parties, config, carry=carry, workers=1).report)
+    numbers = range(len(carried)) if places is None else np.linspace(0, len(carried) - 1, places).astype(int)
+    for number in numbers:
+        folder, lines = tmp_path / str(number), []
+        with pytest.raises(CrashError):
+            simulate(parties, config, carry=crash_at(number)[0], checkpoints=folder, workers=1)
+        again = simulate(parties, config, checkpoints=folder, tell=lines.append, workers=1).report
+        assert outcome(again) == unbroken, f"broken at message {number}"
+        assert len(lines) <= 1
+    assert lines[0].startswith("going on after round")
+
+
+def test_a_run_may_be_broken_again_and_again(tmp_path):
+    config, parties = case("neighbor")
+    unbroken = outcome(simulate(parties, config).report)
+    for attempt in itertools.count():  # noqa: B007
+        try:
+            report = simulate(parties, config, carry=crash_at(62)[0], checkpoints=tmp_path).report
+        except CrashError:
+            continue
+        break
+    assert attempt == 2
+    assert outcome(report) == unbroken
+
+
+def test_no_round_is_done_twice_but_the_one_that_broke(tmp_path):
+    config, parties = case("full")
+    carry, carried = crash_at(-1)
+    simulate(parties, config, carry=carry)
+    for number in range(0, len(carried), len(carried) // 4):
+        first, second = crash_at(number), crash_at(-1)
+        folder = tmp_path / str(number)
+        with pytest.raises(CrashError):
+            simulate(parties, config, carry=first[0], checkpoints=folder)
+        simulate(parties, config, carry=second[0], checkpoints=folder)
+        redone = {message.key.pack() for message in first[1]} & {message.key.pack() for message in second[1]}
+        rounds = {message.key.round for message in first[1] if message.key.pack() in redone}
+        assert len({round_index for round_index in rounds if round_index < ROUNDS}) <= 2  # and its evaluation
+        assert len(second[1]) < len(carried) or number < len(carried) / ROUNDS
+
+
+def test_traffic_counts_what_both_processes_sent(tmp_path):
+    config, parties = case("full")
+    carry, carried = crash_at(-1)
+    simulate(parties, config, carry=carry)
+    firsts = [index for index, message in enumerate(carried) if message.key.client == 0]  # nothing is under way then
+    for number in firsts[:: len(firsts) // 4]:
+        (carry, before), (going_on, after) = crash_at(number), crash_at(-1)
+        folder = tmp_path / str(number)
+        with pytest.raises(CrashError):
+            simulate(parties, config, carry=carry, checkpoints=folder)
+        traffic = simulate(parties, config, carry=going_on, checkpoints=folder).report.traffic
+        sizes = sum(len(encode(message)) for message in [*before, *after])
+        assert traffic["bytes_to_server"] + traffic["bytes_to_clients"] == sizes
+        assert traffic["messages"] == len(before) + len(after)
+        assert sum(traffic["by_phase"].values()) == sum(traffic["by_kind"].values()) == sizes
+
+
+@pytest.mark.parametrize("method", ["standalone", "centralized"])
+def test_parties_that_train_alone_go_on_too(method, tmp_path):
+    config = settings(num_rounds=6, evaluate_every=1, dropout=0.5, precision="fp32", patience=2, learning_rate=0.5)
+    config = config.replace(train={"method": method, "num_local_steps": 1})
+    parties = tiny_parties()
+    events = []
+    unbroken = outcome(simulate(parties, config, observe=events.append, workers=1).report)
+    for number in range(0, len(events), len(events) // 4):
+        seen = itertools.count()
+
+        def observe(event, seen=seen, number=number):
+            if next(seen) == number:
+                raise CrashError
+
+        folder = tmp_path / str(number)
+        with pytest.raises(CrashError):
+            simulate(parties, config, observe=observe, checkpoints=folder, workers=1)
+        assert outcome(simulate(parties, config, checkpoints=folder, workers=1).report) == unbroken
+
+
+def test_a_checkpoint_is_written_as_often_as_asked_and_never_with_zero(tmp_path):
+    config, parties = case("full")
+    for every, rounds in ((1, [1, 2, 3]), (2, [2, 3]), (9, [3]), (0, [])):
+        saved = []
+
+        class Spy(Store):
+            def save(self, round_index, arrays, facts, saved=saved):
+                saved.append(round_index)
+                return super().save(round_index, arrays, facts)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("glasu.runtime.keeper.Store", Spy)
+            simulate(parties, config.replace(train={"checkpoint_every": every}), checkpoints=tmp_path / str(every))
+        assert saved == rounds
+    assert not (tmp_path / "0").exists()
+
+
+def test_a_finished_run_has_nothing_left_to_train(tmp_path):
+    config, parties = case("full")
+    first = train(parties, config, checkpoints=tmp_path)
+    carry, carried = crash_at(-1)
+    again = simulate(parties, config, checkpoints=tmp_path, carry=carry).report
+    assert outcome(again) == outcome(first)
+    assert {message.key.round for message in carried} == {ROUNDS + 1}  # the test of the selected model
+
+
+def broken(tmp_path, number=60):
+    config, parties = case("full")
+    with pytest.raises(CrashError):
+        simulate(parties, config, carry=crash_at(number)[0], checkpoints=tmp_path)
+    older, newer = sorted(tmp_path.glob("*.checkpoint"))
+    return config, parties, older, newer
+
+
+def flip(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+DAMAGE = {
+    "a bit": lambda newer, older: flip(newer, len(newer) // 2),
+    "the last bit": lambda newer, older: flip(newer, len(newer) - 1),
+    "the schema": lambda newer, older: flip(newer, 4),
+    "the digest": lambda newer, older: flip(newer, 20),
+    "cut short": lambda newer, older: newer[:-1],
+    "a head alone": lambda newer, older: newer[:40],
+    "empty": lambda newer, older: b"",
+    "longer": lambda newer, older: newer + b"\0",
+    "another file": lambda newer, older: b"PK\3\4" * 100,
+    "the older one in its place": lambda newer, older: older,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_noticed_and_the_older_one_used(kind, tmp_path):
+    config, parties, older, newer = broken(tmp_path)
+    newer.write_bytes(DAMAGE[kind](newer.read_bytes(), older.read_bytes()))
+    lines: list[str] = []
+    report = simulate(parties, config, checkpoints=tmp_path, tell=lines.append).report
+    assert newer.name in lines[0]
+    assert "not used" in lines[0]
+    assert lines[1] == f"going on after round {int(older.stem[-3:])} of {ROUNDS}."
+    assert outcome(report) == outcome(simulate(parties, config).report)
+
+
+def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_path):
+    config, parties, older, newer = broken(tmp_path)
+    for path in (older, newer):
+        path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ConfigError, match=r"no checkpoint is intact.*--fresh"):
+        simulate(parties, config, checkpoints=tmp_path)
+    assert older.exists()
+    lines: list[str] = []
+    simulate(parties, config, checkpoints=tmp_path, fresh=True, tell=lines.append)
+    assert older.name in lines[0]
+    assert newer.name in lines[0]
+
+
+def test_other_data_is_refused(tmp_path):
+    config, parties, _, _ = broken(tmp_path)
+    changed = parties[1].features.copy()
+    changed[0, 0] += 1
+    others = [parties[0], replace(parties[1], features=changed), parties[2]]
+    with pytest.raises(ConfigError, match=r"other settings or data: b = "):
+        simulate(others, config, checkpoints=tmp_path)
+
+
+def test_a_disk_that_fails_stops_the_run_and_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
+    config, parties = case("full")
+    written = checkpoint.write_atomically
+    files = itertools.count()
+
+    def fail(path, content, mode):
+        if next(files) == 2:
+            raise OSError(28, "No space left on device")
+        written(path, content, mode)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fail)
+    with pytest.raises(TrainingError, match=r"round-00000003.*cannot be written.*No space left.*same command again"):
+        simulate(parties, config, checkpoints=tmp_path)
+    assert len(list(tmp_path.glob("*.checkpoint"))) == 2
+    assert outcome(simulate(parties, config, checkpoints=tmp_path).report) == outcome(simulate(parties, config).report)
+
+
+@pytest.mark.parametrize("syscall", ["fsync", "write", "replace"])
+def test_a_write_that_breaks_leaves_the_file_of_before_and_no_other(syscall, tmp_path, monkeypatch):
+    store = Store(tmp_path, "somebody")
+    store.save(1, {"x": np.arange(3)}, {})
+    before = (tmp_path / "round-00000001.checkpoint").read_bytes()
+
+    def fail(*arguments):
+        raise OSError(5, "Input/output error")
+
+    target = {"fsync": "os.fsync", "write": "os.fdopen", "replace": "pathlib.Path.replace"}[syscall]
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(TrainingError, match=r"Input/output error"):
+        store.save(1, {"x": np.arange(4)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001.checkpoint"]
+    assert (tmp_path / "round-00000001.checkpoint").read_bytes() == before
+    assert (tmp_path / "round-00000001.checkpoint").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
+    Store(tmp_path / "a", "a").save(1, {}, {})
+    (tmp_path / "a").rename(tmp_path / "b")
+    damaged: list[str] = []
+    assert Store(tmp_path / "b", "b").digests(damaged) == {}
+    assert "of a, not of b" in damaged[0]
+
+
+def test_a_meter_that_goes_on_counts_on():
+    first, second = Meter(), Meter()
+    config, parties = case("neighbor")
+    simulate(parties, config, meter=first)
+    second.restore(first.to_dict())
+    assert second == first
+
+
+@pytest.mark.parametrize(
+    ("rounds", "common"),
+    [
+        ([{3: "", 4: ""}, {3: "", 4: ""}], 4),
+        ([{3: "", 4: ""}, {4: "", 5: ""}], 4),
+        ([{3: "", 4: ""}, {5: "", 6: ""}], None),
+        ([{}, {}], 0),
+        ([{}, {1: ""}], None),
+    ],
+)
+def test_the_greatest_common_round(rounds, common):
+    assert checkpoint.greatest_common(rounds) == common
