@@ -21,8 +21,11 @@ from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
 SERVER = "server"  # the server's name, and its folder's
-RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties
-USAGE: dict[Role, x509.ObjectIdentifier] = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "party": ExtendedKeyUsageOID.CLIENT_AUTH}
+RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties, see glasu.kits.provision
+USAGE: dict[Role, x509.ObjectIdentifier] = {
+    "server": ExtendedKeyUsageOID.SERVER_AUTH,
+    "party": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
 _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
 

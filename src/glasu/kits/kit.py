@@ -138,7 +138,7 @@ def check_key(path: Path, own: Passport) -> bytes:
     return content
 
 
-_AGAIN = "ask whoever ran `glasu provision` for the kit again"
+_AGAIN = "restore it, or ask whoever ran `glasu provision` for the kit again"
 
 
 def _check_folder(folder: Path) -> None:
@@ -220,4 +220,3 @@ def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[int]
     if not genuine:
         raise TransportError(f"{path}: was not signed by the CA beside it; {_AGAIN}.")
     return serials
-
