@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{args.out / 'server' / 'kit.toml'}: lists them now; bring it to the server.")
     elif args.renew:
         _print(provision.renew(args.out, args.renew, args.host, days=days))
-        print(f"{args.out / 'retired'}: holds the kits they replace, which are valid until they expire.")
+        print(f"What they replace is in {args.out / 'retired'}, if it was here, and valid until it expires.")
     else:
         lists = provision.revoke(args.out, args.revoke)
         print(f"{', '.join(args.revoke)}: every certificate issued so far is revoked; --renew makes a new kit.")

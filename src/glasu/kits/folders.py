@@ -1,4 +1,4 @@
-"""Folders with keys in them: written whole, readable by their owner only, moved into place, put aside, never deleted."""
+"""Folders with keys in them: written whole, readable by their owner only, moved into place, put aside, not deleted."""
 
 from __future__ import annotations
 

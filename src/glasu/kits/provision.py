@@ -195,12 +195,11 @@ def _place(office: _Office, names: Sequence[str]) -> list[Kit]:
 
 def _publish(office: _Office) -> list[Path]:
     """Write what the register says of roster and revocations, to the server's kit if it is here; return the lists."""
-    lists, server = [office.folder / REVOKED], office.out / SERVER
-    if server.is_dir():
-        write_atomically(server / MANIFEST, office.manifest(open_certificate(server / CERTIFICATE)))
-        lists.append(server / REVOKED)
+    lists = [folder / REVOKED for folder in (office.folder, office.out / SERVER) if folder.is_dir()]
     for path in lists:
         write_atomically(path, office.revoked_pem())
+    if (server := office.out / SERVER).is_dir():
+        write_atomically(server / MANIFEST, office.manifest(open_certificate(server / CERTIFICATE)))
     return lists
 
 
