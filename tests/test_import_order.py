@@ -23,6 +23,7 @@ LEVELS = {
     "protocol": 5,
     "privacy": 4,
     "model": 4,  # neither privacy nor model knows the other
+    "kits": 4,
     "data": 3,
     "codec": 3,
     "config": 2,

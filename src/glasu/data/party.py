@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from glasu.data.names import check_party_name
 from glasu.errors import DataError
 
 Features: TypeAlias = NDArray[np.float32] | sp.csr_array
@@ -131,8 +132,7 @@ class PartyData:
         object.__setattr__(self, "features", compact(self.features))
         object.__setattr__(self, "ids", _normalized(self.ids))
         nodes, where = self.num_nodes, f"party {self.name!r}"
-        if not 0 < len(self.name) <= 100 or self.name.startswith(".") or set(self.name) & set("/\\\0"):
-            raise DataError(f"{where}: files bear a party's name; use 1 to 100 characters, no slash, no dot in front.")
+        check_party_name(self.name)
         if len(np.unique(self.ids)) != nodes:
             raise DataError(f"{where}: an id stands for two nodes; ids must be distinct.")
         if len(self.features.shape) != 2 or self.features.shape[1] == 0:

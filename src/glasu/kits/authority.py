@@ -1,0 +1,111 @@
+"""The private CA: make keys, issue certificates, sign revocation lists; no files, and the clock is an argument.
+
+Keys are ECDSA on P-256, which every TLS 1.3 library accepts (gRPC's refuses Ed25519 by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
+
+from glasu.errors import ConfigError
+from glasu.kits.identity import USAGE, host_names, identity_uri, role_of
+
+KIT_DAYS, AUTHORITY_DAYS = 365, 3650
+CLOCK_SKEW = timedelta(minutes=5)  # a peer's clock may be late by this much on the first day
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A certificate and the private key that belongs to it."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+
+def new_authority(now: datetime) -> Signed:
+    """Make a CA that signs itself and may sign others, but no further CA."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    subject = _subject(f"GLASU CA {serial:040x}"[:25])  # two CAs differ in their name too, which makes errors clear
+    builder = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), serial)
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return Signed(builder.sign(key, SHA256()), key)
+
+
+def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
+    """Make a new key and a certificate for the server (with its hosts) or a party (without)."""
+    role, end = role_of(name), now + timedelta(days=days)
+    last = authority.certificate.not_valid_after_utc
+    if days < 1 or end > last:
+        raise ConfigError(
+            f"--days {days}: must lie in 1..{(last - now).days}, for the CA itself expires on {last:%Y-%m-%d}."
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [x509.UniformResourceIdentifier(identity_uri(name)), *(host_names(hosts) if role == "server" else ())]
+    # The subject says the role only: some clients compare it with a host name, and a party may be called "localhost".
+    builder = (
+        x509.CertificateBuilder(authority.certificate.subject, _subject(f"GLASU {role}"), key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([USAGE[role]]), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(_issued_by(authority), critical=False)
+    )
+    return Signed(builder.sign(authority.key, SHA256()), key)
+
+
+def revocation_list(
+    authority: Signed, revoked: Mapping[int, datetime], now: datetime
+) -> x509.CertificateRevocationList:
+    """Sign the serial numbers that are not to be served any more; a later list has a higher number."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.certificate.subject)
+        .last_update(now - CLOCK_SKEW)
+        .next_update(authority.certificate.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        .add_extension(_issued_by(authority), critical=False)
+    )
+    for serial, date in sorted(revoked.items()):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(authority.key, SHA256())
+
+
+def _subject(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _issued_by(authority: Signed) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,96 @@
+"""What a certificate says, read once and completely, so that the checks after it work on plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from glasu.kits.identity import USAGE, Role, name_in_uri
+
+
+@dataclass(frozen=True)
+class Passport:
+    """The contents of one certificate that decide whom it speaks for, and when."""
+
+    certificate: x509.Certificate
+    role: Role | None  # None: its key usage is neither a server's nor a party's
+    name: str | None  # None: its SAN does not name exactly one server or party
+    hosts: tuple[str, ...]  # DNS names and IP addresses
+    issuer: str
+    is_authority: bool
+
+    @property
+    def serial(self) -> int:
+        return self.certificate.serial_number
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` shows it but for the colons."""
+        return fingerprint(self.certificate)
+
+    @property
+    def expires(self) -> datetime:
+        return self.certificate.not_valid_after_utc
+
+    def outdated(self, now: datetime) -> str:
+        """Return why the certificate is not valid at this time, or an empty string."""
+        first, last = self.certificate.not_valid_before_utc, self.expires
+        if now > last:
+            return f"expired on {shown(last)}"
+        return f"is not valid before {shown(first)}, and it is {shown(now)}" if now < first else ""
+
+    def issued_by(self, authority: x509.Certificate) -> bool:
+        """Tell whether the key of this CA signed the certificate."""
+        try:
+            self.certificate.verify_directly_issued_by(authority)
+        except (InvalidSignature, ValueError, TypeError):  # another key; another name; another kind of key
+            return False
+        return True
+
+    @property
+    def is_self_signed(self) -> bool:
+        return self.issued_by(self.certificate)
+
+
+def read_certificate(pem: bytes) -> Passport | None:
+    """Return what one PEM certificate says; None where it is not one, whatever else it may be."""
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(pem)
+        extensions = {extension.oid: extension.value for extension in certificate.extensions}
+        issuer = certificate.issuer.rfc4514_string()
+        _ = (
+            certificate.subject,
+            certificate.public_key(),
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+        )
+    except Exception:  # a parser of what strangers send fails in many ways, and all of them mean the same
+        return None
+    names = extensions.get(x509.SubjectAlternativeName.oid, x509.SubjectAlternativeName([]))
+    usage = extensions.get(x509.ExtendedKeyUsage.oid, ())
+    limits = extensions.get(x509.BasicConstraints.oid)
+    assert isinstance(names, x509.SubjectAlternativeName)
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return Passport(
+        certificate=certificate,
+        role=next((role for role, oid in USAGE.items() if list(usage) == [oid]), None),
+        name=name_in_uri(uris[0]) if len(uris) == 1 else None,
+        hosts=tuple(hosts),
+        issuer=issuer,
+        is_authority=isinstance(limits, x509.BasicConstraints) and limits.ca,
+    )
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Return the SHA-256 of a certificate in hexadecimal."""
+    return certificate.fingerprint(SHA256()).hex()
+
+
+def shown(time: datetime) -> str:
+    """Return a time as it stands in messages."""
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,83 @@
+"""Who a certificate speaks for: its SAN names a party (or the server and its hosts), its key usage tells the role.
+
+glasu:party:<name>   a party, its name percent-encoded; extended key usage: client
+glasu:server         the server, beside its DNS names and IP addresses; extended key usage: server
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from glasu.data.names import check_party_name
+from glasu.errors import ConfigError, DataError
+
+Role = Literal["server", "party"]
+SERVER = "server"  # the server's name, and its folder's
+RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties, see glasu.kits.provision
+USAGE: dict[Role, x509.ObjectIdentifier] = {
+    "server": ExtendedKeyUsageOID.SERVER_AUTH,
+    "party": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
+_LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
+
+
+def role_of(name: str) -> Role:
+    """Tell the server from the parties, none of which may bear its name."""
+    return "server" if name == SERVER else "party"
+
+
+def identity_uri(name: str) -> str:
+    """Return the one spelling of a name in a certificate."""
+    return "glasu:server" if name == SERVER else f"glasu:party:{quote(name, safe='')}"
+
+
+def name_in_uri(uri: str) -> str | None:
+    """Return whom a URI of a certificate names; None where it names nobody, or not in the one spelling."""
+    name = SERVER if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
+    return name if uri == identity_uri(name) else None
+
+
+def check_roster(names: Sequence[str]) -> None:
+    """Refuse party names that are not legal, not distinct, or taken by a folder of ours."""
+    if not names:
+        raise ConfigError("parties: name at least one, for example --parties a,b,c.")
+    seen: dict[str, str] = {}
+    for name in names:
+        check_party_name(name)
+        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems, and people, see no difference
+        if key in RESERVED:
+            raise DataError(f"party {name!r}: the folders {', '.join(RESERVED)} are not for parties; use another name.")
+        if key in seen:
+            raise DataError(f"parties {seen[key]!r} and {name!r}: the names must differ by more than case; rename one.")
+        seen[key] = name
+
+
+def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Return the server's addresses as they stand in its certificate."""
+    if not hosts:
+        raise ConfigError("--host: name the host that the parties will connect to, for example --host localhost.")
+    return [_host_name(host) for host in dict.fromkeys(hosts)]
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        address = ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        if not _HOST.fullmatch(host.lower()):
+            raise ConfigError(
+                f"--host {host!r}: is neither a host name nor an IP address; give it without scheme, port or wildcard, "
+                "for example glasu.example.org or 192.0.2.7."
+            ) from None
+        return x509.DNSName(host.lower())
+    if address.is_unspecified or getattr(address, "scope_id", None):
+        raise ConfigError(f"--host {host!r}: parties cannot connect to this address; give one that they can reach.")
+    return x509.IPAddress(address)
