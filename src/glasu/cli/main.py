@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import demo, predict, provision, reproduce, search, split, train
+from glasu.cli import demo, join, predict, provision, reproduce, search, serve, split, train
 from glasu.errors import GlasuError
 
 COMMANDS = {
@@ -19,6 +19,8 @@ COMMANDS = {
     "train": train,
     "split": split,
     "provision": provision,
+    "serve": serve,
+    "join": join,
     "predict": predict,
     "reproduce": reproduce,
     "search": search,

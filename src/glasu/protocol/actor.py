@@ -109,15 +109,20 @@ class Client:
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.features) if scale is None else scale
         self.release = Release(encodings_of(config))
-        self.training_nodes = _labelled_training_nodes(party) if self.has_labels else EMPTY
+        self.training_nodes = self._own_training_nodes()
         self.run = run_id(config)
-        self.round, self.incarnation, self.key_epoch = 0, 0, 0
+        self.round, self.incarnation, self.attempt, self.key_epoch = 0, 0, 0, 0
         self.noise_secret = b""  # of GaussianNoise in the gate; empty: no noise
         self.losses: list[float] = []
         self.best_weights: dict[str, Tensor] = {}
+        self.tested: dict[str, float] = {}  # the scores of the selected model, at a client with labels
         self.selection: Selection | None = None if config.model.aggregation_layers else Selection()
         self.stopped = False
         self._all_features: Hidden | None = None
+
+    def _own_training_nodes(self) -> NodeSet:
+        """Return the training nodes that this client knows before any message."""
+        return _labelled_training_nodes(self.party) if self.has_labels else EMPTY
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
         sharer = EVERYONE if purpose == "classifier" else self.index  # classifiers start equal at all clients
@@ -133,6 +138,7 @@ class Client:
             layer=layer,
             chunk=chunk,
             incarnation=self.incarnation,
+            attempt=self.attempt,
         )
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
@@ -323,6 +329,8 @@ class Client:
         if state.config_digest != self.config.digest():
             raise ConfigError("the saved state belongs to a run with other settings; start afresh.")
         self.model.load_state_dict(dict(state.weights))
+        self.model.train()
+        self.training_nodes = self._own_training_nodes()
         names = [name for name, _ in self.model.named_parameters()]
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in state.optimizer.items():

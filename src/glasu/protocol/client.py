@@ -27,9 +27,9 @@ def client_script(client: Client) -> Script:
     if not client.stopped:
         yield from client_rounds(client)
     client.model.load_state_dict(client.best_weights)
-    metrics, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
+    client.tested, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
     if client.selection is not None:
-        yield Evaluated(client.selection.best_round, "test", metrics, party=client.party.name)
+        yield Evaluated(client.selection.best_round, "test", client.tested, party=client.party.name)
 
 
 def client_rounds(client: Client) -> Script:

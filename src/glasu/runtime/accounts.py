@@ -46,6 +46,10 @@ class Accounts:
         """Return everything counted so far as plain values."""
         return {**self.spent(watches), "recorder": self.recorder.state()}
 
+    def rewind(self, state: Mapping[str, Any]) -> None:
+        """Forget the evaluations since `state`, of rounds that are done again; what they cost is not forgotten."""
+        self.recorder.restore(state.get("recorder", {"evaluations": [], "losses": []}))
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` or `spent` counted."""
         self.meter.restore(state["traffic"])

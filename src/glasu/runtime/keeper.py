@@ -6,12 +6,10 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
 
-from glasu.config import RunConfig, TrainConfig
+from glasu.config import RunConfig
 from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
@@ -19,29 +17,13 @@ from glasu.errors import ConfigError
 from glasu.protocol.messages import Event, RoundDone
 from glasu.runtime.checkpoint import Snapshot, Store
 from glasu.runtime.inprocess import Observer
+from glasu.runtime.saver import Role, Saver, is_due
 from glasu.runtime.states import Arrays, Facts, client_from_plain, server_from_plain, to_plain
 
 Tell = Callable[[str], None]
 Tally = Callable[[], Facts]
 SERVER = "the server"  # the name of its role
 RUN_FILE, SPENT_FILE = "run.json", "spent.json"
-
-
-class Role(Protocol):
-    """A client or the server: something with a state between rounds."""
-
-    round: int
-    stopped: bool
-
-    def state(self) -> Any: ...
-
-    def restore(self, state: Any) -> None: ...
-
-
-def is_due(role: Role, train: TrainConfig) -> bool:
-    """Tell whether a role that has just finished a round is to be saved."""
-    every = train.checkpoint_every
-    return every > 0 and (role.round % every == 0 or role.round == train.num_rounds or role.stopped)
 
 
 class Keeper:
@@ -68,8 +50,7 @@ class Keeper:
         self.store = Store(folder, f"a run with settings {config.digest()}")
         self._lock = threading.Lock()
         self._noted: dict[str, tuple[Arrays, Facts]] = {}
-        self._writer = ThreadPoolExecutor(1, "glasu-checkpoint")
-        self._writing: Future[str] | None = None
+        self.saver = Saver(self.store)
         self._saved = 0  # the round of the last checkpoint
 
     def open(self, *, fresh: bool = False, tell: Tell = lambda line: None) -> Facts | None:
@@ -172,17 +153,11 @@ class Keeper:
         arrays = {f"{role}/{key}": value for role, (own, _) in noted.items() for key, value in own.items()}
         facts = {"roles": {role: own for role, (_, own) in noted.items()}, "tally": self.tally()}
         self._saved = max(role.round for role in self.roles.values())
-        self._writing = self._writer.submit(self.store.save, self._saved, arrays, facts)
+        self.saver.save(self._saved, (arrays, facts))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable; raise where it could not be written."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-    def close(self) -> None:
-        """End the writing."""
-        self._writer.shutdown(wait=True)
+        self.saver.settle()
 
     def keep_spent(self) -> None:
         """Of a run that was interrupted, keep what it used up since its last checkpoint."""
@@ -197,11 +172,11 @@ def keeping(keeper: Keeper) -> Iterator[None]:
         yield
         keeper.settle()
     except BaseException:
-        keeper.close()
+        keeper.saver.close()
         with suppress(OSError):  # what broke the run is to be seen, not that its expenses could not be noted
             keeper.keep_spent()
         raise
-    keeper.close()
+    keeper.saver.close()
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -40,7 +40,9 @@ class Recorder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` noted."""
+        """Go on from what `state` noted; whatever was noted since is forgotten."""
+        for events in self.evaluations.values():
+            events.clear()
         for party, event, moved, exchanges, seconds in state["evaluations"]:
             self.evaluations[party].append((Evaluated(**event), moved, exchanges, seconds))
         for party, losses in state["losses"]:

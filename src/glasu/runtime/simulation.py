@@ -23,8 +23,9 @@ from glasu.protocol.server import Server, Sizes, server_script
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import Accounts
 from glasu.runtime.inprocess import Carry, Observer, cores, one_thread_each, run_alone, run_in_process
-from glasu.runtime.keeper import SERVER, Keeper, Role, Tell, keeping
+from glasu.runtime.keeper import SERVER, Keeper, Tell, keeping
 from glasu.runtime.meter import Meter
+from glasu.runtime.saver import Role
 from glasu.timing import Clock, Stopwatch
 
 

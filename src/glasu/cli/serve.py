@@ -1,0 +1,59 @@
+"""glasu serve: run the server of a training between organisations.
+
+It waits for the parties of its kit's roster, sends them the settings, and adds up what they send; it needs no data and
+loads neither torch nor PyG. The same command started again after a crash goes on. Writes report.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from glasu.cli.arguments import add_run_file, output_folder, read_config
+
+INTERRUPTED = "the parties wait; the same command goes on"
+EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_file(parser)
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where the parties will connect to")
+    parser.add_argument("--kit", type=Path, required=True, metavar="KIT", help="the server's, from glasu provision")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and checkpoints")
+    parser.add_argument(
+        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def run(args: argparse.Namespace) -> None:
+    config = read_config(args)
+    out = output_folder(args.out)
+
+    from glasu.cli.progress import say, shown
+    from glasu.data.files import held
+    from glasu.kits.kit import open_kit
+    from glasu.runtime.network.serve import serve
+    from glasu.runtime.network.streams import check_address
+
+    address, kit = check_address(args.listen), open_kit(args.kit, "server")
+    host = address.rpartition(":")[0]
+
+    def listened(port: int) -> None:
+        say([f"glasu serve: listening on {host}:{port}, waiting for {', '.join(kit.roster)}"])
+
+    with held(out), shown("serve", config.train.num_rounds, quiet=args.quiet) as observe:
+        report = serve(
+            config,
+            kit,
+            address,
+            out,
+            fresh=args.fresh,
+            wait=args.wait,
+            observe=observe,
+            tell=lambda line: say([f"glasu serve: {line}"]),
+            listened=listened,
+        )
+    if report is not None:
+        print(report.summary())

@@ -1,0 +1,32 @@
+"""Small facts that a role must not forget when its process dies: JSON in one file, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glasu.data.files import write_atomically
+from glasu.errors import DataError
+
+
+class Durable:
+    """A few values that outlive the process; every change is on disk before it counts."""
+
+    def __init__(self, path: Path, defaults: Mapping[str, Any]) -> None:
+        self._path = path
+        try:
+            self._values = {**defaults, **json.loads(path.read_bytes())}
+        except FileNotFoundError:
+            self._values = dict(defaults)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); restore it, or choose another --out.") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def update(self, **values: Any) -> None:
+        """Change some values, durably."""
+        self._values.update(values)
+        write_atomically(self._path, json.dumps(self._values, indent=1).encode(), mode=0o600)

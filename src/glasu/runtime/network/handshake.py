@@ -1,0 +1,64 @@
+"""Compare what must be equal before a run begins, and show a difference in two columns; torch is not loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.errors import ConfigError
+from glasu.runtime.wire import VERSION
+
+Facts = Mapping[str, Any]
+MISSING = "(nothing)"
+
+
+def differences(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
+    """Return (name, here, there) of what both state and state differently."""
+    return [(name, here[name], there[name]) for name in here if name in there and here[name] != there[name]]
+
+
+def two_columns(rows: list[tuple[str, Any, Any]], left: str, right: str) -> list[str]:
+    """Return a table with a heading, one line per difference."""
+    cells = [("", left, right), *((name, _shown(one), _shown(other)) for name, one, other in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def in_one_line(rows: list[tuple[str, Any, Any]], left: str, right: str) -> str:
+    """Return the differences as the end of a sentence."""
+    return "; ".join(f"{name}: {left} {_shown(one)}, {right} {_shown(other)}" for name, one, other in rows)
+
+
+def _shown(value: Any) -> str:
+    text = MISSING if value is None else str(value)
+    return text if len(text) <= 64 else f"{text[:61]}..."
+
+
+def public_version(version: str) -> str:
+    """Return a version without the name of its build, which may differ."""
+    return version.partition("+")[0]
+
+
+def protocol_facts(versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the server and every party must have in common."""
+    return {
+        "message format": VERSION,
+        "glasu": versions["glasu"],
+        "numpy": public_version(versions["numpy"]),
+    }
+
+
+def refuse_unfit_for_network(config: RunConfig) -> None:
+    """Refuse settings that a run between organisations cannot have."""
+    if config.train.method != "glasu":
+        raise ConfigError(
+            f"train.method={config.train.method!r}: needs the data of all parties in one place, or none of the others; "
+            'over the network only "glasu" runs. Use glasu train.'
+        )
+    if not config.model.aggregation_layers:
+        raise ConfigError(
+            "model.aggregation_layers=[]: the parties would have nothing to say to each other; use glasu train."
+        )
+    if config.model.backbone == "custom":
+        raise ConfigError('model.backbone="custom": a convolution of your own cannot be sent to the parties.')

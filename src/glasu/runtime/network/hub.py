@@ -1,0 +1,422 @@
+"""The server's end of all streams: who is there, what has come from whom, and what is to be sent; no torch here.
+
+Threads of gRPC put in what arrives, the thread of the run takes it out; one lock guards everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from glasu.errors import GlasuError, ProtocolError, TrainingError, TransportError
+from glasu.protocol.messages import Message
+from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
+from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
+from glasu.runtime.network.receipts import Receipts
+from glasu.runtime.wire import decode, encode
+
+Tell = Callable[[str], None]
+NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
+ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
+
+
+class NewProcess(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
+    """A process of the run was started again."""
+
+
+class Stream:
+    """One connection of a party: frames to send, until it is closed."""
+
+    def __init__(self) -> None:
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self.open = True
+
+    def send(self, frame: bytes) -> None:
+        self._frames.put(frame)
+
+    def close(self) -> None:
+        """End the stream after what has been sent."""
+        self.open = False
+        self._frames.put(None)
+
+    def outgoing(self) -> Iterator[bytes]:
+        """Yield what is to be sent, until the stream is closed."""
+        yield from iter(self._frames.get, None)
+
+
+@dataclass(eq=False)
+class Link:
+    """One party, as the server sees it."""
+
+    name: str
+    index: int
+    stream: Stream | None = None
+    hello: dict[str, Any] | None = None  # of the process that takes part
+    prepared: str | None = None  # the digest of the settings that it is ready to run
+    rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
+    ready: int = 0  # the attempt that it has confirmed
+    finished: dict[str, Any] | None = None
+    inbox: deque[tuple[Message, int]] = field(default_factory=deque)
+    receipts: Receipts = field(default_factory=Receipts)
+    assembler: Assembler = field(default_factory=lambda: Assembler(0))
+    refused: str = ""  # why its last process was not accepted
+
+    def send(self, frame: bytes) -> None:
+        if self.stream is not None:
+            self.stream.send(frame)
+
+    def waiting_bytes(self) -> int:
+        return sum(size for _, size in self.inbox)
+
+
+def _rounds(fields: Mapping[str, Any]) -> dict[int, str]:
+    try:
+        return {int(key): str(value) for key, value in fields["rounds"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ProtocolError("it does not say which checkpoints it has.") from None
+
+
+class Hub:
+    """All parties of one run, at the server."""
+
+    def __init__(
+        self,
+        roster: Sequence[str],
+        own_facts: Facts,
+        welcome: Mapping[str, Any],
+        durable: Durable,
+        rounds: Callable[[], Mapping[int, str]],
+        tell: Tell,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Expect the parties of the roster.
+
+        Args:
+            roster: names, in client order.
+            own_facts: what a party must have in common with the server.
+            welcome: what an accepted party is told about the run.
+            durable: remembers the incarnations of the parties, "incarnations".
+            rounds: returns the server's own checkpoints.
+            tell: is told what happens, in lines.
+            clock: tells seconds.
+        """
+        self.links = {name: Link(name, index) for index, name in enumerate(roster)}
+        self.own_facts, self.welcome, self.durable, self.rounds = own_facts, welcome, durable, rounds
+        self.tell, self.clock = tell, clock
+        self.changed = threading.Condition()
+        self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
+        self.digests: dict[str, str | None] = {}  # of the checkpoints that it begins with
+        self.under_way = False
+        self.closing = False
+        self.failure: GlasuError | None = None
+        self._new_process = False
+
+    # --- called by the threads of gRPC ------------------------------------------------------------------------------
+
+    def attach(self, name: str, stream: Stream, frames: Iterator[bytes]) -> None:
+        """Read a party's frames until its stream ends; the first one must be its hello."""
+        link = self.links[name]
+        try:
+            for frame in frames:
+                with self.changed:
+                    if not self._take(link, stream, frame):
+                        return
+                    self.changed.notify_all()
+                    self._wait_for_room(link, stream)
+        except GlasuError as error:
+            self.fail(type(error)(f"party {name!r}: {error}"))
+        finally:
+            self._detach(link, stream)
+
+    def _detach(self, link: Link, stream: Stream) -> None:
+        with self.changed:
+            if link.stream is stream:
+                link.stream = None
+                if not self.closing:
+                    self._say(f"{link.name}: the connection ended; its return is awaited.", but=link)
+            stream.close()
+            self.changed.notify_all()
+
+    def _take(self, link: Link, stream: Stream, frame: bytes) -> bool:
+        kind = frame[0] if frame else -1
+        if link.stream is not stream:
+            return kind == CONTROL and self._hello(link, stream, read_control(frame))
+        if kind == PIECE:
+            whole = link.assembler.add(frame)
+            if whole is not None:
+                self._message(link, whole)
+        elif kind == RECEIPT:
+            link.receipts.received(frame[1:])
+        elif kind == CONTROL:
+            self._control(link, read_control(frame))
+        else:
+            raise ProtocolError(f"frame of unknown kind {kind}.")
+        return True
+
+    def _wait_for_room(self, link: Link, stream: Stream) -> None:
+        while stream.open and link.stream is stream and link.waiting_bytes() > ROOM:
+            self.changed.wait(1.0)
+
+    def _hello(self, link: Link, stream: Stream, hello: dict[str, Any]) -> bool:
+        """Accept a party's process, or tell it and everyone why not."""
+        try:
+            if hello["kind"] != "hello":
+                raise ProtocolError(f"expected a hello, got {hello['kind']!r}.")
+            process = (int(hello["incarnation"]), str(hello["process"]))
+            rounds = _rounds(hello)
+            facts, run, attempt = dict(hello["facts"]), hello["run"], int(hello["attempt"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
+        known = (*self.durable["incarnations"].get(link.name, (0, "")),)
+        again = process == known and link.hello is not None
+        table: list[str] = []
+        why = ""
+        if process != known and process[0] <= known[0]:
+            why = (
+                f"another process of party {link.name!r} takes part, or has taken part, in this run (its start "
+                f"{known[0]}, this is start {process[0]} of another folder); stop one of them, and go on with the "
+                "--out folder of the other."
+            )
+        elif run is not None and run != self.welcome["run"]:
+            why = (
+                "its --out folder holds a party's part of another run; choose another --out, or start over with "
+                "--fresh at this party."
+            )
+        else:
+            rows, whose = self._compare(link, facts)
+            if rows:
+                table = two_columns(rows, whose, link.name)
+                why = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}."
+            elif not set(rounds or {0}) & set(self.rounds() or {0}):
+                here = ", ".join(map(str, self.rounds() or {0}))
+                there = ", ".join(map(str, rounds or {0}))
+                why = (
+                    f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
+                    "the --out folder of whoever lost it, or start over with --fresh everywhere."
+                )
+        if why:
+            link.refused = why
+            for line in table:
+                self.tell(line)
+            self._say(f"{link.name}: not accepted: {why}", but=None)
+            stream.send(control("refused", why=why, table=table))
+            stream.close()
+            return False
+        self._replace(link, stream, process, known)
+        link.hello = {**hello, "facts": facts}
+        link.refused = ""
+        if not again:
+            link.prepared, link.ready, link.finished = None, 0, None
+            self._new_process = self._new_process or self.under_way
+            self.tell(f"{link.name}: connected (start {process[0]}).")
+        else:
+            self.tell(f"{link.name}: connected again.")
+        index = {"index": link.index}
+        stream.send(control("welcome", **self.welcome, **index))
+        if again and not self.under_way:
+            stream.send(control("report"))
+        elif again and self.begin is not None:
+            if attempt == self.begin["attempt"]:
+                link.ready = attempt
+                link.finished = hello.get("finished") or link.finished
+            else:
+                stream.send(self._begin_frame(link))
+        if self.closing:
+            stream.send(control("goodbye"))
+        return True
+
+    def _replace(self, link: Link, stream: Stream, process: tuple[int, str], known: tuple[Any, ...]) -> None:
+        """Let this stream be the party's; an earlier one is told and ended."""
+        if link.stream is not None:
+            if process != known:
+                why = f"a newer process of party {link.name!r} (start {process[0]}) has taken its place."
+                link.stream.send(control("refused", why=why, table=[]))
+            link.stream.close()
+        if process != known:
+            self.durable.update(incarnations={**self.durable["incarnations"], link.name: list(process)})
+        link.stream = stream
+        link.assembler = Assembler(link.assembler.limit)
+
+    def _compare(self, link: Link, facts: Facts) -> tuple[list[tuple[str, Any, Any]], str]:
+        """Return what differs between a party and the server, or the first other party; and who that is."""
+        rows = differences(self.own_facts, facts)
+        if rows:
+            return rows, "the server"
+        for other in self.links.values():
+            if other is not link and other.hello is not None:
+                rows = differences(other.hello["facts"], facts)
+                if rows:
+                    return rows, other.name
+        return [], ""
+
+    def _control(self, link: Link, fields: dict[str, Any]) -> None:
+        kind = fields["kind"]
+        if kind == "prepared":
+            link.prepared, link.rounds = str(fields.get("digest")), _rounds(fields)
+        elif kind == "ready" and self.begin is not None and fields.get("attempt") == self.begin["attempt"]:
+            if fields.get("digest") != self.digests.get(link.name):
+                raise ProtocolError(f"it confirmed another checkpoint than the one of round {self.begin['round']}.")
+            link.ready = self.begin["attempt"]
+        elif kind == "finished":
+            link.finished = fields
+        elif kind == "failed":
+            exit_code = int(fields.get("exit_code", 1))
+            why = f"party {link.name!r} failed: {str(fields.get('why'))[:2000]}"
+            self.failure = self.failure or (TrainingError if exit_code == 1 else ProtocolError)(why)
+        elif kind == "declined":
+            link.hello = None
+            link.refused = str(fields.get("why"))[:2000]
+            self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
+
+    def _message(self, link: Link, content: bytes) -> None:
+        message = decode(content)
+        key, begin = message.key, self.begin
+        if begin is None or key.attempt != begin["attempt"] % 65536 or link.ready != begin["attempt"]:
+            return  # of an attempt that is over
+        assert link.hello is not None
+        if key.incarnation != link.hello["incarnation"] or key.client != link.index:
+            raise ProtocolError(f"{key}: bears another sender's name (start {key.incarnation}).")
+        if link.receipts.take(key, hashlib.sha256(content).digest()):
+            link.inbox.append((message, len(content)))
+            return
+        answer = link.receipts.answer(key)
+        if answer is not None:
+            for piece in pieces(answer):
+                link.send(piece)
+
+    # --- called by the thread of the run ----------------------------------------------------------------------------
+
+    def fail(self, error: GlasuError) -> None:
+        """Note why the run cannot go on; the thread of the run will raise it."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def gather(self, wait: float) -> dict[str, dict[int, str]]:
+        """Wait until every party is there and prepared, and return their checkpoints and digests."""
+
+        def missing() -> list[Link]:
+            return [link for link in self.links.values() if link.stream is None or link.prepared is None]
+
+        with self.changed:
+            self.under_way = self._new_process = False
+            for link in self.links.values():
+                link.prepared = None
+                link.send(control("report"))
+            self._await(missing, wait, "to join")
+            self.under_way = True
+            return {link.name: link.rounds for link in self.links.values()}
+
+    def propose(self, attempt: int, round_index: int) -> None:
+        """Begin an attempt after a round of which everyone has a checkpoint."""
+        with self.changed:
+            self.begin = {"attempt": attempt, "round": round_index}
+            for link in self.links.values():
+                self.digests[link.name] = link.rounds.get(round_index)
+                link.inbox.clear()
+                link.receipts, link.ready, link.finished = Receipts(), 0, None
+                link.send(self._begin_frame(link))
+
+    def _begin_frame(self, link: Link) -> bytes:
+        assert self.begin is not None
+        return control("begin", **self.begin, digest=self.digests[link.name])
+
+    def confirmed(self, wait: float) -> None:
+        """Wait until every party has confirmed the attempt."""
+        with self.changed:
+            begin = self.begin
+            assert begin is not None
+            self._await(
+                lambda: [link for link in self.links.values() if link.ready != begin["attempt"]],
+                wait,
+                f"to go on after round {begin['round']}",
+            )
+
+    def collect(self, wait: float, what: str) -> list[Message]:
+        """Return the next message of every party, in client order."""
+        with self.changed:
+            self._await(lambda: [link for link in self.links.values() if not link.inbox], wait, what)
+            messages = [link.inbox.popleft()[0] for link in self.links.values()]
+            self.changed.notify_all()
+            return messages
+
+    def answer(self, messages: Sequence[Message], answers: Sequence[Message]) -> None:
+        """Send every party the answer to its message, and remember it until it has arrived."""
+        encoded: dict[int, bytes] = {}
+        for answer in answers:  # one answer to all is one object
+            if id(answer) not in encoded:
+                encoded[id(answer)] = encode(answer)
+        with self.changed:
+            for link, message, answer in zip(self.links.values(), messages, answers, strict=True):
+                content = encoded[id(answer)]
+                link.receipts.answered(message.key, content)
+                for piece in pieces(content):
+                    link.send(piece)
+
+    def results(self, wait: float) -> list[dict[str, Any]]:
+        """Wait until every party has written its results, and return what they report."""
+        with self.changed:
+            self._await(lambda: [link for link in self.links.values() if link.finished is None], wait, "to finish")
+            return [link.finished or {} for link in self.links.values()]
+
+    def say_goodbye(self, seconds: float, *, to_those_who_come: bool = False) -> None:
+        """Let the parties go, and wait a little for them to hang up, or to come and hear it."""
+        with self.changed:
+            self.closing = True
+            for link in self.links.values():
+                link.send(control("goodbye"))
+            deadline = self.clock() + seconds
+            while self.clock() < deadline:
+                if not to_those_who_come and all(link.stream is None for link in self.links.values()):
+                    return
+                self.changed.wait(0.2)
+
+    def announce_failure(self, error: GlasuError) -> None:
+        """Tell every party why the run ends."""
+        with self.changed:
+            for link in self.links.values():
+                link.send(control("stopped", why=str(error), exit_code=error.exit_code))
+                if link.stream is not None:
+                    link.stream.close()
+
+    def _say(self, line: str, but: Link | None) -> None:
+        """Tell the log and every party except one."""
+        self.tell(line)
+        for link in self.links.values():
+            if link is not but:
+                link.send(control("notice", line=line))
+
+    def _await(self, missing: Callable[[], list[Link]], wait: float, what: str) -> None:
+        """Wait until nobody is missing; name who is, after a while, and give up after `wait` seconds of no change."""
+        since, named, last = self.clock(), NAMED_AFTER, None
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if self._new_process and self.under_way:
+                raise NewProcess
+            absent = missing()
+            if not absent:
+                return
+            now, names = self.clock(), ", ".join(link.name for link in absent)
+            if names != last:
+                since, named, last = (now if last is not None else since), NAMED_AFTER, names
+            if now - since >= wait:
+                reasons = "; ".join(f"{link.name}: {link.refused}" for link in absent if link.refused)
+                raise TransportError(
+                    f"waited {wait:.0f} s for {names} {what}{f' ({reasons})' if reasons else ''}; everything up to the "
+                    "last checkpoint is kept. Start what is missing, and the same command again."
+                )
+            if now - since >= named:
+                state = "; ".join(
+                    f"{link.name} is {'connected' if link.stream is not None else 'not connected'}" for link in absent
+                )
+                self._say(f"waiting for {names} {what} since {now - since:.0f} s ({state}).", but=None)
+                named *= 2
+            self.changed.wait(min(1.0, max(0.05, since + wait - now)))

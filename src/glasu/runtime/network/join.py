@@ -1,0 +1,332 @@
+"""A party over the network: check the settings, train from the common round on, write its own results."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig, resolve
+from glasu.data.alignment import check_parties
+from glasu.data.datasets import choose_splits
+from glasu.data.digest import data_digest
+from glasu.data.files import write_atomically
+from glasu.data.party import PartyData
+from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.kits.kit import Kit
+from glasu.model.split import weights_digest
+from glasu.protocol.actor import Client
+from glasu.protocol.client import client_script
+from glasu.protocol.messages import Event, Message, RoundDone
+from glasu.protocol.state import ClientState
+from glasu.report import versions
+from glasu.runtime.checkpoint import Store
+from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.meter import Meter
+from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.frames import largest_message
+from glasu.runtime.network.handshake import (
+    differences,
+    in_one_line,
+    protocol_facts,
+    public_version,
+    refuse_unfit_for_network,
+    two_columns,
+)
+from glasu.runtime.network.session import NewAttempt, Session
+from glasu.runtime.saver import Saver, is_due
+from glasu.runtime.states import client_from_plain, client_to_plain
+from glasu.runtime.trained import TrainedModel
+from glasu.timing import Clock, Stopwatch
+
+Tell = Callable[[str], None]
+
+
+def join(
+    party: PartyData,
+    kit: Kit,
+    server: str,
+    out: Path,
+    *,
+    expect: RunConfig | None = None,
+    fresh: bool = False,
+    wait: float = 600.0,
+    observe: Callable[[Event], None] = lambda event: None,
+    tell: Tell = lambda line: None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
+    """Take part in one run to its end, write report.json and model/, and return the report.
+
+    Args:
+        party: what this party owns.
+        kit: its own; the name in its certificate is the party's.
+        server: host:port.
+        out: the folder for results and checkpoints; a run that it holds goes on.
+        expect: refuse settings that differ from these.
+        fresh: start over.
+        wait: seconds to wait for the server, and for the others.
+        observe: is told of every round.
+        tell: is told what happens, in lines.
+        clock: tells the seconds for the report.
+    """
+    if party.name != kit.name:
+        raise ConfigError(
+            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+        )
+    with one_thread_each():
+        joining = _Joining(party, kit, out, expect, fresh, observe, tell, clock)
+        return joining.run(server, wait)
+
+
+class _Joining:
+    """One process of a party."""
+
+    def __init__(
+        self,
+        party: PartyData,
+        kit: Kit,
+        out: Path,
+        expect: RunConfig | None,
+        fresh: bool,
+        observe: Callable[[Event], None],
+        tell: Tell,
+        clock: Clock,
+    ) -> None:
+        self.party, self.kit, self.out, self.expect = party, kit, out, expect
+        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
+        defaults = {"incarnation": 0, "attempt": 0, "run": None, "digest": None, "data": None, "finished": None}
+        self.durable = Durable(out / "joining.json", defaults)
+        self.checkpoints = out / "checkpoints"
+        if fresh:
+            removed = Store(self.checkpoints, "").clear()
+            if removed:
+                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+            self.durable.update(run=None, digest=None, finished=None)
+        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        self.data = data_digest(party)
+        if self.durable["run"] is not None and self.durable["data"] != self.data:
+            raise ConfigError(
+                f"{out}: holds a run on other data than is there now; bring that back, or start over with --fresh."
+            )
+        self.start, self.before = clock(), 0.0
+        self.client: Client | None = None
+        self.saver: Saver | None = None
+
+    def run(self, server: str, wait: float) -> dict[str, Any]:
+        """Take part until all is done and written."""
+        session = Session(self.kit, server, self._hello, wait, self.tell)
+        try:
+            welcome = session.open()
+            client = self._prepare(session, welcome)
+            report = self._train(session, client)
+            if self.saver is not None:
+                self.saver.store.clear()
+            return report
+        except GlasuError as error:
+            session.fail(error)
+            raise
+        except Exception as error:
+            session.fail(error)
+            raise
+        finally:
+            if self.saver is not None:
+                self.saver.close()
+            session.close()
+
+    def _hello(self) -> dict[str, Any]:
+        """Say who this is and what it has; nothing of what the nodes are like."""
+        return {
+            "facts": self._facts(),
+            "incarnation": self.durable["incarnation"],
+            "run": self.durable["run"],
+            "attempt": 0 if self.client is None else self.client.attempt,
+            "finished": self.durable["finished"] if self.client is not None else None,
+            "rounds": self._rounds(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        party, found = self.party, versions()
+        facts = {
+            **protocol_facts(found),
+            "torch": public_version(found["torch"]),
+            "nodes": party.num_nodes,
+            "ids (SHA-256)": party.ids_digest(),
+        }
+        if party.labels is not None:
+            facts |= {"classes": len(party.classes), "class names (SHA-256)": _digest(party.classes)}
+        if party.labels is not None and party.splits is not None:
+            facts |= {
+                "splits (SHA-256)": party.splits.digest(),
+                "validation nodes": len(party.splits.validation),
+                "test nodes": len(party.splits.test),
+            }
+        return facts
+
+    def _store(self) -> Store:
+        return Store(self.checkpoints, f"party {self.party.name} in run {self.durable['run']}")
+
+    def _rounds(self) -> dict[int, str]:
+        if self.saver is not None:
+            self.saver.settle()
+        damaged: list[str] = []
+        rounds = self._store().digests(damaged) if self.durable["run"] is not None else {}
+        for line in damaged:
+            self.tell(f"not used: {line}")
+        return rounds
+
+    def _prepare(self, session: Session, welcome: Mapping[str, Any]) -> Client:
+        """Check the run that the server offers, and build this party's part of the model."""
+        try:
+            config, party = self._accepted(welcome)
+        except GlasuError as error:
+            session.send("declined", why=str(error))
+            raise
+        client = Client(
+            config,
+            party,
+            index=welcome["index"],
+            names=welcome["roster"],
+            num_outputs=len(party.classes),
+            watch=Stopwatch(self.clock),
+        )
+        client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
+        self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
+        self.client, self.saver = client, Saver(self._store())
+        session.limit = largest_message(config, party.num_nodes, len(party.classes), client.num_clients)
+        session.report = lambda: {"digest": config.digest(), "rounds": self._rounds()}
+        session.send("prepared", **session.report())
+        return client
+
+    def _accepted(self, welcome: Mapping[str, Any]) -> tuple[RunConfig, PartyData]:
+        config = RunConfig.from_dict(welcome["config"], "the server's settings")
+        refuse_unfit_for_network(config)
+        shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
+        self.tell(f"the run: {', '.join(f'{name} = {value!r}' for name, value in shown.items()) or 'all defaults'}.")
+        if self.expect is not None:
+            expected = self.expect.replace(data={"num_clients": config.data.num_clients}).comparable()
+            rows = differences(expected, config.comparable())
+            if rows:
+                for line in two_columns(rows, "expected", "the server"):
+                    self.tell(line)
+                raise ConfigError(
+                    f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
+                )
+        labels = config.train.labels
+        party = choose_splits(self.party, config.data.split, config.data_seed)
+        if labels in ("all", party.name):
+            check_parties([party], labels, config.train.task)
+        else:
+            party = dataclasses.replace(party, labels=None, classes=(), splits=None)
+        config, _ = resolve(config, party.num_nodes)
+        if self.durable["digest"] not in (None, config.digest()):
+            raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
+        return config, party
+
+    def _train(self, session: Session, client: Client) -> dict[str, Any]:
+        """Train until the server says that everyone is finished; every attempt begins where the server says."""
+        first, begin = client.state(), session.begin()
+        while True:
+            try:
+                self._go_to(client, first, begin)
+                session.send("ready", attempt=begin["attempt"], digest=begin["digest"])
+                self._drive(session, client)
+                report = self._write_results(client)
+                self.durable.update(finished={"weights_sha256": report["weights_sha256"][0]})
+                session.send("finished", **self.durable["finished"])
+                session.goodbye()
+                return report
+            except NewAttempt as attempt:
+                begin = attempt.begin
+                self.tell(f"a process was started again: going on after round {begin['round']}.")
+
+    def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
+        """Become what this party was after the proposed round, if the checkpoint is the one that was meant."""
+        assert self.saver is not None
+        self.saver.settle()
+        state, round_index = first, int(begin["round"])
+        if round_index:
+            rounds = self.saver.store.digests()
+            if rounds.get(round_index) != begin["digest"]:
+                raise TransportError(f"the checkpoint of round {round_index} is not there any more, or not the same.")
+            snapshot = self.saver.store.load(round_index)
+            state = client_from_plain(snapshot.arrays, snapshot.facts)
+            if self.meter.messages == 0 and state.traffic:
+                self.meter.restore(state.traffic["traffic"])
+                self.before = state.traffic["seconds"]
+        client.restore(dataclasses.replace(state, incarnation=client.incarnation))
+        client.attempt = int(begin["attempt"]) % 65536
+
+    def _drive(self, session: Session, client: Client) -> None:
+        """Run the script to its end."""
+        assert self.saver is not None
+        script, answers = client_script(client), None
+        while True:
+            try:
+                item = next(script) if answers is None else script.send(answers)
+            except StopIteration:
+                return
+            answers = None
+            if isinstance(item, Event):
+                self.observe(item)
+                if isinstance(item, RoundDone) and is_due(client, client.config.train):
+                    self.saver.save(client.round, client_to_plain(client.state(self._spent())))
+                continue
+            self.saver.settle()
+            for message in item:
+                self.meter.to_server(message)
+            with client.watch.measure("communication"):
+                answers = session.exchange(item)
+            self._check(client, answers)
+            for answer in answers:
+                self.meter.to_client(answer)
+            self.meter.exchanged(item)
+
+    def _check(self, client: Client, answers: list[Message]) -> None:
+        for answer in answers:
+            if answer.key.run != client.run:
+                raise ConfigError(f"{answer.key}: the server answers in the name of another run.")
+
+    def _spent(self) -> dict[str, Any]:
+        return {"traffic": self.meter.to_dict(), "seconds": self.before + self.clock() - self.start}
+
+    def _write_results(self, client: Client) -> dict[str, Any]:
+        """Write the selected weights and the report of this party."""
+        names, party = client.names, client.party
+        TrainedModel(
+            config=client.config,
+            classes=party.classes,
+            names=(party.name,),
+            scales=(client.scale,),
+            num_features=(party.num_features,),
+            columns=(party.columns_digest(),),
+            weights=(client.best_weights,),
+        ).save(self.out / "model")
+        spent, ledger = self._spent(), client.release.ledger
+        report = {
+            "config": client.config.to_dict(),
+            "party": party.name,
+            "parties": list(names),
+            "run": client.run.hex(),
+            "test": client.tested,
+            "traffic": spent["traffic"],
+            "seconds": {"total": spent["seconds"], **client.watch.seconds},
+            "weights_sha256": [weights_digest(client.best_weights)],
+            "privacy": {
+                "secure_aggregation": client.config.privacy.secure_aggregation,
+                "ledger": [{"party": party.name, "head": ledger.head.hex(), "releases": ledger.rows()}],
+            },
+            "versions": versions(),
+        }
+        write_atomically(self.out / "report.json", (json.dumps(report, indent=2) + "\n").encode())
+        return report
+
+
+DEFAULTS = RunConfig().comparable()
+
+
+def _digest(names: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -1,0 +1,276 @@
+"""The server over the network: gather the parties, agree where to go on, drive the script; torch is not loaded here."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig, resolve
+from glasu.data.files import write_atomically
+from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.keys import RUN_BYTES
+from glasu.kits.kit import Kit
+from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
+from glasu.protocol.server import Server, Sizes, server_script
+from glasu.protocol.state import ServerState
+from glasu.report import RunReport, versions
+from glasu.runtime.accounts import Accounts
+from glasu.runtime.checkpoint import Store, greatest_common
+from glasu.runtime.meter import Meter
+from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.handshake import protocol_facts, refuse_unfit_for_network
+from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.streams import listening
+from glasu.runtime.saver import Saver, is_due
+from glasu.runtime.states import server_from_plain, server_to_plain
+from glasu.timing import Clock
+
+FAREWELL = 10.0  # seconds that parties have to hang up when all is done
+
+
+def serve(
+    config: RunConfig,
+    kit: Kit,
+    listen: str,
+    out: Path,
+    *,
+    fresh: bool = False,
+    wait: float = 600.0,
+    observe: Callable[[Event], None] = lambda event: None,
+    tell: Tell = lambda line: None,
+    listened: Callable[[int], None] = lambda port: None,
+    clock: Clock = time.perf_counter,
+) -> RunReport | None:
+    """Serve one run to its end, write report.json, and return what it found and cost; None: it was finished before.
+
+    Args:
+        config: the settings, which the parties are sent.
+        kit: the server's; its roster are the parties.
+        listen: host:port.
+        out: the folder for report and checkpoints; a run that it holds goes on.
+        fresh: start over.
+        wait: the seconds that a party may be missing, or silent.
+        observe: is told of every round and evaluation.
+        tell: is told what happens, in lines.
+        listened: is told the port once parties may come.
+        clock: tells the seconds for the report.
+    """
+    refuse_unfit_for_network(config)
+    if config.train.labels not in ("all", *kit.roster):
+        raise ConfigError(
+            f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(kit.roster)}."
+        )
+    config = config.replace(data={"num_clients": len(kit.roster), "parties": (), "root": None})
+    return _Serving(config, kit, out, wait, observe, tell, clock, fresh).run(listen, listened)
+
+
+class _Serving:
+    """One process of the server."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        kit: Kit,
+        out: Path,
+        wait: float,
+        observe: Callable[[Event], None],
+        tell: Tell,
+        clock: Clock,
+        fresh: bool,
+    ) -> None:
+        self.asked, self.kit, self.wait, self.observe, self.tell = config, kit, wait, observe, tell
+        defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
+        self.out = out
+        self.durable = Durable(out / "serving.json", defaults)
+        folder = out / "checkpoints"
+        if fresh:
+            removed = Store(folder, "").clear()
+            if removed:
+                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+            self.durable.update(run=None, closed=False)
+        self._pin(out)
+        run = self.durable["run"]
+        self.store = Store(folder, f"the server of run {run}")
+        damaged: list[str] = []
+        if not self.store.digests(damaged) and damaged:
+            raise ConfigError(f"{folder}: no checkpoint is intact; --fresh starts over. {damaged[-1]}")
+        for line in damaged:
+            tell(f"not used: {line}")
+        self.saver = Saver(self.store)
+        self.accounts = Accounts(clock, [None], Meter())
+        welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
+        self.hub = Hub(kit.roster, protocol_facts(versions()), welcome, self.durable, self.store.digests, tell)
+        self._due: ServerState | None = None
+        self._tested = False
+
+    def _pin(self, out: Path) -> None:
+        """Hold a folder to the settings with which its run began."""
+        digest = self.asked.digest()
+        if self.durable["run"] is None:
+            run = secrets.token_hex(RUN_BYTES)
+            self.durable.update(run=run, digest=digest, attempt=0, settings=self.asked.comparable())
+        elif self.durable["digest"] != digest:
+            there, here = self.durable["settings"], self.asked.comparable()
+            rows = [f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in here]
+            rows = [row for name, row in zip(here, rows, strict=True) if here[name] != there.get(name)]
+            raise ConfigError(
+                f"{out}: holds a run with other settings: {'; '.join(rows[:4])}. Go on with those, choose another "
+                "--out, or start over with --fresh, which removes its checkpoints."
+            )
+
+    def run(self, listen: str, listened: Callable[[int], None]) -> RunReport | None:
+        """Serve until all is done and written."""
+        if self.durable["closed"]:
+            self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
+            with listening(self.hub, self.kit, listen, self.tell) as port:
+                listened(port)
+                self.hub.say_goodbye(FAREWELL, to_those_who_come=True)
+            return None
+        saved = self.store.digests()
+        if saved:
+            tally = self.store.load(max(saved)).facts["traffic"]
+            self.accounts.restore(tally)
+            self.tell(f"going on after round {max(saved)} or the one before, as soon as all parties are there.")
+        with listening(self.hub, self.kit, listen, self.tell) as port:
+            listened(port)
+            try:
+                report = self._until_finished()
+                write_atomically(self.out / "report.json", report.to_json().encode())
+                self.durable.update(closed=True)
+                self.store.clear()
+                self.hub.say_goodbye(FAREWELL)
+            except GlasuError as error:
+                self.hub.announce_failure(error)
+                raise
+            finally:
+                self.saver.close()
+            return report
+
+    def _until_finished(self) -> RunReport:
+        while True:
+            try:
+                server = self._begin()
+                self._drive(server, server_script(server))
+                results = self.hub.results(self.wait)
+                return self._report(server, results)
+            except NewProcess:
+                self.tell("a process was started again: all go back to the last common checkpoint.")
+
+    def _begin(self) -> Server:
+        """Gather the parties, and bring everyone to the greatest common round."""
+        self.saver.settle()
+        rounds = self.hub.gather(self.wait)
+        config, sizes, classes = self._agreed()
+        common = greatest_common([self.store.digests(), *rounds.values()])
+        if common is None:
+            listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
+            raise TransportError(
+                f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
+                f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
+            )
+        attempt = 1 + max(self.durable["attempt"], *(self._attempts()))
+        self.durable.update(attempt=attempt)
+        server = Server(config, self.kit.roster, sizes, bytes.fromhex(self.durable["run"]))
+        tally: Mapping[str, Any] = {}
+        if common:
+            snapshot = self.store.load(common)
+            state = server_from_plain(snapshot.arrays, snapshot.facts)
+            server.restore(state)
+            tally = state.traffic
+        self.accounts.rewind(tally)
+        limit = largest_message(config, sizes.num_nodes, classes, len(self.kit.roster))
+        with self.hub.changed:
+            for link in self.hub.links.values():
+                link.assembler = Assembler(limit)
+        self._tested, self._due = False, None
+        self.hub.propose(attempt, common)
+        self.hub.confirmed(self.wait)
+        self.tell(f"attempt {attempt}: all parties are there; going on after round {common}.")
+        return server
+
+    def _attempts(self) -> list[int]:
+        return [int((link.hello or {}).get("attempt", 0)) for link in self.hub.links.values()]
+
+    def _agreed(self) -> tuple[RunConfig, Sizes, int]:
+        """Return the resolved settings, the sizes, and the number of classes, on which all parties agree."""
+        hellos = {name: link.hello["facts"] for name, link in self.hub.links.items() if link.hello is not None}
+        facts: dict[str, Any] = {}
+        for own in hellos.values():
+            facts.update(own)
+        config, _ = resolve(self.asked, facts["nodes"])
+        for name, link in self.hub.links.items():
+            if link.prepared != config.digest():
+                raise ConfigError(f"party {name!r} would run other settings; do all have the same version of GLASU?")
+        subset, validation = config.train.evaluate_nodes, facts.get("validation nodes", 0)
+        if 0 < subset < validation:
+            validation = subset
+        return config, Sizes(facts["nodes"], validation, facts.get("test nodes", 0)), facts.get("classes", 0)
+
+    def _drive(self, server: Server, script: Script) -> None:
+        """Serve the rounds to their end."""
+        self._advance(server, script, None)
+        while not self._tested:
+            messages = self.hub.collect(self.wait, f"in round {server.round}")
+            self.saver.settle()
+            with self.accounts.watch.measure("communication"):
+                answers = self._advance(server, script, messages)
+            if self._due is not None:
+                state, self._due = self._due, None
+                self.saver.save(state.round, server_to_plain(dataclasses.replace(state, traffic=self.accounts.state())))
+            self.hub.answer(messages, answers)
+
+    def _advance(
+        self, server: Server, script: Script, messages: list[Message] | None
+    ) -> tuple[Message, ...] | list[Message]:
+        """Resume the script with one message of every party, note its events, and return the answers."""
+        meter = self.accounts.meter
+        for message in messages or ():
+            meter.to_server(message)
+        item = next(script) if messages is None else script.send(messages)
+        while isinstance(item, Event):
+            self._notice(server, item)
+            item = next(script)
+        for answer in item:
+            meter.to_client(answer)
+        if messages and is_first_of_exchange(messages[0]):
+            meter.exchanged(messages[:1])
+        return tuple(item)
+
+    def _notice(self, server: Server, event: Event) -> None:
+        self.accounts.recorder(event)
+        self.observe(event)
+        if isinstance(event, Evaluated):
+            self._tested = event.split == "test"
+        elif isinstance(event, RoundDone) and is_due(server, server.config.train):
+            self._due = server.state()
+
+    def _report(self, server: Server, results: list[dict[str, Any]]) -> RunReport:
+        recorder, config = self.accounts.recorder, server.config
+        return RunReport(
+            config=config.to_dict(),
+            overridden={},
+            parties=tuple(
+                {"name": name, "nodes": server.sizes.num_nodes, "labels": server.owner in (-1, index)}
+                for index, name in enumerate(self.kit.roster)
+            ),
+            notes=(),
+            test=recorder.scores("test", alone=False),
+            validation=recorder.scores("validation", alone=False),
+            history=recorder.history(),
+            losses=tuple(server.losses),
+            traffic=self.accounts.meter.to_dict(),
+            seconds=self.accounts.seconds(),
+            weights_sha256=tuple(str(result.get("weights_sha256")) for result in results),
+            privacy={"secure_aggregation": config.privacy.secure_aggregation},
+            versions=versions(),
+        )
+
+
+def is_first_of_exchange(message: Message) -> bool:
+    """Tell whether a message begins an exchange: chunks of one tensor are sent together and count once."""
+    return message.key.phase.reported == "sampling" or message.key.chunk == 0

@@ -1,0 +1,243 @@
+"""A party's session with the server: a stream that is opened again when it breaks, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError, TransportError
+from glasu.keys import Key
+from glasu.kits.kit import Kit
+from glasu.protocol.messages import Message
+from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
+from glasu.runtime.network.streams import Line, unreachable
+from glasu.runtime.wire import decode, encode
+
+FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+NOT_WORTH_TRYING = ("refused:", "certificate", "handshake", "CERTIFICATE")  # words of a refusal that no waiting mends
+About = tuple[int, int, int, int, int]
+
+
+class NewAttempt(Exception):  # noqa: N818 - not an error: the run goes on from another round
+    """The server asks everyone to go on after a certain round."""
+
+    def __init__(self, begin: dict[str, Any]) -> None:
+        super().__init__(begin)
+        self.begin = begin
+
+
+class Session:
+    """The party's end of the protocol between processes; `exchange` is what a script's messages go through."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        address: str,
+        hello: Callable[[], dict[str, Any]],
+        wait: float,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; nothing is sent before `open`.
+
+        Args:
+            kit: the party's.
+            address: of the server.
+            hello: returns what the party says of itself, now.
+            wait: seconds that the server may be away or silent.
+            tell: is told what happens, in lines.
+            clock: tells seconds.
+        """
+        self.kit, self.address, self.wait, self.tell, self.clock = kit, address, wait, tell, clock
+        self.process = secrets.token_hex(8)  # tells two processes with one identity apart
+        self.limit = 0
+        self.welcome: dict[str, Any] = {}
+        self.report: Callable[[], dict[str, Any]] | None = None
+        self._hello = hello
+        self._line: Line | None = None
+        self._events: SimpleQueue[tuple[Line, bytes | str]] = SimpleQueue()
+        self._assembler = Assembler(0)
+        self._pending: dict[About, bytes] = {}
+        self._answers: dict[About, Message] = {}
+        self._goodbye = False
+
+    def open(self) -> dict[str, Any]:
+        """Connect and return what the server says about the run."""
+        self._connect("cannot be reached")
+        return self.welcome
+
+    def close(self) -> None:
+        """Let go of the server."""
+        if self._line is not None:
+            self._line.finish() if self._goodbye else self._line.close()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a control frame."""
+        assert self._line is not None
+        self._line.send(control(kind, **fields))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the server, and through it everyone, why this party cannot go on; errors not ours by their type only."""
+        if self._line is not None and not isinstance(error, TransportError):
+            ours = isinstance(error, GlasuError)
+            why = str(error) if ours else f"{type(error).__name__} in the program"
+            self.send("failed", why=why, exit_code=error.exit_code if isinstance(error, GlasuError) else 1)
+            self._line.finish()
+
+    def begin(self) -> dict[str, Any]:
+        """Wait until the server says where to go on; it says so when all parties are there."""
+        try:
+            while True:
+                self._step("for the other parties", None)
+        except NewAttempt as attempt:
+            return attempt.begin
+
+    def goodbye(self) -> bool:
+        """Wait until everyone is finished; False: the server has gone away, which does no harm any more."""
+        try:
+            while not self._goodbye:
+                self._step("for the others to finish", None)
+        except TransportError as error:
+            self.tell(f"{error} All results of this party are written.")
+            return False
+        return True
+
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        """Send messages together and return their answers, however often the stream breaks in between."""
+        self._answers = {}
+        self._pending = {_about(message.key): encode(message) for message in messages}
+        wanted = list(self._pending)
+        for content in self._pending.values():
+            self._send_message(content)
+        what = f"for the answer to {messages[0].key}"
+        while self._pending:
+            self._step(what, len(wanted))
+        return [self._answers[about] for about in wanted]
+
+    def _send_message(self, content: bytes) -> None:
+        assert self._line is not None
+        for piece in pieces(content):
+            self._line.send(piece)
+
+    def _step(self, what: str, together: int | None) -> None:
+        """Take the next thing that arrives; connect again where the stream broke."""
+        event = self._next(self.wait)
+        if event is None:
+            raise TransportError(
+                f"waited {self.wait:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
+                "to the last checkpoint is kept. Start the same command again."
+            )
+        if isinstance(event, str):
+            self._connect(event)
+            for content in self._pending.values():
+                self._send_message(content)
+            return
+        kind = event[0] if event else -1
+        if kind == CONTROL:
+            self._control(read_control(event))
+        elif kind == PIECE:
+            whole = self._assembler.add(event)
+            if whole is not None:
+                self._answer(decode(whole), together)
+        else:
+            raise ProtocolError(f"the server sent a frame of unknown kind {kind}.")
+
+    def _answer(self, message: Message, together: int | None) -> None:
+        about = _about(message.key)
+        if about not in self._pending:
+            return  # it came twice
+        del self._pending[about]
+        self._answers[about] = message
+        if together is not None and together > 1:
+            assert self._line is not None
+            self._line.send(bytes([RECEIPT]) + self._asked(message.key).pack())
+
+    def _asked(self, answered: Key) -> Key:
+        """Return the key of this party's message to which the answer belongs."""
+        return Key(
+            run=answered.run,
+            phase=answered.phase,
+            client=self.welcome["index"],
+            round=answered.round,
+            layer=answered.layer,
+            chunk=answered.chunk,
+            incarnation=self._hello()["incarnation"],
+            attempt=answered.attempt,
+        )
+
+    def _control(self, fields: dict[str, Any]) -> None:
+        kind = fields["kind"]
+        if kind == "begin":
+            raise NewAttempt(fields)
+        if kind == "report" and self.report is not None:
+            self.send("prepared", **self.report())
+        elif kind == "notice":
+            self.tell(str(fields.get("line")))
+        elif kind == "goodbye":
+            self._goodbye = True
+        elif kind == "stopped":
+            raise _stopped(fields)
+        elif kind == "refused":
+            raise _refused(fields, self.tell)
+
+    def _next(self, seconds: float) -> bytes | str | None:
+        """Return the next frame, why the stream ended, or None when nothing came in time."""
+        deadline = self.clock() + seconds
+        while (left := deadline - self.clock()) > 0:
+            try:
+                line, event = self._events.get(timeout=min(left, 1.0))
+            except Empty:
+                continue
+            if line is self._line:
+                return event
+        return None
+
+    def _connect(self, why: str) -> None:
+        """Open a stream, again and again if need be, and be accepted."""
+        since, delay, said = self.clock(), FIRST_DELAY, False
+        while True:
+            if self._line is not None:
+                self._line.close()
+            self._assembler = Assembler(self.limit)
+            self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
+            self._line.send(control("hello", process=self.process, **self._hello()))
+            event = self._next(min(self.wait, 20.0))
+            if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
+                fields = read_control(event)
+                if fields["kind"] == "welcome":
+                    self.welcome = fields
+                    if said:
+                        self.tell("connected to the server.")
+                    return
+                if fields["kind"] == "stopped":
+                    raise _stopped(fields)
+                raise _refused(fields, self.tell)
+            why = event if isinstance(event, str) else "it does not answer"
+            if any(word in why for word in NOT_WORTH_TRYING):
+                raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
+            if not said:
+                self.tell(f"the server at {self.address} is awaited: {why}.")
+                said = True
+            if self.clock() - since + delay > self.wait:
+                raise unreachable(self.address, self.wait, why)
+            time.sleep(delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
+            delay = min(2 * delay, LONGEST_DELAY)
+
+
+def _about(key: Key) -> About:
+    return key.attempt, int(key.phase), key.round, key.layer, key.chunk
+
+
+def _stopped(fields: dict[str, Any]) -> GlasuError:
+    kind = TrainingError if fields.get("exit_code") == 1 else ProtocolError
+    return kind(f"the run was stopped: {fields.get('why')}")
+
+
+def _refused(fields: dict[str, Any], tell: Callable[[str], None]) -> GlasuError:
+    for line in fields.get("table", ()):
+        tell(str(line))
+    return ConfigError(f"the server does not accept this party: {fields.get('why')}")

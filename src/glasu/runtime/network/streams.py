@@ -1,0 +1,148 @@
+"""gRPC with mutual TLS 1.3: one bidirectional stream of raw bytes per party; its certificate alone says who it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from glasu.errors import ConfigError, TransportError
+from glasu.kits.kit import Kit
+from glasu.kits.refusal import peer_name, refusal
+from glasu.kits.tls import require_tls_1_3
+from glasu.runtime.network.frames import MAX_FRAME
+from glasu.runtime.network.hub import Hub, Stream
+
+require_tls_1_3()
+
+import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
+
+METHOD = "/glasu.Training/Join"
+SERVICE, NAME = METHOD.strip("/").split("/")
+KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 5_000),  # off by default: a dead peer would stay unseen for hours
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", MAX_FRAME),
+    ("grpc.max_send_message_length", MAX_FRAME),
+]
+
+
+@contextmanager
+def listening(hub: Hub, kit: Kit, address: str, tell: Callable[[str], None]) -> Iterator[int]:
+    """Serve the parties of the kit's roster at this address while the block lasts; yields the port."""
+
+    def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        certificate = context.auth_context().get("x509_pem_cert", [None])[0]
+        why = refusal(certificate, kit)
+        name = None if why else peer_name(certificate)
+        if name is None or name not in hub.links:
+            tell(f"{context.peer()}: refused: {why or 'it is not on the roster'}.")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why or 'not on the roster'}.")
+        stream = Stream()
+        if not context.add_callback(stream.close):
+            return
+        threading.Thread(
+            target=hub.attach, args=(name, stream, _until_broken(frames)), name=f"glasu-{name}", daemon=True
+        ).start()
+        yield from stream.outgoing()
+
+    server = grpc.server(
+        ThreadPoolExecutor(4 * len(hub.links) + 4, "glasu-stream"),
+        options=[*KEEPALIVE, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 4)],
+    )
+    handler = grpc.stream_stream_rpc_method_handler(session)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
+    credentials = grpc.ssl_server_credentials(
+        [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
+    )
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise ConfigError(
+            f"--listen {address}: cannot be listened on; is another server there, or is the address not this machine's?"
+        )
+    server.start()
+    try:
+        yield int(port)
+    finally:
+        server.stop(grace=1.0).wait(3.0)
+
+
+def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield frames until the stream ends, however it does."""
+    try:
+        yield from frames
+    except Exception:  # gRPC raises errors of several kinds without a base class when a stream breaks
+        return
+
+
+class Line:
+    """A party's end of one stream: what arrives is put into a queue, at the end the reason why it ended."""
+
+    def __init__(self, kit: Kit, address: str, arrived: Callable[[Line, bytes | str], None]) -> None:
+        """Connect in the background.
+
+        Args:
+            kit: the party's.
+            address: of the server, host:port.
+            arrived: is given every frame, and at last in words why the stream ended; in a thread of its own.
+        """
+        credentials = grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
+        options = [*KEEPALIVE, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        self._channel = grpc.secure_channel(address, credentials, options)
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call = self._channel.stream_stream(METHOD)(iter(self._frames.get, None))
+        self._arrived = arrived
+        threading.Thread(target=self._read, name="glasu-line", daemon=True).start()
+
+    def _read(self) -> None:
+        why = "the server ended the connection"
+        try:
+            for frame in self._call:
+                self._arrived(self, frame)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+            why = f"{details} ({code.name.lower()})" if code is not grpc.StatusCode.CANCELLED else why
+        self._arrived(self, why)
+
+    def send(self, frame: bytes) -> None:
+        self._frames.put(frame)
+
+    def close(self) -> None:
+        """Let go of the stream."""
+        self._frames.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def finish(self, seconds: float = 2.0) -> None:
+        """Let what has been sent go out, then let go of the stream."""
+        self._frames.put(None)
+        done = threading.Event()
+        self._call.add_done_callback(lambda call: done.set())
+        done.wait(seconds)
+        self.close()
+
+
+def check_address(address: str) -> str:
+    """Return host:port, or refuse it."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 65536):
+        raise ConfigError(f"{address!r}: must be host:port, for example localhost:9443.")
+    return address
+
+
+def unreachable(address: str, seconds: float, why: str) -> TransportError:
+    """Return the error of a party that has waited long enough."""
+    return TransportError(
+        f"waited {seconds:.0f} s for the server at {address}: {why}; everything up to the last checkpoint is kept. "
+        "Start the server, and the same command again."
+    )
