@@ -29,5 +29,9 @@ class TrainingError(GlasuError):
     exit_code = 1
 
 
+class CheckpointError(TrainingError):
+    """The state of a run cannot be saved; what was saved before is intact."""
+
+
 class TransportError(GlasuError):
     """A peer cannot be reached, or does not prove who it is."""

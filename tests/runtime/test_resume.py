@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.config import RunConfig
-from glasu.errors import ConfigError, TrainingError
+from glasu.errors import CheckpointError, ConfigError
 from glasu.runtime import checkpoint
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.meter import Meter
@@ -263,7 +263,7 @@ def test_a_disk_that_fails_stops_the_run_and_leaves_the_earlier_checkpoints(tmp_
         written(path, content, mode)
 
     monkeypatch.setattr(checkpoint, "write_atomically", fail)
-    with pytest.raises(TrainingError, match=r"round-00000003.*cannot be written.*No space left.*same command again"):
+    with pytest.raises(CheckpointError, match=r"round-00000003.*cannot be written.*No space left.*same command again"):
         simulate(parties, config, checkpoints=tmp_path)
     assert len(list(tmp_path.glob("*.checkpoint"))) == 2
     assert outcome(simulate(parties, config, checkpoints=tmp_path).report) == outcome(simulate(parties, config).report)
@@ -280,7 +280,7 @@ def test_a_write_that_breaks_leaves_the_file_of_before_and_no_other(syscall, tmp
 
     target = {"fsync": "os.fsync", "write": "os.fdopen", "replace": "pathlib.Path.replace"}[syscall]
     monkeypatch.setattr(target, fail)
-    with pytest.raises(TrainingError, match=r"Input/output error"):
+    with pytest.raises(CheckpointError, match=r"Input/output error"):
         store.save(1, {"x": np.arange(4)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["round-00000001.checkpoint"]
     assert (tmp_path / "round-00000001.checkpoint").read_bytes() == before

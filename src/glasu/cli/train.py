@@ -28,26 +28,27 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.progress import say, shown
     from glasu.data.datasets import load
-    from glasu.data.files import held, write_atomically
+    from glasu.data.files import write_atomically
     from glasu.data.statistics import summary
-    from glasu.runtime.keeper import remove_checkpoints
+    from glasu.runtime.keeper import checkpoint_folder
     from glasu.runtime.simulation import simulate
     from glasu.runtime.trained import TrainedModel
 
     loaded = load(config)
     about = (summary(loaded.statistics, config.data.name), *loaded.notes)
-    with held(out):
+    with checkpoint_folder(out / "checkpoints") as checkpoints:
         with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
             simulation = simulate(
                 loaded.parties,
                 config,
                 observe=observe,
                 notes=loaded.notes,
-                checkpoints=out / "checkpoints",
+                checkpoints=checkpoints,
                 fresh=args.fresh,
                 tell=lambda line: say([f"glasu train: {line}"]),
             )
         TrainedModel.of(simulation).save(out / "model")
         write_atomically(out / "report.json", simulation.report.to_json().encode())
-        remove_checkpoints(out / "checkpoints")
+        for finished in checkpoints.glob("*.checkpoint"):
+            finished.unlink()
     print(simulation.report.summary())

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from glasu.data.files import write_atomically
-from glasu.errors import DataError, TrainingError
+from glasu.errors import CheckpointError, DataError
 
 MAGIC, SCHEMA = b"GLCP", 1
 HEAD = struct.Struct("<4sI32s")
@@ -90,7 +90,7 @@ class Store:
             for old in self._rounds()[:-KEPT]:
                 self._path(old).unlink(missing_ok=True)
         except OSError as error:
-            raise TrainingError(
+            raise CheckpointError(
                 f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "
                 "Mend that and start the same command again: it goes on from there."
             ) from error

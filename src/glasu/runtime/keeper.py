@@ -11,11 +11,11 @@ from pathlib import Path
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
-from glasu.data.files import write_atomically
+from glasu.data.files import held, write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError
+from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.protocol.messages import Event, RoundDone
-from glasu.runtime.checkpoint import Snapshot, Store
+from glasu.runtime.checkpoint import SUFFIX, Snapshot, Store
 from glasu.runtime.inprocess import Observer
 from glasu.runtime.saver import Role, Saver, is_due
 from glasu.runtime.states import Arrays, Facts, client_from_plain, server_from_plain, to_plain
@@ -97,7 +97,7 @@ class Keeper:
         try:
             there = json.loads((self.folder / RUN_FILE).read_bytes())
         except (OSError, ValueError):
-            return bool(list(self.folder.glob("*.checkpoint")))
+            return bool(list(self.folder.glob(f"*{SUFFIX}")))
         differences = [
             f"{name} = {there.get(part, {}).get(name)!r} there, {here.get(name)!r} here"
             for part, here in self.run.items()
@@ -106,7 +106,7 @@ class Keeper:
         ]
         if not differences:
             return True
-        if not list(self.folder.glob("*.checkpoint")):
+        if not list(self.folder.glob(f"*{SUFFIX}")):
             (self.folder / SPENT_FILE).unlink(missing_ok=True)
             return False
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
@@ -167,18 +167,30 @@ class Keeper:
 
 @contextmanager
 def keeping(keeper: Keeper) -> Iterator[None]:
-    """Keep what a run used up, if it does not come to its end, and let no thread outlive it."""
+    """Keep what a run used up, if it does not come to its end, and let no thread outlive it.
+
+    A run that diverged would diverge again: its checkpoints are removed, so that other settings can take its place.
+    """
     try:
         yield
         keeper.settle()
-    except BaseException:
+    except BaseException as error:
         keeper.saver.close()
         with suppress(OSError):  # what broke the run is to be seen, not that its expenses could not be noted
-            keeper.keep_spent()
+            if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
+                keeper.store.clear()
+            else:
+                keeper.keep_spent()
         raise
     keeper.saver.close()
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a run that is finished and written."""
-    shutil.rmtree(folder, ignore_errors=True)
+@contextmanager
+def checkpoint_folder(folder: Path) -> Iterator[Path]:
+    """Hold the folder of a run's checkpoints against a second process; without any, it vanishes at the end."""
+    with held(folder):
+        try:
+            yield folder
+        finally:
+            if not list(folder.glob(f"*{SUFFIX}")):
+                shutil.rmtree(folder, ignore_errors=True)
