@@ -196,7 +196,7 @@ class _Joining:
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
         self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
         self.client, self.saver = client, Saver(self._store())
-        session.limit = largest_message(config, party.num_nodes, len(party.classes), client.num_clients)
+        session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {"digest": config.digest(), "rounds": self._rounds()}
         session.send("prepared", **session.report())
         return client

@@ -54,7 +54,7 @@ class Session:
         """
         self.kit, self.address, self.wait, self.tell, self.clock = kit, address, wait, tell, clock
         self.process = secrets.token_hex(8)  # tells two processes with one identity apart
-        self.limit = 0
+        self._limit = 0
         self.welcome: dict[str, Any] = {}
         self.report: Callable[[], dict[str, Any]] | None = None
         self._hello = hello
@@ -74,6 +74,11 @@ class Session:
         """Let go of the server."""
         if self._line is not None:
             self._line.finish() if self._goodbye else self._line.close()
+
+    def allow(self, limit: int) -> None:
+        """Accept answers of at most so many bytes; before, none is accepted."""
+        self._limit = limit
+        self._assembler = Assembler(limit)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a control frame."""
@@ -202,7 +207,7 @@ class Session:
         while True:
             if self._line is not None:
                 self._line.close()
-            self._assembler = Assembler(self.limit)
+            self._assembler = Assembler(self._limit)
             self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
             self._line.send(control("hello", process=self.process, **self._hello()))
             event = self._next(min(self.wait, 20.0))

@@ -1,0 +1,96 @@
+"""A server and its parties in threads of this process, over real gRPC with mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.kits.kit import open_kit
+from glasu.report import RunReport
+from glasu.runtime.network.join import join
+from glasu.runtime.network.serve import serve
+
+
+class Killed(BaseException):
+    """Ends a role as a signal would: nobody is told."""
+
+
+class Role(threading.Thread):
+    """One role in a thread; `outcome` waits for it and returns its result, or raises what it raised."""
+
+    def __init__(self, work: Callable[[], Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work, self._result, self._error = work, None, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def error(self, seconds: float = 120) -> BaseException | None:
+        self.join(seconds)
+        assert not self.is_alive(), f"{self.name} hangs"
+        return self._error
+
+    def outcome(self, seconds: float = 120) -> Any:
+        error = self.error(seconds)
+        if error is not None:
+            raise error
+        return self._result
+
+
+@dataclass
+class Cluster:
+    """Starts the roles of one run; all write below `folder`, and remember what they were told."""
+
+    config: RunConfig
+    parties: Sequence[PartyData]
+    kits: Path
+    folder: Path
+    port: int = 0
+    lines: dict[str, list[str]] = field(default_factory=dict)
+
+    def serve(self, **options: Any) -> Role:
+        """Start the server, and return when it listens."""
+        ready = threading.Event()
+
+        def listened(port: int) -> None:
+            self.port = port
+            ready.set()
+
+        kit = open_kit(self.kits / "server", "server")
+        said = self.lines.setdefault("server", [])
+        options = {"wait": 60.0, "tell": said.append, **options}
+        config = options.pop("config", self.config)
+        role = Role(
+            lambda: serve(
+                config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options
+            ),
+            "server",
+        )
+        while not ready.wait(0.05) and role.is_alive():
+            pass
+        return role
+
+    def join(self, name: str, **options: Any) -> Role:
+        """Start a party."""
+        party = options.pop("party", None) or next(party for party in self.parties if party.name == name)
+        kit = open_kit(self.kits / options.pop("kit", name), "party")
+        said = self.lines.setdefault(name, [])
+        options = {"wait": 60.0, "tell": said.append, **options}
+        out = self.folder / options.pop("out", name)
+        return Role(lambda: join(party, kit, f"localhost:{self.port}", out, **options), name)
+
+    def run(self) -> tuple[RunReport, dict[str, Any]]:
+        """Run everything without a fault."""
+        server = self.serve()
+        roles = {party.name: self.join(party.name) for party in self.parties}
+        reports = {name: role.outcome() for name, role in roles.items()}
+        return server.outcome(), reports
