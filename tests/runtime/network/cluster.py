@@ -70,9 +70,7 @@ class Cluster:
         options = {"wait": 60.0, "tell": said.append, **options}
         config = options.pop("config", self.config)
         role = Role(
-            lambda: serve(
-                config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options
-            ),
+            lambda: serve(config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options),
             "server",
         )
         while not ready.wait(0.05) and role.is_alive():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,6 +45,7 @@ from glasu.runtime.trained import TrainedModel
 from glasu.timing import Clock, Stopwatch
 
 Tell = Callable[[str], None]
+BUILDING = threading.Lock()  # first weights pass through torch's one generator: parties in one process take turns
 
 
 def join(
@@ -185,14 +187,15 @@ class _Joining:
         except GlasuError as error:
             session.send("declined", why=str(error))
             raise
-        client = Client(
-            config,
-            party,
-            index=welcome["index"],
-            names=welcome["roster"],
-            num_outputs=len(party.classes),
-            watch=Stopwatch(self.clock),
-        )
+        with BUILDING:
+            client = Client(
+                config,
+                party,
+                index=welcome["index"],
+                names=welcome["roster"],
+                num_outputs=len(party.classes),
+                watch=Stopwatch(self.clock),
+            )
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
         self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
         self.client, self.saver = client, Saver(self._store())

@@ -1,0 +1,220 @@
+"""Whoever dies, whenever: started again, the run ends as if nothing had happened, and nobody else is restarted."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from glasu.errors import ConfigError, ProtocolError, TrainingError, TransportError
+from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.runtime.network import session as sessions
+from glasu.runtime.simulation import simulate
+from runtime.network.cluster import Cluster, Killed
+from runtime.network.test_runs import tiny
+
+CASES = {
+    "full": {},
+    "neighbor, labels at one party": {"sampler": "neighbor", "labels": "b"},
+    "shared, labels at one party": {"sampler": "shared", "labels": "b"},
+    "every second round": {"checkpoint_every": 2, "num_rounds": 5},
+}
+
+
+def killing(kind, round_index):
+    """Return an observer that ends its role at one event of a certain round, once."""
+    left = [1]
+
+    def observe(event):
+        if left and isinstance(event, kind) and event.round == round_index:
+            left.clear()
+            raise Killed
+
+    return observe
+
+
+def same_end(served, simulated):
+    assert served.weights_sha256 == simulated.weights_sha256
+    assert served.losses == simulated.losses
+    assert (served.test, served.validation) == (simulated.test, simulated.validation)
+    kept = ("round", "loss", "val_accuracy", "val_macro_f1", "val_loss")
+    got, expected = ([{key: entry[key] for key in kept} for entry in run.history] for run in (served, simulated))
+    assert got == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("round_index", [0, 1])
+def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, tmp_path):
+    config, parties = tiny(**CASES[name])
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
+    assert isinstance(cluster.join("b", observe=killing(RoundDone, round_index)).error(), Killed)
+    b = cluster.join("b")
+    reports = [role.outcome() for role in (a, b, c)]
+    served, simulated = server.outcome(), simulate(parties, config).report
+    same_end(served, simulated)
+    assert tuple(report["weights_sha256"][0] for report in reports) == served.weights_sha256
+    assert served.traffic["bytes_to_server"] >= simulated.traffic["bytes_to_server"]
+    assert any("b: connected (start 2)" in line for line in cluster.lines["server"])
+    assert any("going on after round" in line for line in cluster.lines["a"])
+
+
+@pytest.mark.parametrize(("kind", "round_index"), [(RoundDone, 0), (RoundDone, 1), (Evaluated, 2), (RoundDone, 2)])
+def test_a_server_that_dies_and_returns_changes_nothing(kind, round_index, kits, tmp_path):
+    config, parties = tiny(sampler="neighbor")
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(observe=killing(kind, round_index))
+    roles = [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), Killed)
+    again = cluster.serve()
+    for role in roles:
+        role.outcome()
+    same_end(again.outcome(), simulate(parties, config).report)
+
+
+def test_all_may_die(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(observe=killing(RoundDone, 1))
+    roles = [cluster.join(name, observe=killing(RoundDone, 0)) for name in "ac"]
+    b = cluster.join("b")
+    for role in roles:
+        assert isinstance(role.error(), Killed)
+    roles = [cluster.join(name) for name in "ac"]
+    assert isinstance(server.error(), Killed)
+    server = cluster.serve()
+    for role in (*roles, b):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_stream_that_breaks_costs_no_round(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    sent, answered = sessions.Session._send_message, sessions.Session._answer
+    broken = {"after sending": 0, "before an answer": 0}
+
+    def break_after_sending(self, content):
+        sent(self, content)
+        if self.kit.name == "b" and broken["after sending"] < 3:
+            broken["after sending"] += 1
+            self._line.close()
+
+    def break_before_an_answer(self, message, together):
+        if self.kit.name == "c" and broken["before an answer"] < 3:
+            broken["before an answer"] += 1
+            self._line.close()  # the answer is lost
+        else:
+            answered(self, message, together)
+
+    monkeypatch.setattr(sessions.Session, "_send_message", break_after_sending)
+    monkeypatch.setattr(sessions.Session, "_answer", break_before_an_answer)
+    served, _ = cluster.run()
+    assert set(broken.values()) == {3}
+    simulated = simulate(parties, config).report
+    same_end(served, simulated)
+    assert served.traffic == simulated.traffic  # messages that were repeated were not taken twice
+    assert not any("went" in line or "go back" in line for line in cluster.lines["server"])
+
+
+def test_a_failure_at_one_party_appears_at_every_party(kits, tmp_path):
+    config, parties = tiny(num_rounds=50)
+
+    def fail(event):
+        if isinstance(event, RoundDone) and event.round == 1:
+            raise TrainingError("the loss is inf")
+
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    roles = {name: cluster.join(name, observe=fail if name == "b" else lambda event: None) for name in "abc"}
+    errors = {name: role.error() for name, role in roles.items()}
+    assert str(errors["b"]) == "the loss is inf"
+    for error in (errors["a"], errors["c"], server.error()):
+        assert isinstance(error, TrainingError)
+        assert "party 'b' failed: the loss is inf" in str(error)
+
+
+def test_an_error_that_is_not_ours_is_named_by_its_type_only(kits, tmp_path):
+    config, parties = tiny(num_rounds=50)
+
+    def fail(event):
+        raise ValueError("salary of node 7: 12345")
+
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    b, c = cluster.join("b", observe=fail), cluster.join("c")
+    assert isinstance(b.error(), ValueError)
+    for role in (a, c, server):
+        assert "ValueError in the program" in str(role.error())
+        assert "12345" not in str(role.error())
+
+
+def test_a_party_that_does_not_come_is_named(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(wait=3.0)
+    a = cluster.join("a")
+    for role in (server, a):
+        error = role.error()
+        assert isinstance(error, (TransportError, ProtocolError))
+        assert "waited 3 s for b, c to join" in str(error)
+
+
+def test_without_a_server_a_party_says_so(kits, tmp_path):
+    config, parties = tiny()
+    error = Cluster(config, parties, kits, tmp_path, port=1).join("a", wait=1.5).error()
+    assert isinstance(error, TransportError)
+    assert "waited 2 s for the server at localhost:1" in str(error)
+    assert "same command again" in str(error)
+
+
+def test_of_two_processes_with_one_kit_one_takes_part(kits, tmp_path):
+    config, parties = tiny(num_rounds=6)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    while not any("a: connected" in line for line in cluster.lines["server"]):
+        threading.Event().wait(0.05)
+    clone = cluster.join("a", out="clone")
+    error = clone.error()
+    assert isinstance(error, ConfigError)
+    assert "another process of party 'a'" in str(error)
+    roles = [a, cluster.join("b"), cluster.join("c")]
+    for role in roles:
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_path):
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
+    assert isinstance(cluster.join("b", observe=killing(RoundDone, 2)).error(), Killed)
+    for path in (tmp_path / "b" / "checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    error = cluster.join("b").error()
+    assert isinstance(error, ConfigError)
+    assert "none in common" in str(error)
+    for path in tmp_path.glob("*.checkpoint"):
+        path.rename(tmp_path / "b" / "checkpoints" / path.name)
+    for role in (a, cluster.join("b"), c):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(observe=killing(RoundDone, 1))
+    roles = [cluster.join(name, wait=4.0) for name in "abc"]
+    for role in (server, *roles):
+        assert isinstance(role.error(), (Killed, TransportError))
+    other = config.replace(train={"seed": 5})
+    error = cluster.serve(config=other).error()
+    assert isinstance(error, ConfigError)
+    assert "train.seed = 0 there, 5 here" in str(error)
+    server = cluster.serve(config=other, fresh=True)
+    assert any("starting over: removed" in line for line in cluster.lines["server"])
+    assert "another run" in str(cluster.join("a").error())
+    for role in [cluster.join(name, fresh=True) for name in "abc"]:
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, other).report)

@@ -1,0 +1,132 @@
+"""What must be equal is compared before a run begins; a difference is shown at both ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.data.party import Splits
+from glasu.errors import ConfigError
+from glasu.runtime.network import join as joining
+from glasu.runtime.network.handshake import differences, two_columns
+from runtime.network.cluster import Cluster
+from runtime.network.test_runs import tiny
+
+
+def other_ids(party):
+    return replace(party, ids=party.ids[::-1].copy())
+
+
+def other_splits(party):
+    splits = party.splits
+    return replace(party, splits=Splits(splits.train, splits.test, splits.validation))
+
+
+def other_classes(party):
+    return replace(party, classes=tuple(f"{name}!" for name in party.classes))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [(other_ids, "ids (SHA-256)"), (other_splits, "splits (SHA-256)"), (other_classes, "class names (SHA-256)")],
+)
+def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_both_ends(change, field, kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
+    while not any("a: connected" in line for line in cluster.lines["server"]):
+        a.join(0.05)
+    error = cluster.join("b", party=change(parties[1])).error()
+    assert isinstance(error, ConfigError)
+    assert field in str(error)
+    for who in ("server", "b"):
+        heading = next(line for line in cluster.lines[who] if line.split() == ["a", "b"])
+        row = cluster.lines[who][cluster.lines[who].index(heading) + 1]
+        assert row.startswith(field)
+        assert len(row.removeprefix(field).split()) == 2
+    assert any(f"b: not accepted: it differs from a: {field}" in line for line in cluster.lines["a"])
+    assert field in str(server.error())  # who waits for b in vain hears why
+    a.error()
+
+
+@pytest.mark.parametrize("package", ["glasu", "numpy", "torch"])
+def test_a_party_with_another_version_is_refused(package, kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
+    while not any("a: connected" in line for line in cluster.lines["server"]):
+        a.join(0.05)
+    true = joining.versions()
+    monkeypatch.setattr(joining, "versions", lambda: {**true, package: "0.0.1"})
+    error = cluster.join("b").error()
+    assert isinstance(error, ConfigError)
+    assert package in str(error)
+    assert "0.0.1" in str(error)
+    server.error()
+    a.error()
+
+
+def test_another_build_of_the_same_version_is_accepted(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    true = joining.versions()
+    monkeypatch.setattr(joining, "versions", lambda: {**true, "torch": true["torch"].partition("+")[0] + "+cu999"})
+    Cluster(config, parties, kits, tmp_path).run()
+
+
+def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_of_it(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
+    error = cluster.join("b", expect=config.replace(train={"learning_rate": 0.25})).error()
+    assert isinstance(error, ConfigError)
+    assert "train.learning_rate: expected 0.25" in str(error)
+    assert any(line.split()[:2] == ["train.learning_rate", "0.25"] for line in cluster.lines["b"])
+    assert any("b: declines to take part" in line for line in cluster.lines["server"])
+    assert "train.learning_rate" in str(server.error())
+    a.error()
+
+
+def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    for role in [cluster.join(name, expect=config) for name in "abc"]:
+        role.outcome()
+    server.outcome()
+
+
+def test_a_kit_of_another_party_is_refused_before_anything_is_sent(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    error = cluster.join("a", kit="b").error()
+    assert isinstance(error, ConfigError)
+    assert "party 'a'" in str(error)
+    assert "party 'b'" in str(error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"train": {"method": "standalone"}}, {"train": {"method": "simulated", "num_local_steps": 1}}],
+)
+def test_methods_that_need_all_data_in_one_place_are_refused(change, kits, tmp_path):
+    config, parties = tiny()
+    error = Cluster(config.replace(**change), parties, kits, tmp_path).serve().error()
+    assert isinstance(error, ConfigError)
+    assert "glasu train" in str(error)
+
+
+def test_only_what_both_state_is_compared():
+    assert differences({"x": 1, "y": 2}, {"x": 1, "z": 3}) == []
+    assert differences({"x": 1, "y": 2}, {"x": 2, "y": 2}) == [("x", 1, 2)]
+
+
+def test_a_diff_has_two_columns():
+    rows = [("nodes", 2708, 2707), ("a long name", "x" * 200, None)]
+    lines = two_columns(rows, "a", "the server")
+    assert lines[0].split() == ["a", "the", "server"]
+    assert lines[1].split() == ["nodes", "2708", "2707"]
+    assert lines[2].endswith("(nothing)")
+    assert len({line.index(word) for line, word in zip(lines, ["the", "2707", "(nothing)"], strict=True)}) == 1
+    assert np.all([len(line) < 200 for line in lines])
