@@ -291,7 +291,7 @@ def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
     Store(tmp_path / "a", "a").save(1, {}, {})
     (tmp_path / "a").rename(tmp_path / "b")
     damaged: list[str] = []
-    assert Store(tmp_path / "b", "b").digests(damaged) == {}
+    assert Store(tmp_path / "b", "b").digests(damaged) == {0: checkpoint.START}
     assert "of a, not of b" in damaged[0]
 
 
@@ -309,9 +309,18 @@ def test_a_meter_that_goes_on_counts_on():
         ([{3: "", 4: ""}, {3: "", 4: ""}], 4),
         ([{3: "", 4: ""}, {4: "", 5: ""}], 4),
         ([{3: "", 4: ""}, {5: "", 6: ""}], None),
-        ([{}, {}], 0),
-        ([{}, {1: ""}], None),
+        ([{0: ""}, {0: "", 1: ""}], 0),
+        ([{0: ""}, {1: "", 2: ""}], None),
     ],
 )
 def test_the_greatest_common_round(rounds, common):
     assert checkpoint.greatest_common(rounds) == common
+
+
+def test_the_beginning_counts_as_a_checkpoint_until_two_are_there(tmp_path):
+    store = Store(tmp_path, "somebody")
+    expected = [{0}, {0, 1}, {1, 2}, {2, 3}]
+    for number, rounds in enumerate(expected):
+        if number:
+            store.save(number, {}, {})
+        assert set(store.digests()) == rounds

@@ -27,6 +27,7 @@ MAGIC, SCHEMA = b"GLCP", 1
 HEAD = struct.Struct("<4sI32s")
 KEPT = 2  # with one, or with a checkpoint that is not durable in time, there may be no round that all roles have
 SUFFIX = ".checkpoint"
+START = "start"  # stands for the digest of round 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +102,11 @@ class Store:
         return self._read(round_index)[0]
 
     def digests(self, damaged: list[str] | None = None) -> dict[int, str]:
-        """Return {round: digest} of the intact checkpoints, in rising order; what is wrong with others is appended."""
-        found = {}
+        """Return {round: digest} of the intact checkpoints, in rising order; what is wrong with others is appended.
+
+        The beginning counts as a checkpoint, round 0, until two later ones are there: the settings decide it.
+        """
+        found = {0: START} if len(self._rounds()) < KEPT else {}
         for round_index in self._rounds():
             try:
                 found[round_index] = self._read(round_index)[1]
@@ -147,6 +151,5 @@ def _hex(content: bytes) -> str:
 
 
 def greatest_common(available: Sequence[Mapping[int, str]]) -> int | None:
-    """Return the greatest round of which everyone has a checkpoint, or None; who has none at all has round 0 only."""
-    common = set.intersection(*(set(rounds) or {0} for rounds in available))
-    return max(common, default=None)
+    """Return the greatest round of which everyone has a checkpoint, or None."""
+    return max(set.intersection(*map(set, available)), default=None)

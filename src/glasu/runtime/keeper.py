@@ -66,7 +66,7 @@ class Keeper:
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
         damaged: list[str] = []
-        rounds = list(self.store.digests(damaged)) if self._holds_this_run() else []
+        rounds = [index for index in self.store.digests(damaged) if index] if self._holds_this_run() else []
         for line in damaged:
             tell(f"not used: {line}")
         if damaged and not rounds:

@@ -194,9 +194,8 @@ class Hub:
             if rows:
                 table = two_columns(rows, whose, link.name)
                 why = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}."
-            elif not set(rounds or {0}) & set(self.rounds() or {0}):
-                here = ", ".join(map(str, self.rounds() or {0}))
-                there = ", ".join(map(str, rounds or {0}))
+            elif not set(rounds) & set(self.rounds()):
+                here, there = (", ".join(map(str, own)) for own in (self.rounds(), rounds))
                 why = (
                     f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
                     "the --out folder of whoever lost it, or start over with --fresh everywhere."

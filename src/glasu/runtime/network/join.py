@@ -25,7 +25,7 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
-from glasu.runtime.checkpoint import Store
+from glasu.runtime.checkpoint import START, Store
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -175,7 +175,7 @@ class _Joining:
         if self.saver is not None:
             self.saver.settle()
         damaged: list[str] = []
-        rounds = self._store().digests(damaged) if self.durable["run"] is not None else {}
+        rounds = self._store().digests(damaged) if self.durable["run"] is not None else {0: START}
         for line in damaged:
             self.tell(f"not used: {line}")
         return rounds

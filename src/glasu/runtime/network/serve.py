@@ -97,7 +97,7 @@ class _Serving:
         run = self.durable["run"]
         self.store = Store(folder, f"the server of run {run}")
         damaged: list[str] = []
-        if not self.store.digests(damaged) and damaged:
+        if not any(self.store.digests(damaged)) and damaged:
             raise ConfigError(f"{folder}: no checkpoint is intact; --fresh starts over. {damaged[-1]}")
         for line in damaged:
             tell(f"not used: {line}")
@@ -131,11 +131,10 @@ class _Serving:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL, to_those_who_come=True)
             return None
-        saved = self.store.digests()
+        saved = max(self.store.digests())
         if saved:
-            tally = self.store.load(max(saved)).facts["traffic"]
-            self.accounts.restore(tally)
-            self.tell(f"going on after round {max(saved)} or the one before, as soon as all parties are there.")
+            self.accounts.restore(self.store.load(saved).facts["traffic"])
+            self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
         with listening(self.hub, self.kit, listen, self.tell) as port:
             listened(port)
             try:
