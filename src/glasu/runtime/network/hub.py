@@ -149,9 +149,10 @@ class Hub:
         if link.stream is not stream:
             return kind == CONTROL and self._hello(link, stream, read_control(frame))
         if kind == PIECE:
-            whole = link.assembler.add(frame)
-            if whole is not None:
-                self._message(link, whole)
+            if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
+                whole = link.assembler.add(frame)
+                if whole is not None:
+                    self._message(link, whole)
         elif kind == RECEIPT:
             link.receipts.received(frame[1:])
         elif kind == CONTROL:
@@ -219,7 +220,7 @@ class Hub:
             self.tell(f"{link.name}: connected again.")
         index = {"index": link.index}
         stream.send(control("welcome", **self.welcome, **index))
-        if again and not self.under_way:
+        if not self.under_way:
             stream.send(control("report"))
         elif again and self.begin is not None:
             if attempt == self.begin["attempt"]:
@@ -276,12 +277,15 @@ class Hub:
 
     def _message(self, link: Link, content: bytes) -> None:
         message = decode(content)
-        key, begin = message.key, self.begin
-        if begin is None or key.attempt != begin["attempt"] % 65536 or link.ready != begin["attempt"]:
-            return  # of an attempt that is over
-        assert link.hello is not None
-        if key.incarnation != link.hello["incarnation"] or key.client != link.index:
-            raise ProtocolError(f"{key}: bears another sender's name (start {key.incarnation}).")
+        key, begin, hello = message.key, self.begin, link.hello
+        assert begin is not None
+        assert hello is not None
+        expected = (begin["attempt"] % 65536, hello["incarnation"], link.index)
+        if (key.attempt, key.incarnation, key.client) != expected:
+            raise ProtocolError(
+                f"{key}: expected attempt, start and client {expected}, "
+                f"got {(key.attempt, key.incarnation, key.client)}."
+            )
         if link.receipts.take(key, hashlib.sha256(content).digest()):
             link.inbox.append((message, len(content)))
             return
