@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from glasu.codec.tensors import Kind, encodings_of
+from glasu.codec.tensors import Encoding, Kind, encodings_of
 from glasu.config import RunConfig
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
@@ -87,9 +87,22 @@ class Server:
                     f"party {self.roster[client]!r}: expected {names} for {wanted}, "
                     f"got {type(message).__name__} for {key}."
                 )
+            self._check_riders(message)
         self._received = messages
         self._note_losses(messages)
         return messages
+
+    def _check_riders(self, message: Message) -> None:
+        """Refuse node sets and losses that cannot be; both ride on any message."""
+        where = f"party {self.roster[message.key.client]!r}, {message.key}"
+        last, most = self.sizes.num_nodes - 1, max(1, self.config.train.prefetch)
+        if len(message.node_sets) > most:
+            raise ProtocolError(f"{where}: expected node sets of at most {most} rounds, got {len(message.node_sets)}.")
+        for nodes in message.node_sets:
+            if len(nodes) and nodes[-1] > last:  # sets travel in rising order
+                raise ProtocolError(f"{where}: expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
+        if not np.isfinite(message.losses).all():
+            raise TrainingError(f"{where}: its loss is not finite; training diverged. Lower train.learning_rate.")
 
     def answer(self, kind: type[Message], value: Array | None = None, **fields: Any) -> None:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
@@ -123,8 +136,14 @@ class Server:
             if not flaw and message.value.shape != first.value.shape:
                 party = self.roster[first.key.client]
                 flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
+            where = f"party {self.roster[message.key.client]!r}, {message.key}, {kind}"
             if flaw:
-                raise ProtocolError(f"party {self.roster[message.key.client]!r}, {message.key}, {kind}: {flaw}.")
+                raise ProtocolError(f"{where}: {flaw}.")
+            if not _is_finite(self.encodings[kind], message.value):
+                raise TrainingError(
+                    f"{where}: expected finite values, got NaN or infinity; training diverged there, and nothing was "
+                    "added up. Lower train.learning_rate."
+                )
         return [message.value for message in senders]
 
     def aggregated(self, kind: Kind, messages: Sequence[Message], aggregation: Aggregation | None = None) -> Array:
@@ -187,6 +206,12 @@ class Server:
             raise ConfigError("the saved state belongs to a run with other settings or parties; start afresh.")
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.history = list(state.losses), list(state.history)
+
+
+def _is_finite(encoding: Encoding, payload: Array) -> bool:
+    """Tell whether a payload holds numbers only, looking at some rows at a time."""
+    starts = range(0, len(payload), ROWS_AT_ONCE)
+    return all(np.isfinite(encoding.decode(payload[start : start + ROWS_AT_ONCE])).all() for start in starts)
 
 
 def _by_rows(num_rows: int, compute: Callable[[slice], list[Array]]) -> list[Array]:

@@ -218,3 +218,40 @@ def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
     for role in [cluster.join(name, fresh=True) for name in "abc"]:
         role.outcome()
     same_end(server.outcome(), simulate(parties, other).report)
+
+
+def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_return(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    wait, left = sessions.Session.wait_for_goodbye, [1]
+
+    def die_once(self):
+        if self.kit.name == "b" and left:
+            left.clear()
+            raise Killed
+        wait(self)
+
+    monkeypatch.setattr(sessions.Session, "wait_for_goodbye", die_once)
+    server = cluster.serve()
+    a, b, c = (cluster.join(name) for name in "abc")
+    assert isinstance(b.error(), Killed)
+    again = cluster.join("b")
+    for role in (a, c):
+        role.outcome()
+    served = server.outcome()
+    same_end(served, simulate(parties, config).report)
+    report = again.outcome()  # whether the server had heard of its end, or needed it once more
+    assert report["weights_sha256"][0] == served.weights_sha256[1]
+
+
+def test_commands_given_again_after_the_end_do_nothing(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    served, reports = cluster.run()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("report.json")}
+    assert len(before) == 4
+    assert cluster.join("a").outcome() == reports["a"]
+    assert cluster.serve().outcome() is None
+    assert {path: path.read_bytes() for path in tmp_path.rglob("report.json")} == before
+    assert not list(tmp_path.rglob("*.checkpoint"))
+    assert served.to_dict()["weights_sha256"] == [report["weights_sha256"][0] for report in reports.values()]

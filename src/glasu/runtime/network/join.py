@@ -100,14 +100,14 @@ class _Joining:
     ) -> None:
         self.party, self.kit, self.out, self.expect = party, kit, out, expect
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        defaults = {"incarnation": 0, "attempt": 0, "run": None, "digest": None, "data": None, "finished": None}
+        defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         self.durable = Durable(out / "joining.json", defaults)
         self.checkpoints = out / "checkpoints"
         if fresh:
             removed = Store(self.checkpoints, "").clear()
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, digest=None, finished=None)
+            self.durable.update(run=None, digest=None, finished=None, closed=False)
         self.durable.update(incarnation=self.durable["incarnation"] + 1)
         self.data = data_digest(party)
         if self.durable["run"] is not None and self.durable["data"] != self.data:
@@ -120,17 +120,22 @@ class _Joining:
 
     def run(self, server: str, wait: float) -> dict[str, Any]:
         """Take part until all is done and written."""
+        if self.durable["closed"]:
+            self.tell(f"{self.out}: this run is finished; --fresh takes part in another one.")
+            return self._written()
         session = Session(self.kit, server, self._hello, wait, self.tell)
         try:
             welcome = session.open()
             client = self._prepare(session, welcome)
             report = self._train(session, client)
-            if self.saver is not None:
-                self.saver.store.clear()
+            self.durable.update(closed=True)
+            self._store().clear()
             return report
-        except GlasuError as error:
-            session.fail(error)
-            raise
+        except TransportError as error:
+            if self.durable["finished"] is None:
+                raise
+            self.tell(f"{error} The results of this party are complete.")
+            return self._written()
         except Exception as error:
             session.fail(error)
             raise
@@ -138,6 +143,10 @@ class _Joining:
             if self.saver is not None:
                 self.saver.close()
             session.close()
+
+    def _written(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.out / "report.json").read_bytes())
+        return report
 
     def _hello(self) -> dict[str, Any]:
         """Say who this is and what it has; nothing of what the nodes are like."""
@@ -240,7 +249,7 @@ class _Joining:
                 report = self._write_results(client)
                 self.durable.update(finished={"weights_sha256": report["weights_sha256"][0]})
                 session.send("finished", **self.durable["finished"])
-                session.goodbye()
+                session.wait_for_goodbye()
                 return report
             except NewAttempt as attempt:
                 begin = attempt.begin

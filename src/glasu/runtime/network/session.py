@@ -101,15 +101,10 @@ class Session:
         except NewAttempt as attempt:
             return attempt.begin
 
-    def goodbye(self) -> bool:
-        """Wait until everyone is finished; False: the server has gone away, which does no harm any more."""
-        try:
-            while not self._goodbye:
-                self._step("for the others to finish", None)
-        except TransportError as error:
-            self.tell(f"{error} All results of this party are written.")
-            return False
-        return True
+    def wait_for_goodbye(self) -> None:
+        """Wait until everyone is finished: until then, another party may need this one to do its last step again."""
+        while not self._goodbye:
+            self._step("for the others to finish", None)
 
     def exchange(self, messages: Sequence[Message]) -> list[Message]:
         """Send messages together and return their answers, however often the stream breaks in between."""

@@ -1,0 +1,205 @@
+"""Three parties and the server as processes, as a user starts them; kill -9 whoever, start the same command again."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glasu.config import RunConfig
+from glasu.data.datasets import load_parties
+from glasu.data.folders import write_party
+from glasu.runtime.simulation import simulate
+
+GLASU = [sys.executable, "-m", "glasu.cli.main"]
+SMALL = """
+[data]
+name = "synthetic"
+num_nodes = 60
+average_degree = 4.0
+num_features = 9
+num_classes = 3
+split = [0.4, 0.3, 0.3]
+[model]
+backbone = "gcn"
+num_layers = 2
+hidden = 8
+aggregation_layers = [0, 1]
+[train]
+num_rounds = {rounds}
+evaluate_every = 20
+sampler = "neighbor"
+"""
+CORA = """
+[data]
+name = "cora"
+[model]
+hidden = 32
+[train]
+num_rounds = 60
+"""
+
+
+class Processes:
+    """The four commands of a run, started and killed as if by hand."""
+
+    def __init__(self, folder: Path, kits: Path, settings: str) -> None:
+        self.folder, self.kits, self.port = folder, kits, 0
+        (folder / "run.toml").write_text(settings)
+        self.config = RunConfig.from_toml(folder / "run.toml")
+        self.parties = load_parties(self.config)
+        for party in self.parties:
+            write_party(party, folder / "parties" / party.name)
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.started: dict[str, int] = {}
+
+    def start(self, name: str) -> None:
+        """Give the command of a role, the first time or again."""
+        kit, out = self.kits / name, self.folder / name
+        words = (
+            ["serve", self.folder / "run.toml", "--listen", f"127.0.0.1:{self.port}"]
+            if name == "server"
+            else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
+        )
+        self.started[name] = self.started.get(name, 0) + 1
+        log = (self.folder / f"{name}.log").open("a")
+        self.running[name] = subprocess.Popen(
+            [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), "--quiet"], stderr=log, text=True
+        )
+
+    def listen(self) -> None:
+        """Start the server and wait until it says at which port it listens."""
+        self.start("server")
+        self.wait(lambda: "listening on" in self.log("server"))
+        self.port = int(self.log("server").split("listening on 127.0.0.1:")[1].split(",")[0])
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def rounds(self, name: str) -> int:
+        """Return the last round of which a role has a checkpoint."""
+        found = [int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("*.checkpoint")]
+        return max(found, default=0)
+
+    def wait(self, condition, seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.running}
+            for name, process in self.running.items():
+                assert process.poll() in (None, 0), self.log(name)
+            time.sleep(0.02)
+
+    def kill(self, name: str, after: float = 0.0) -> None:
+        """Kill a role without warning, and start it again."""
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+        time.sleep(after)
+        self.start(name)
+
+    def finish(self) -> dict:
+        """Wait for everyone, and return the server's report."""
+        for name, process in self.running.items():
+            assert process.wait(300) == 0, self.log(name)
+        return json.loads((self.folder / "server" / "report.json").read_text())
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def processes(tmp_path, kits):
+    made = []
+
+    def make(settings: str) -> Processes:
+        made.append(Processes(tmp_path, kits, settings))
+        return made[0]
+
+    yield make
+    made[0].stop()
+
+
+def same_end(report: dict, roles: Processes) -> None:
+    simulated = simulate(roles.parties, roles.config).report
+    assert report["weights_sha256"] == list(simulated.weights_sha256)
+    assert report["losses"] == list(simulated.losses)
+    assert report["test"] == simulated.test.to_dict()
+    for name in "abc":
+        own = json.loads((roles.folder / name / "report.json").read_text())
+        assert own["weights_sha256"][0] == report["weights_sha256"]["abc".index(name)]
+
+
+def test_a_party_and_the_server_are_killed_and_started_again(processes):
+    roles = processes(SMALL.format(rounds=60))
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: roles.rounds("server") >= 5)
+    roles.kill("b")
+    roles.wait(lambda: roles.rounds("server") >= 12)
+    roles.kill("server")
+    report = roles.finish()
+    same_end(report, roles)
+    assert roles.started == {"server": 2, "a": 1, "b": 2, "c": 1}
+    assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.slow
+def test_signals_end_a_role_and_the_same_command_goes_on(processes, sent, code):
+    roles = processes(SMALL.format(rounds=60))
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    for name, round_index in (("a", 4), ("server", 12)):
+        roles.wait(lambda round_index=round_index: roles.rounds("server") >= round_index)
+        process = roles.running.pop(name)
+        process.send_signal(sent)
+        assert process.wait(30) == code
+        roles.start(name)
+    same_end(roles.finish(), roles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
+    """Each of the four dies once, in random order at random moments, and is started again after two seconds."""
+    rng = random.Random(seed)
+    roles = processes(CORA + f"seed = {seed}\n")
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    victims = ["server", "a", "b", "c"]
+    rng.shuffle(victims)
+    for victim in victims:
+        before = roles.rounds("server")
+        wanted = min(before + rng.randint(1, 10), 55)
+        roles.wait(lambda wanted=wanted: roles.rounds("server") >= wanted)
+        time.sleep(rng.random() / 5)
+        roles.kill(victim, after=2.0)
+    same_end(roles.finish(), roles)
+    assert roles.started == {"server": 2, "a": 2, "b": 2, "c": 2}
+
+
+@pytest.mark.slow
+def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
+    roles = processes(SMALL.format(rounds=60))
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: roles.rounds("server") >= 5)
+    roles.running["b"].send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    roles.wait(lambda: "waiting for b" in roles.log("server") and "waiting for b" in roles.log("a"), 60)
+    assert time.monotonic() - stopped <= 20  # the promise is 15 s; a busy machine may write late
+    roles.running["b"].send_signal(signal.SIGCONT)
+    same_end(roles.finish(), roles)
+    assert roles.started == {"server": 1, "a": 1, "b": 1, "c": 1}
