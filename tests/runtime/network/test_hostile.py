@@ -30,7 +30,7 @@ ATTACKS = {  # what is sent instead, and what everyone is told
     "infinity": (lambda message: with_value(message, (-1, -1), -np.inf), "got NaN or infinity"),
     "a row less": (lambda message: replace(message, value=message.value[1:]), "expected shape"),
     "a column more": (lambda message: replace(message, value=np.c_[message.value, message.value[:, :1]]), "got"),
-    "another type": (lambda message: replace(message, value=message.value.astype(np.float64)), "<f4"),
+    "another type": (lambda message: replace(message, value=message.value.astype(np.float64)), "a matrix of f4, got"),
     "another round": (lambda message: replace(message, key=replace(message.key, round=7)), "round 7"),
     "another layer": (lambda message: replace(message, key=replace(message.key, layer=2)), "layer 2"),
     "another run": (lambda message: replace(message, key=replace(message.key, run=bytes(12))), "expected Partial"),

@@ -68,10 +68,9 @@ class Processes:
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
         self.started[name] = self.started.get(name, 0) + 1
-        log = (self.folder / f"{name}.log").open("a")
-        self.running[name] = subprocess.Popen(
-            [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), "--quiet"], stderr=log, text=True
-        )
+        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), "--quiet"]
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
 
     def listen(self) -> None:
         """Start the server and wait until it says at which port it listens."""

@@ -127,12 +127,12 @@ class Hub:
             for frame in frames:
                 with self.changed:
                     if not self._take(link, stream, frame):
-                        return
+                        break
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
         except GlasuError as error:
-            self.fail(type(error)(f"party {name!r}: {error}"))
-        finally:
+            self.fail(type(error)(f"party {name!r}: {error}"))  # it will be told by `announce_failure`
+        else:
             self._detach(link, stream)
 
     def _detach(self, link: Link, stream: Stream) -> None:

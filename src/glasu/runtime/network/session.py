@@ -64,6 +64,7 @@ class Session:
         self._pending: dict[About, bytes] = {}
         self._answers: dict[About, Message] = {}
         self._goodbye = False
+        self._over = False  # the server has ended the run, or this party's part in it
 
     def open(self) -> dict[str, Any]:
         """Connect and return what the server says about the run."""
@@ -87,7 +88,7 @@ class Session:
 
     def fail(self, error: BaseException) -> None:
         """Tell the server, and through it everyone, why this party cannot go on; errors not ours by their type only."""
-        if self._line is not None and not isinstance(error, TransportError):
+        if self._line is not None and not self._over and not isinstance(error, TransportError):
             ours = isinstance(error, GlasuError)
             why = str(error) if ours else f"{type(error).__name__} in the program"
             self.send("failed", why=why, exit_code=error.exit_code if isinstance(error, GlasuError) else 1)
@@ -179,10 +180,18 @@ class Session:
             self.tell(str(fields.get("line")))
         elif kind == "goodbye":
             self._goodbye = True
-        elif kind == "stopped":
-            raise _stopped(fields)
-        elif kind == "refused":
-            raise _refused(fields, self.tell)
+        elif kind in ("stopped", "refused"):
+            raise self._ended(fields)
+
+    def _ended(self, fields: dict[str, Any]) -> GlasuError:
+        """Return the error with which the server ends the run, or this party's part in it."""
+        self._over = True
+        if fields["kind"] == "stopped":
+            kind = TrainingError if fields.get("exit_code") == 1 else ProtocolError
+            return kind(f"the run was stopped: {fields.get('why')}")
+        for line in fields.get("table", ()):
+            self.tell(str(line))
+        return ConfigError(f"the server does not accept this party: {fields.get('why')}")
 
     def _next(self, seconds: float) -> bytes | str | None:
         """Return the next frame, why the stream ended, or None when nothing came in time."""
@@ -213,9 +222,7 @@ class Session:
                     if said:
                         self.tell("connected to the server.")
                     return
-                if fields["kind"] == "stopped":
-                    raise _stopped(fields)
-                raise _refused(fields, self.tell)
+                raise self._ended(fields)
             why = event if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
                 raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
@@ -230,14 +237,3 @@ class Session:
 
 def _about(key: Key) -> About:
     return key.attempt, int(key.phase), key.round, key.layer, key.chunk
-
-
-def _stopped(fields: dict[str, Any]) -> GlasuError:
-    kind = TrainingError if fields.get("exit_code") == 1 else ProtocolError
-    return kind(f"the run was stopped: {fields.get('why')}")
-
-
-def _refused(fields: dict[str, Any], tell: Callable[[str], None]) -> GlasuError:
-    for line in fields.get("table", ()):
-        tell(str(line))
-    return ConfigError(f"the server does not accept this party: {fields.get('why')}")
