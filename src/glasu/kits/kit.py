@@ -12,7 +12,7 @@ revoked.pem       at the server: the CA's signed list of certificates that are n
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
            grpc.ssl_server_credentials([(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True)
            refusal(context.auth_context()["x509_pem_cert"][0], kit), and kit.roster.index(name) for a client's index,
-           where name = glasu.kits.refusal.peer_name(pem).
+           where name = glasu.kits.refusal.peer_name(pem). Before grpc is imported: glasu.kits.tls.require_tls_1_3().
 """
 
 from __future__ import annotations
