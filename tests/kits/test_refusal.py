@@ -137,6 +137,7 @@ def test_party_b_cannot_speak_for_party_a():
 def test_a_party_talks_to_the_server_only():
     assert refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
     assert "is a party's, and a server's is needed" in refusal(GOOD, PARTY_KIT, now=NOW)
+    assert "not for the use of a server" in refusal(odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW)
 
 
 def test_validity_is_judged_by_the_present_unless_told_otherwise():

@@ -48,7 +48,8 @@ def new_authority(now: datetime) -> Signed:
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
     """Make a new key and a certificate for the server (with its hosts) or a party (without)."""
     role, last = role_of(name), authority.certificate.not_valid_after_utc
-    if not 1 <= days <= (left := (last - now).days):
+    left = (last - now).days
+    if not 1 <= days <= left:
         raise ConfigError(f"--days {days}: must lie in 1..{left}, for the CA itself expires on {last:%Y-%m-%d}.")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(identity_uri(name)), *(host_names(hosts) if role == "server" else ())]
