@@ -434,13 +434,13 @@ def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
         refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "split", "predict", "reproduce", "search"])
+@pytest.mark.parametrize("command", ["demo", "train", "split", "provision", "predict", "reproduce", "search"])
 def test_help_has_one_example_and_loads_nothing_heavy(command):
     code = (
         "import sys; from glasu.cli.main import build_parser\n"
         f"try: build_parser().parse_args(['{command}', '--help'])\n"
         "except SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'pyarrow', 'rich', 'plotly'} & set(sys.modules)"
+        "assert not {'torch', 'numpy', 'pyarrow', 'rich', 'plotly', 'cryptography', 'grpc'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,3 @@ def made(factory: pytest.TempPathFactory, name: str, now: datetime) -> Path:
 def copy(kits: Path, tmp_path: Path) -> Callable[[str], Path]:
     """Return a function that copies one of the kits, to be spoilt."""
     return lambda name: Path(shutil.copytree(kits / name, tmp_path / name))
-
-
-DAY = timedelta(days=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.data.names import check_party_name
@@ -20,6 +20,7 @@ from glasu.kits.kit import pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AUTHORITY = new_authority(NOW)
+quick = settings(deadline=None)
 CHARACTERS = st.one_of(st.sampled_from(string.ascii_letters + " -_.%:@,=~"), st.characters(codec="utf-8"))
 
 
@@ -36,6 +37,7 @@ def legal(name: str) -> bool:
 names = st.text(CHARACTERS, min_size=1, max_size=60).filter(legal)
 
 
+@quick
 @given(names)
 def test_a_certificate_gives_back_the_name_it_was_issued_for(name):
     certificate = issue(AUTHORITY, name, ["localhost"], NOW, 1).certificate
@@ -45,12 +47,14 @@ def test_a_certificate_gives_back_the_name_it_was_issued_for(name):
     assert found.role == ("server" if name == SERVER else "party")
 
 
+@quick
 @given(names, names)
 def test_two_names_never_share_a_uri_and_every_uri_is_ascii(first, second):
     assert (identity_uri(first) == identity_uri(second)) == (first == second)
     assert identity_uri(first).isascii()
 
 
+@quick
 @given(st.one_of(st.text(), st.text(string.printable).map("glasu:party:".__add__)))
 def test_a_uri_names_somebody_in_one_spelling_only(uri):
     name = name_in_uri(uri)
@@ -69,6 +73,7 @@ def test_a_party_cannot_take_the_name_of_the_server_by_its_uri():
     assert name_in_uri("glasu:server") == SERVER
 
 
+@quick
 @given(st.text(st.characters(), max_size=120))
 def test_the_data_and_the_roster_obey_one_rule_for_names(name):
     if name.casefold() in ("ca", "server", "retired"):
@@ -86,6 +91,7 @@ def test_the_data_and_the_roster_obey_one_rule_for_names(name):
                 check()
 
 
+@quick
 @given(st.text(CHARACTERS, min_size=1, max_size=100))
 def test_a_legal_name_is_one_file_in_its_folder_and_one_line_of_a_log(name):
     try:

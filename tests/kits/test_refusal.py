@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.kits.authority import Signed, issue, new_authority
@@ -19,6 +19,7 @@ from glasu.kits.refusal import peer_name, refusal
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
+quick = settings(deadline=None)
 AUTHORITY = new_authority(NOW - 10 * DAY)
 GOOD = pem(issue(AUTHORITY, "a", (), NOW, 30).certificate)
 
@@ -137,6 +138,7 @@ def test_party_b_cannot_speak_for_party_a():
 def test_a_party_talks_to_the_server_only():
     assert refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
     assert "is a party's, and a server's is needed" in refusal(GOOD, PARTY_KIT, now=NOW)
+    assert "not for the use of a server" in refusal(odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW)
 
 
 def test_validity_is_judged_by_the_present_unless_told_otherwise():
@@ -144,11 +146,13 @@ def test_validity_is_judged_by_the_present_unless_told_otherwise():
     assert "expired" in refusal(GOOD, SERVER_KIT, now=NOW + 31 * DAY)
 
 
+@quick
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_check_fail(content):
     assert refusal(content, SERVER_KIT, now=NOW) != ""
 
 
+@quick
 @given(st.integers(min_value=0), st.integers(1, 255))
 def test_a_certificate_with_one_byte_changed_is_refused(where, change):
     der = bytearray(x509.load_pem_x509_certificate(GOOD).public_bytes(Encoding.DER))

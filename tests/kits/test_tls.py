@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from glasu.kits.kit import Kit, open_kit
 from glasu.kits.provision import provision, renew, revoke
 from glasu.kits.refusal import peer_name, refusal
+from glasu.kits.tls import require_tls_1_3
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="there is no openssl command to compare with")
@@ -258,3 +261,45 @@ def test_over_grpc_a_revoked_party_is_refused_with_the_reason_and_its_next_kit_i
         assert "'a' is revoked" in reason
         assert who_am_i(port, credentials(open_kit(tmp_path / "a"))) == ("OK", "a")
         assert who_am_i(port, credentials(open_kit(tmp_path / "b"))) == ("OK", "b")
+
+
+SERVE_UNTIL_INPUT_ENDS = """
+import sys
+from pathlib import Path
+from glasu.kits.tls import require_tls_1_3
+if sys.argv[2] == "strict":
+    assert require_tls_1_3()
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+from glasu.kits.kit import open_kit
+kit = open_kit(Path(sys.argv[1]))
+server = grpc.server(ThreadPoolExecutor(1))
+pair = [(kit.key_pem, kit.certificate_pem)]
+print(server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair, kit.ca_pem, require_client_auth=True)))
+server.start()
+sys.stdout.flush()
+sys.stdin.read()
+server.stop(None)
+"""
+
+
+@pytest.mark.parametrize(("mode", "versions"), [("strict", ["TLSv1.3"]), ("lax", ["TLSv1.2", "TLSv1.3"])])
+def test_grpc_speaks_tls_1_2_unless_told_not_to(kits, mode, versions):
+    words = [sys.executable, "-c", SERVE_UNTIL_INPUT_ENDS, str(kits / "server"), mode]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port, spoken = int(process.stdout.readline()), []
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            client = context(kits / "a", CLIENT_SIDE)
+            client.minimum_version = client.maximum_version = version
+            client.set_alpn_protocols(["h2"])
+            line = socket.create_connection(("127.0.0.1", port), timeout=30)
+            with line, suppress(ssl.SSLError), client.wrap_socket(line, server_hostname="localhost") as secured:
+                spoken.append(secured.version())
+        process.communicate(timeout=60)
+    assert spoken == versions
+
+
+def test_too_late_to_require_tls_1_3_is_told(monkeypatch):
+    monkeypatch.delenv("GRPC_SSL_CIPHER_SUITES", raising=False)
+    assert not require_tls_1_3()  # this file has imported grpc

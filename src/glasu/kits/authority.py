@@ -47,12 +47,10 @@ def new_authority(now: datetime) -> Signed:
 
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
     """Make a new key and a certificate for the server (with its hosts) or a party (without)."""
-    role, end = role_of(name), now + timedelta(days=days)
-    last = authority.certificate.not_valid_after_utc
-    if days < 1 or end > last:
-        raise ConfigError(
-            f"--days {days}: must lie in 1..{(last - now).days}, for the CA itself expires on {last:%Y-%m-%d}."
-        )
+    role, last = role_of(name), authority.certificate.not_valid_after_utc
+    left = (last - now).days
+    if not 1 <= days <= left:
+        raise ConfigError(f"--days {days}: must lie in 1..{left}, for the CA itself expires on {last:%Y-%m-%d}.")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(identity_uri(name)), *(host_names(hosts) if role == "server" else ())]
     # The subject says the role only: some clients compare it with a host name, and a party may be called "localhost".
@@ -60,7 +58,7 @@ def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, day
         x509.CertificateBuilder(authority.certificate.subject, _subject(f"GLASU {role}"), key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(end)
+        .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([USAGE[role]]), critical=True)

@@ -12,7 +12,7 @@ revoked.pem       at the server: the CA's signed list of certificates that are n
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
            grpc.ssl_server_credentials([(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True)
            refusal(context.auth_context()["x509_pem_cert"][0], kit), and kit.roster.index(name) for a client's index,
-           where name = glasu.kits.refusal.peer_name(pem).
+           where name = glasu.kits.refusal.peer_name(pem). Before grpc is imported: glasu.kits.tls.require_tls_1_3().
 """
 
 from __future__ import annotations
@@ -70,15 +70,12 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     authority, own = (open_certificate(folder / name) for name in (CA, CERTIFICATE))
     key_pem = check_key(folder / KEY, own)
     _check_certificates(folder, authority, own, now)
-    _check_manifest(folder / MANIFEST, manifest, authority, own)
     name = _name(folder / CERTIFICATE, own)
+    _check_manifest(folder / MANIFEST, manifest, authority, own)
     if role not in (None, role_of(name)):
         bearer = "the server" if name == SERVER else f"party {name!r}"
         raise TransportError(f"{folder}: is the kit of {bearer}, but that of a {role} is needed here.")
     is_server = name == SERVER
-    revoked = _read_revocations(folder / REVOKED, authority.certificate) if is_server else frozenset()
-    if own.serial in revoked:
-        raise TransportError(f"{folder / CERTIFICATE}: is revoked; ask for a new kit.")
     return Kit(
         folder=folder,
         role=role_of(name),
@@ -91,7 +88,7 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
         expires=own.expires,
         hosts=own.hosts,
         roster=tuple(manifest["roster"]) if is_server else (),
-        revoked=revoked,
+        revoked=_read_revocations(folder / REVOKED, authority.certificate) if is_server else frozenset(),
     )
 
 
