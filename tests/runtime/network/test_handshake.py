@@ -36,7 +36,7 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_bo
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
-    while not any("a: connected" in line for line in cluster.lines["server"]):
+    while not any("a: prepared" in line for line in cluster.lines["server"]):
         a.join(0.05)
     error = cluster.join("b", party=change(parties[1])).error()
     assert isinstance(error, ConfigError)
@@ -56,7 +56,7 @@ def test_a_party_with_another_version_is_refused(package, kits, tmp_path, monkey
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
-    while not any("a: connected" in line for line in cluster.lines["server"]):
+    while not any("a: prepared" in line for line in cluster.lines["server"]):
         a.join(0.05)
     true = joining.versions()
     monkeypatch.setattr(joining, "versions", lambda: {**true, package: "0.0.1"})
@@ -130,3 +130,28 @@ def test_a_diff_has_two_columns():
     assert lines[2].endswith("(nothing)")
     assert len({line.index(word) for line, word in zip(lines, ["the", "2707", "(nothing)"], strict=True)}) == 1
     assert np.all([len(line) < 200 for line in lines])
+
+
+def test_labels_of_a_party_whose_labels_are_not_used_do_not_matter(kits, tmp_path):
+    config, _ = tiny(labels="b", num_rounds=1)
+    _, parties = tiny()  # everyone has labels
+    parties = [other_splits(parties[0]), parties[1], other_classes(parties[2])]
+    served, _ = Cluster(config, parties, kits, tmp_path).run()
+    assert len(served.weights_sha256) == 3
+
+
+def test_a_hello_that_cannot_be_read_is_refused_and_stops_nobody(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    hello = joining._Joining._hello
+    for change in ({"facts": {"nodes": "many"}}, {"facts": {}}, {"rounds": [1]}, {"incarnation": None}):
+        with monkeypatch.context() as patch:
+            patch.setattr(joining._Joining, "_hello", lambda self, change=change: {**hello(self), **change})
+            if not cluster.port:
+                server = cluster.serve()
+            error = cluster.join("b", out="strange").error()
+            assert isinstance(error, ConfigError)
+            assert "the server does not accept this party" in str(error)
+    for role in [cluster.join(name) for name in "abc"]:
+        role.outcome()
+    server.outcome()

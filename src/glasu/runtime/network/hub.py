@@ -24,6 +24,7 @@ from glasu.runtime.wire import decode, encode
 
 Tell = Callable[[str], None]
 NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
+COUNTS = {"nodes", "classes", "validation nodes", "test nodes"}
 ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
 
 
@@ -59,6 +60,7 @@ class Link:
     index: int
     stream: Stream | None = None
     hello: dict[str, Any] | None = None  # of the process that takes part
+    facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
     ready: int = 0  # the attempt that it has confirmed
@@ -74,6 +76,19 @@ class Link:
 
     def waiting_bytes(self) -> int:
         return sum(size for _, size in self.inbox)
+
+
+def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a party states about itself; counts must be counts."""
+    facts = fields.get("facts")
+    if not isinstance(facts, dict):
+        raise ProtocolError("it does not say what it must have in common with the others.")
+    for name in COUNTS & set(facts):
+        if not isinstance(facts[name], int) or not 0 <= facts[name] < 2**31:
+            raise ProtocolError(f"{name}: expected a number, got {str(facts[name])[:60]!r}.")
+    if "nodes" not in facts:
+        raise ProtocolError("it does not say how many nodes it has.")
+    return facts
 
 
 def _rounds(fields: Mapping[str, Any]) -> dict[int, str]:
@@ -131,7 +146,10 @@ class Hub:
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
         except GlasuError as error:
-            self.fail(type(error)(f"party {name!r}: {error}"))  # it will be told by `announce_failure`
+            if link.stream is stream:
+                self.fail(type(error)(f"party {name!r}: {error}"))  # it will be told by `announce_failure`
+            else:  # it was never accepted, and stops nobody
+                self._refuse(link, stream, str(error), [])
         else:
             self._detach(link, stream)
 
@@ -172,7 +190,7 @@ class Hub:
                 raise ProtocolError(f"expected a hello, got {hello['kind']!r}.")
             process = (int(hello["incarnation"]), str(hello["process"]))
             rounds = _rounds(hello)
-            facts, run, attempt = dict(hello["facts"]), hello["run"], int(hello["attempt"])
+            facts, run, attempt = _facts(hello), hello["run"], int(hello["attempt"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
         known = (*self.durable["incarnations"].get(link.name, (0, "")),)
@@ -191,26 +209,18 @@ class Hub:
                 "--fresh at this party."
             )
         else:
-            rows, whose = self._compare(link, facts)
-            if rows:
-                table = two_columns(rows, whose, link.name)
-                why = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}."
-            elif not set(rounds) & set(self.rounds()):
+            why, table = self._difference(link, facts)
+            if not why and not set(rounds) & set(self.rounds()):
                 here, there = (", ".join(map(str, own)) for own in (self.rounds(), rounds))
                 why = (
                     f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
                     "the --out folder of whoever lost it, or start over with --fresh everywhere."
                 )
         if why:
-            link.refused = why
-            for line in table:
-                self.tell(line)
-            self._say(f"{link.name}: not accepted: {why}", but=None)
-            stream.send(control("refused", why=why, table=table))
-            stream.close()
+            self._refuse(link, stream, why, table)
             return False
         self._replace(link, stream, process, known)
-        link.hello = {**hello, "facts": facts}
+        link.hello, link.facts = hello, facts
         link.refused = ""
         if not again:
             link.prepared, link.ready, link.finished = None, 0, None
@@ -244,22 +254,42 @@ class Hub:
         link.stream = stream
         link.assembler = Assembler(link.assembler.limit)
 
-    def _compare(self, link: Link, facts: Facts) -> tuple[list[tuple[str, Any, Any]], str]:
-        """Return what differs between a party and the server, or the first other party; and who that is."""
-        rows = differences(self.own_facts, facts)
-        if rows:
-            return rows, "the server"
-        for other in self.links.values():
-            if other is not link and other.hello is not None:
-                rows = differences(other.hello["facts"], facts)
-                if rows:
-                    return rows, other.name
-        return [], ""
+    def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
+        """Tell a party's process, and everyone, why it cannot take part."""
+        with self.changed:
+            link.refused = why
+            for line in table:
+                self.tell(line)
+            self._say(f"{link.name}: not accepted: {why}", but=link)
+            stream.send(control("refused", why=why, table=table))
+            stream.close()
+
+    def _difference(self, link: Link, facts: Facts) -> tuple[str, list[str]]:
+        """Return in what a party differs from the server or from another party, in a sentence and in two columns."""
+        others = {other.name: other.facts for other in self.links.values() if other is not link and other.hello}
+        for whose, stated in {"the server": self.own_facts, **others}.items():
+            rows = differences(stated, facts)
+            if rows:
+                sentence = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}."
+                return sentence, two_columns(rows, whose, link.name)
+        return "", []
+
+    def _prepared(self, link: Link, fields: dict[str, Any]) -> None:
+        """Note that a party is ready to run these settings; now it states everything that must be equal."""
+        facts = _facts(fields)
+        why, table = self._difference(link, facts)
+        if why and link.stream is not None:
+            self._refuse(link, link.stream, why, table)
+            link.hello, link.facts = None, {}
+        else:
+            if link.prepared is None:
+                self.tell(f"{link.name}: prepared.")
+            link.prepared, link.rounds, link.facts = str(fields.get("digest")), _rounds(fields), facts
 
     def _control(self, link: Link, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if kind == "prepared":
-            link.prepared, link.rounds = str(fields.get("digest")), _rounds(fields)
+            self._prepared(link, fields)
         elif kind == "ready" and self.begin is not None and fields.get("attempt") == self.begin["attempt"]:
             if fields.get("digest") != self.digests.get(link.name):
                 raise ProtocolError(f"it confirmed another checkpoint than the one of round {self.begin['round']}.")
@@ -267,9 +297,9 @@ class Hub:
         elif kind == "finished":
             link.finished = fields
         elif kind == "failed":
-            exit_code = int(fields.get("exit_code", 1))
+            error = TrainingError if fields.get("exit_code") == 1 else ProtocolError
             why = f"party {link.name!r} failed: {str(fields.get('why'))[:2000]}"
-            self.failure = self.failure or (TrainingError if exit_code == 1 else ProtocolError)(why)
+            self.failure = self.failure or error(why)
         elif kind == "declined":
             link.hello = None
             link.refused = str(fields.get("why"))[:2000]

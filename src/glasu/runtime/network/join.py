@@ -151,7 +151,7 @@ class _Joining:
     def _hello(self) -> dict[str, Any]:
         """Say who this is and what it has; nothing of what the nodes are like."""
         return {
-            "facts": self._facts(),
+            "facts": self._facts(self.party if self.client is None else self.client.party),
             "incarnation": self.durable["incarnation"],
             "run": self.durable["run"],
             "attempt": 0 if self.client is None else self.client.attempt,
@@ -159,17 +159,18 @@ class _Joining:
             "rounds": self._rounds(),
         }
 
-    def _facts(self) -> dict[str, Any]:
-        party, found = self.party, versions()
+    def _facts(self, party: PartyData, *, labels: bool = False) -> dict[str, Any]:
+        """Return what must be equal everywhere; what concerns labels is said only where the settings ask for them."""
+        found = versions()
         facts = {
             **protocol_facts(found),
             "torch": public_version(found["torch"]),
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
-        if party.labels is not None:
+        if labels and party.labels is not None:
             facts |= {"classes": len(party.classes), "class names (SHA-256)": _digest(party.classes)}
-        if party.labels is not None and party.splits is not None:
+        if labels and party.splits is not None:
             facts |= {
                 "splits (SHA-256)": party.splits.digest(),
                 "validation nodes": len(party.splits.validation),
@@ -209,7 +210,11 @@ class _Joining:
         self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
         self.client, self.saver = client, Saver(self._store())
         session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
-        session.report = lambda: {"digest": config.digest(), "rounds": self._rounds()}
+        session.report = lambda: {
+            "digest": config.digest(),
+            "rounds": self._rounds(),
+            "facts": self._facts(party, labels=True),
+        }
         session.send("prepared", **session.report())
         return client
 

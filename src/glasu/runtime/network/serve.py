@@ -197,10 +197,9 @@ class _Serving:
 
     def _agreed(self) -> tuple[RunConfig, Sizes, int]:
         """Return the resolved settings, the sizes, and the number of classes, on which all parties agree."""
-        hellos = {name: link.hello["facts"] for name, link in self.hub.links.items() if link.hello is not None}
         facts: dict[str, Any] = {}
-        for own in hellos.values():
-            facts.update(own)
+        for link in self.hub.links.values():
+            facts.update(link.facts)
         config, _ = resolve(self.asked, facts["nodes"])
         for name, link in self.hub.links.items():
             if link.prepared != config.digest():
