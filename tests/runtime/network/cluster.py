@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.errors import TransportError
 from glasu.kits.kit import open_kit
 from glasu.report import RunReport
+from glasu.runtime.network import hub as hubs
+from glasu.runtime.network import serve as serving
 from glasu.runtime.network.join import join
-from glasu.runtime.network.serve import serve
 
 
 class Killed(BaseException):
     """Ends a role as a signal would: nobody is told."""
+
+
+class SeenHub(hubs.Hub):
+    """A hub that a test can look at, and end."""
+
+    last: ClassVar[SeenHub]
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        SeenHub.last = self
+
+
+serving.Hub = SeenHub  # type: ignore[misc]
 
 
 class Role(threading.Thread):
@@ -70,7 +86,9 @@ class Cluster:
         options = {"wait": 60.0, "tell": said.append, **options}
         config = options.pop("config", self.config)
         role = Role(
-            lambda: serve(config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options),
+            lambda: serving.serve(
+                config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options
+            ),
             "server",
         )
         while not ready.wait(0.05) and role.is_alive():
@@ -85,6 +103,19 @@ class Cluster:
         options = {"wait": 60.0, "tell": said.append, **options}
         out = self.folder / options.pop("out", name)
         return Role(lambda: join(party, kit, f"localhost:{self.port}", out, **options), name)
+
+    def until(self, who: str, words: str) -> None:
+        """Wait until a role has been told something."""
+        deadline = time.monotonic() + 100
+        while not any(words in line for line in self.lines.get(who, [])):
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.02)
+
+    def end(self, *roles: Role) -> None:
+        """Let the server end the run, for the test has seen enough."""
+        SeenHub.last.fail(TransportError("enough"))
+        for role in roles:
+            assert "enough" in str(role.error())
 
     def run(self) -> tuple[RunReport, dict[str, Any]]:
         """Run everything without a fault."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from glasu.errors import ConfigError, ProtocolError, TrainingError, TransportError
@@ -152,12 +150,13 @@ def test_an_error_that_is_not_ours_is_named_by_its_type_only(kits, tmp_path):
 def test_a_party_that_does_not_come_is_named(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(wait=3.0)
+    server = cluster.serve(wait=30.0)
     a = cluster.join("a")
     for role in (server, a):
         error = role.error()
         assert isinstance(error, (TransportError, ProtocolError))
-        assert "waited 3 s for b, c to join" in str(error)
+        assert "waited 30 s for b, c to join" in str(error)
+    assert any("waiting for b, c to join since 1" in line for line in cluster.lines["a"])
 
 
 def test_without_a_server_a_party_says_so(kits, tmp_path):
@@ -172,8 +171,7 @@ def test_of_two_processes_with_one_kit_one_takes_part(kits, tmp_path):
     config, parties = tiny(num_rounds=6)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
-    while not any("a: connected" in line for line in cluster.lines["server"]):
-        threading.Event().wait(0.05)
+    cluster.until("server", "a: connected")
     clone = cluster.join("a", out="clone")
     error = clone.error()
     assert isinstance(error, ConfigError)
@@ -205,7 +203,7 @@ def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve(observe=killing(RoundDone, 1))
-    roles = [cluster.join(name, wait=4.0) for name in "abc"]
+    roles = [cluster.join(name, wait=15.0) for name in "abc"]
     for role in (server, *roles):
         assert isinstance(role.error(), (Killed, TransportError))
     other = config.replace(train={"seed": 5})

@@ -11,7 +11,7 @@ from glasu.data.party import Splits
 from glasu.errors import ConfigError
 from glasu.runtime.network import join as joining
 from glasu.runtime.network.handshake import differences, two_columns
-from runtime.network.cluster import Cluster
+from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny
 
 
@@ -35,9 +35,8 @@ def other_classes(party):
 def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_both_ends(change, field, kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
-    while not any("a: prepared" in line for line in cluster.lines["server"]):
-        a.join(0.05)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
     error = cluster.join("b", party=change(parties[1])).error()
     assert isinstance(error, ConfigError)
     assert field in str(error)
@@ -46,26 +45,24 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_bo
         row = cluster.lines[who][cluster.lines[who].index(heading) + 1]
         assert row.startswith(field)
         assert len(row.removeprefix(field).split()) == 2
-    assert field in str(server.error())  # who waits for b in vain hears why
-    a.error()
-    assert any(f"b: not accepted: it differs from a: {field}" in line for line in cluster.lines["a"])
+    cluster.until("a", f"b: not accepted: it differs from a: {field}")
+    assert field in SeenHub.last.links["b"].refused  # who waits for b in vain will hear why
+    cluster.end(server, a)
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch"])
 def test_a_party_with_another_version_is_refused(package, kits, tmp_path, monkeypatch):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
-    while not any("a: prepared" in line for line in cluster.lines["server"]):
-        a.join(0.05)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
     true = joining.versions()
     monkeypatch.setattr(joining, "versions", lambda: {**true, package: "0.0.1"})
     error = cluster.join("b").error()
     assert isinstance(error, ConfigError)
     assert package in str(error)
     assert "0.0.1" in str(error)
-    server.error()
-    a.error()
+    cluster.end(server, a)
 
 
 def test_another_build_of_the_same_version_is_accepted(kits, tmp_path, monkeypatch):
@@ -78,14 +75,15 @@ def test_another_build_of_the_same_version_is_accepted(kits, tmp_path, monkeypat
 def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_of_it(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server, a = cluster.serve(wait=8.0), cluster.join("a", wait=20.0)
+    server, a = cluster.serve(), cluster.join("a")
     error = cluster.join("b", expect=config.replace(train={"learning_rate": 0.25})).error()
     assert isinstance(error, ConfigError)
     assert "train.learning_rate: expected 0.25" in str(error)
     assert any(line.split()[:2] == ["train.learning_rate", "0.25"] for line in cluster.lines["b"])
-    assert any("b: declines to take part" in line for line in cluster.lines["server"])
-    assert "train.learning_rate" in str(server.error())
-    a.error()
+    cluster.until("server", "b: declines to take part")
+    assert "train.learning_rate" in SeenHub.last.links["b"].refused
+    cluster.until("server", "a: prepared")
+    cluster.end(server, a)
 
 
 def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):

@@ -220,7 +220,7 @@ class Hub:
             self._refuse(link, stream, why, table)
             return False
         self._replace(link, stream, process, known)
-        link.hello, link.facts = hello, facts
+        link.hello, link.facts = hello, {**link.facts, **facts} if again else facts
         link.refused = ""
         if not again:
             link.prepared, link.ready, link.finished = None, 0, None
