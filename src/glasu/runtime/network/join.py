@@ -195,7 +195,7 @@ class _Joining:
         try:
             config, party = self._accepted(welcome)
         except GlasuError as error:
-            session.send("declined", why=str(error))
+            session.decline(error)
             raise
         with BUILDING:
             client = Client(

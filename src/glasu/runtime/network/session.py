@@ -94,6 +94,13 @@ class Session:
             self.send("failed", why=why, exit_code=error.exit_code if isinstance(error, GlasuError) else 1)
             self._line.finish()
 
+    def decline(self, error: GlasuError) -> None:
+        """Tell the server why this party will not take part as things are; the others go on waiting for it."""
+        assert self._line is not None
+        self.send("declined", why=str(error))
+        self._over = True
+        self._line.finish()
+
     def begin(self) -> dict[str, Any]:
         """Wait until the server says where to go on; it says so when all parties are there."""
         try:
