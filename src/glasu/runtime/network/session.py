@@ -18,7 +18,7 @@ from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
-NOT_WORTH_TRYING = ("refused:", "certificate", "handshake", "CERTIFICATE")  # words of a refusal that no waiting mends
+NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 About = tuple[int, int, int, int, int]
 
 
