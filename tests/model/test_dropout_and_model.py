@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -263,3 +264,32 @@ def test_the_digest_reads_rows_however_they_lie_in_memory():
     weights = torch.randn(3, 4)
     assert weights_digest({"w": weights.T.contiguous().T}) == weights_digest({"w": weights})
     assert weights_digest({"w": weights}) != weights_digest({"w": weights + 1e-3})
+
+
+def test_attention_is_dropped_by_draws_of_its_own_and_is_right_in_the_mean():
+    model = model_of(ModelConfig(backbone="gat", num_layers=1, aggregation_layers=(0,), hidden=6, heads=2))
+    layer, block = model.layers[0], ring_block()
+    hidden = torch.from_numpy(np.random.default_rng(0).normal(size=(NODES, 5)).astype(np.float32))
+    whole = layer(hidden, None, block)
+    with torch.no_grad():
+        dropped = [
+            layer(hidden, None, block, partial(dropout(step=step).attention, layer=0)).numpy() for step in range(2000)
+        ]
+    error = np.std(dropped, axis=0) / len(dropped) ** 0.5
+    assert (error > 0).all()
+    assert (np.abs(np.mean(dropped, axis=0) - whole.detach().numpy()) <= 5 * error).all()
+    shares = torch.ones(50, 5)
+    assert not torch.equal(dropout().attention(shares, 0), dropout()(shares, 0))
+    assert not torch.equal(dropout().attention(shares, 0), dropout().attention(shares, 1))
+
+
+def test_in_training_all_shares_of_attention_pass_the_dropout_of_the_step_and_in_evaluation_none_does():
+    model = model_of(ModelConfig(backbone="gat", num_layers=1, aggregation_layers=(0,), hidden=6, heads=2))
+    block, seen = ring_block(), []
+    drops = dropout(0.75)
+    drops.attention = lambda shares, layer: seen.append((len(shares), layer)) or shares  # type: ignore[method-assign]
+    hidden = torch.ones(NODES, 5)
+    model.sublayer(0, hidden, None, block, drops)
+    assert seen == [(2 * NODES, 0)]  # the ring's edges and the self loops, in one direction
+    plain = model.sublayer(0, hidden, None, block, no_dropout())
+    torch.testing.assert_close(plain, model.activation(model.layers[0](hidden, None, block)))

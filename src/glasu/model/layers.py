@@ -21,6 +21,7 @@ from glasu.model.blocks import Block, Normalization
 
 Hidden: TypeAlias = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
 Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
+Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some of the values and scales up the rest
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -90,7 +91,8 @@ class Layer(nn.Module, ABC):
             block: A restricted to S[l+1] x S[l].
         """
 
-    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        """Compute both halves; in training, `drop` is for what the layer itself drops: attention."""
         return self.propagate(self.prepare(hidden), hidden, initial, block)
 
 
@@ -168,7 +170,10 @@ class SAGELayer(Layer):
 
 
 class GATLayer(Layer):
-    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018)."""
+    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018).
+
+    In training the shares of attention are dropped like the layer's input, as its authors do: it overfits otherwise.
+    """
 
     normalization: Normalization = "none"
     negative_slope = 0.2
@@ -186,7 +191,12 @@ class GATLayer(Layer):
     def prepare(self, hidden: Hidden) -> Hidden:
         return self.linear(hidden)
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        return self.propagate(self.prepare(hidden), hidden, initial, block, drop)
+
+    def propagate(
+        self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None
+    ) -> Tensor:
         assert isinstance(prepared, Tensor)
         source, target = torch.from_numpy(block.edge_index())
         rows, width = len(block.positions), prepared.shape[1]
@@ -197,6 +207,7 @@ class GATLayer(Layer):
         score = score - _largest(score.detach(), target, rows)[target]  # softmax does not change, exp cannot overflow
         weight = score.exp()
         share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
+        share = share if drop is None else drop(share)
         total = values.new_zeros(rows, *values.shape[1:]).index_add(0, target, values[source] * share.unsqueeze(-1))
         return total.reshape(rows, width) + self.bias
 

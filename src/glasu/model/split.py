@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,6 +30,7 @@ from glasu.model.layers import (
 from glasu.randomness import Stream
 
 ENCODER = -1  # the "layer" of draws that concern the raw features
+ATTENTION = -2  # less l: the "layer" of draws that concern the attention of layer l
 NORMALIZATION: dict[str, Normalization] = {
     "gcn": GCNLayer.normalization,
     "gcnii": GCNIILayer.normalization,
@@ -62,6 +64,12 @@ class Dropout:
             return hidden * mask.to(hidden.dtype)
         values = hidden.data * self._mask(hidden.nnz, layer).astype(hidden.dtype)
         return sp.csr_array((values, hidden.indices, hidden.indptr), shape=hidden.shape)
+
+    def attention(self, shares: Tensor, layer: int) -> Tensor:
+        """Drop shares of a layer's attention and scale up the rest; other draws than those for its input."""
+        dropped = self(shares, ATTENTION - layer)
+        assert isinstance(dropped, Tensor)
+        return dropped
 
     def fork(self, layer: int) -> None:
         """Seed torch's own generator for a layer of another library."""
@@ -148,7 +156,7 @@ class ClientModel(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 dropout.fork(layer)
                 return self.activation(self.layers[layer](hidden, initial, block))
-        return self.activation(self.layers[layer](hidden, initial, block))
+        return self.activation(self.layers[layer](hidden, initial, block, partial(dropout.attention, layer=layer)))
 
     def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
         """Return the logits f_m(H[L], W_m[L])."""
