@@ -74,6 +74,7 @@ class ModelConfig(Section):
     alpha: float = 0.1  # gcnii: the share of the initial representation
     theta: float = 0.5  # gcnii: the paper's lambda
     heads: int = 4  # gat
+    residual: bool = False  # every layer adds its rows' own input, times a matrix of its own
 
     def _check(self) -> None:
         self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")

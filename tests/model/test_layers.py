@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from glasu.model.layers import (
     GCNIILayer,
     GCNLayer,
     Layer,
+    ResidualLayer,
     SAGELayer,
     sparse_product,
 )
@@ -108,6 +110,16 @@ def gat(width_in: int, width_out: int, heads: int, *, loops: bool = True) -> Pai
     return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
 
 
+def gat_with_skip(width_in: int, width_out: int, heads: int) -> Pair:
+    plain = gat(width_in, width_out, heads)
+    ours = ResidualLayer(plain.ours, width_in, width_out)
+    theirs = GATConv(width_in, width_out // heads, heads=heads, concat=True, residual=True)
+    inner = [theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias]
+    same = [(own, their, turned) for (own, _, turned), their in zip(plain.same, inner, strict=True)]
+    same.append((ours.skip.weight, theirs.res.weight, True))
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
+
+
 def sage(width_in: int, width_out: int) -> Pair:
     ours, theirs = SAGELayer(width_in, width_out), SAGEConv(width_in, width_out, aggr="mean")
     same = [
@@ -125,6 +137,7 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "gcnii at the fourth layer": lambda: gcnii(6, 3),
     "gat with one head": lambda: gat(5, 6, 1),
     "gat with three heads": lambda: gat(5, 6, 3),
+    "gat with a skip connection": lambda: gat_with_skip(5, 6, 2),
     "sage": lambda: sage(5, 6),
 }
 
@@ -267,8 +280,8 @@ def test_the_gradient_of_a_sparse_product_may_arrive_transposed():
     torch.testing.assert_close(dense.grad, torch.from_numpy(matrix.toarray()).T @ probe.T)
 
 
-def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
-    config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2)
+def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel, Sampler]:
+    config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2, **keys)
     custom = (lambda a, b: GATv2Conv(a, b, add_self_loops=False)) if backbone == "custom" else None
     model = ClientModel(
         config,
@@ -283,12 +296,13 @@ def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
     return model, Sampler(run, graph, 0, NORMALIZATION[backbone])
 
 
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("backbone", NORMALIZATION)
-def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, monkeypatch):
+def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, monkeypatch):
     torch.manual_seed(0)
     graph = graph_of("symmetric")
-    model, sampler = exact_setting(backbone, graph)
+    model, sampler = exact_setting(backbone, graph, residual=residual)
     dense = torch.randn(NODES, 5) * (torch.rand(NODES, 5) < 0.4)
     features = dense if form == "dense" else sp.csr_array(dense.numpy())
     hidden, initial = model.encode(features, no_dropout())

@@ -217,6 +217,29 @@ def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
     return score.new_full((rows, score.shape[1]), -math.inf).scatter_reduce(0, index, score, "amax")
 
 
+class ResidualLayer(Layer):
+    """Any layer, plus the rows' own input H[l] W: what a node knows of itself does not pass through its neighbours."""
+
+    def __init__(self, layer: Layer, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.layer, self.skip = layer, Projection(width_in, width_out, bias=False)
+        self.normalization = layer.normalization
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return self.layer.prepare(hidden)
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        return self.layer.propagate(prepared, hidden, initial, block) + self._own(hidden, block)
+
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        result: Tensor = self.layer(hidden, initial, block, drop)
+        return result + self._own(hidden, block)
+
+    def _own(self, hidden: Hidden, block: Block) -> Tensor:
+        own: Tensor = self.skip(rows_of(hidden, block.positions))
+        return own
+
+
 class CustomLayer(Layer):
     """A user's PyG convolution on the pair (x_source, x_target); the block's edges include the self loops."""
 

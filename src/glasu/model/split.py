@@ -25,6 +25,7 @@ from glasu.model.layers import (
     Hidden,
     Layer,
     Projection,
+    ResidualLayer,
     SAGELayer,
 )
 from glasu.randomness import Stream
@@ -121,7 +122,9 @@ class ClientModel(nn.Module):
             self.layers = nn.ModuleList()
             for layer in range(config.num_layers):
                 torch.default_generator.manual_seed(stream("weights", layer).torch_seed())
-                self.layers.append(_layer(config, layer, widths[layer], convolution))
+                inner = _layer(config, layer, widths[layer], convolution)
+                residual = config.residual
+                self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
             torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
         normalized = config.normalization == "layer"
