@@ -328,7 +328,9 @@ def test_the_tables_compare_what_the_paper_compares():
     assert settings_of("lazy", "pubmed") == [f"glasu-4 M=3 K={K} Q=4 gcnii" for K in (4, 2, 1)]
     assert settings_of("stale", "pubmed") == [f"glasu-4 M=3 K=2 Q={Q} gcnii to 83 %" for Q in (2, 4, 8, 16)]
     assert settings_of("clients", "pubmed")[1:4] == [f"standalone M={M} gcnii" for M in (3, 5, 7)]
-    assert settings_of("backbones", "pubmed") == [f"glasu-4 M=3 K=2 Q=4 {name}" for name in ("gcn", "gat", "gcnii")]
+    assert settings_of("backbones", "pubmed") == [
+        f"glasu-4 M=3 K=2 Q=4 {name}" for name in ("gcn L=2", "gat L=2", "gcnii")
+    ]
     layers = [run.config.model.aggregation_layers for run in plan.plan("lazy", ["pubmed"], [0])]
     assert layers == [(0, 1, 2, 3), (1, 3), (3,)]
 

@@ -224,6 +224,8 @@ def _backbones(cells: Cells, datasets: Sequence[str]) -> Table:
             continue
         for run, results in found:
             best = spread([100 * result.row.validation_accuracy for result in results])
-            rows.append((dataset, run.config.model.backbone, best, spread(accuracies(results)), *_cost(results)))
+            model = run.config.model
+            shape = (model.backbone, str(model.num_layers))
+            rows.append((dataset, *shape, best, spread(accuracies(results)), *_cost(results)))
     note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
-    return Table("Backbones", note, ("data set", "backbone", "validation", "test", *COST), tuple(rows))
+    return Table("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))
