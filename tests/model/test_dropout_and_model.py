@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from torch_geometric.nn import GATv2Conv
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.layers import Projection
@@ -240,17 +240,17 @@ def test_a_users_convolution_does_not_disturb_torchs_generator():
 def test_the_automatic_scale_brings_the_mean_length_of_a_filled_row_to_three(form):
     features = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     features[::5] = 0
-    scale = input_scale(ModelConfig(), sp.csr_array(features) if form == "sparse" else features)
+    scale = input_scale(ModelConfig(), mean_length(sp.csr_array(features) if form == "sparse" else features))
     lengths = np.linalg.norm(features * scale, axis=1)
     assert lengths[lengths > 0].mean() == pytest.approx(3)
 
 
 def test_features_that_are_all_zero_keep_their_scale():
-    assert input_scale(ModelConfig(), np.zeros((3, 2), np.float32)) == 1.0
+    assert input_scale(ModelConfig(), mean_length(np.zeros((3, 2), np.float32))) == 1.0
 
 
 def test_a_scale_in_the_config_is_used_as_it_is():
-    assert input_scale(ModelConfig(input_scale=0.25), np.ones((3, 2), np.float32)) == 0.25
+    assert input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
     assert client_of(0, input_scale=0.25).scale == 0.25
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.party import Features, Graph, PartyData, Splits, compact
+from glasu.data.party import PIECE_EDGES, Features, Graph, Known, PartyData, Splits, compact
+from glasu.data.workspace import Memory, Workspace
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -29,6 +31,7 @@ class WholeGraph:
     labels: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     splits: Splits | None = None
+    known: Known | None = None
 
     @classmethod
     def from_pyg(cls, data: Data) -> Self:
@@ -48,7 +51,9 @@ class WholeGraph:
 
     def as_party(self, name: str = "all") -> PartyData:
         """Return one party that holds everything."""
-        return PartyData(name, self.ids, self.features, self.graph, self.labels, self.classes, self.splits)
+        return PartyData(
+            name, self.ids, self.features, self.graph, self.labels, self.classes, self.splits, known=self.known
+        )
 
 
 def split_vertically(data: Data, num_clients: int = 3, edge_fraction: float = 0.8, seed: int = 0) -> list[PartyData]:
@@ -61,25 +66,18 @@ def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: i
 
     In a symmetric graph an edge is kept or dropped in both directions together.
     """
+    bounds = feature_bounds(whole.features.shape[1], num_clients)
+    graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, Memory())
+    return [
+        replace(whole, features=whole.features[:, start:stop], graph=graph).as_party(party_name(client))
+        for client, (graph, (start, stop)) in enumerate(zip(graphs, pairwise(bounds), strict=True))
+    ]
+
+
+def feature_bounds(columns: int, num_clients: int) -> list[int]:
+    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
     if num_clients < 1:
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
-    if not 0 <= edge_fraction <= 1:
-        raise ConfigError(f"edge_fraction={edge_fraction}: the share of the edges must lie in [0, 1].")
-    bounds = _feature_bounds(whole.features.shape[1], num_clients)
-    representative = _representatives(whole.graph) if edge_fraction < 1 else np.empty(0, np.int32)
-    parties = []
-    for client in range(num_clients):
-        graph = whole.graph
-        if edge_fraction < 1:
-            draws = Stream(seed, "edges", client=client).numpy().random(graph.num_edges, np.float32)
-            graph = _keep_edges(graph, (draws < edge_fraction)[representative])
-        block = whole.features[:, bounds[client] : bounds[client + 1]]
-        parties.append(replace(whole, features=block, graph=graph).as_party(party_name(client)))
-    return parties
-
-
-def _feature_bounds(columns: int, num_clients: int) -> list[int]:
-    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
     if columns < num_clients:
         raise DataError(f"{columns} feature columns cannot be divided among {num_clients} clients; use fewer clients.")
     width = -(-columns // num_clients)
@@ -123,6 +121,8 @@ def union_of_edges(graphs: Sequence[Graph]) -> Graph:
     The largest, not the sum: parties that hold the same edge of one graph give that graph's weight back.
     """
     nodes = graphs[0].num_nodes
+    if all(graph is graphs[0] for graph in graphs):
+        return graphs[0]
     if all(graph.weights is None for graph in graphs):
         union = sp.csr_array((nodes, nodes), dtype=bool)
         for graph in graphs:  # O(E): both operands are sorted
@@ -170,24 +170,106 @@ def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float,
     return Splits(train, validation, test)
 
 
-def _representatives(graph: Graph) -> NDArray[np.integer]:
-    """Map each edge to the one that decides for it: the earlier direction, or itself if the graph is directed."""
-    edges: NDArray[np.integer] = np.arange(graph.num_edges)
-    if graph.num_edges < 2**31:
-        edges = edges.astype(np.int32)
-    rows = sp.csr_array((edges, graph.indices, graph.indptr), shape=(graph.num_nodes, graph.num_nodes))
-    columns = rows.tocsc()  # O(E): holds, where the graph is symmetric, each edge at the place of its reverse
-    if not (np.array_equal(columns.indptr, graph.indptr) and np.array_equal(columns.indices, graph.indices)):
-        return edges
-    return np.asarray(np.minimum(edges, columns.data))
+def divide_edges(
+    graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace
+) -> list[Graph]:
+    """Give each client each edge with probability `edge_fraction`; what edges there are is made in the workspace.
+
+    In a symmetric graph the earlier direction of an edge decides for both. Besides the result, this takes one byte per
+    edge for eight clients, and bounded memory.
+    """
+    if not 0 <= edge_fraction <= 1:
+        raise ConfigError(f"edge_fraction={edge_fraction}: the share of the edges must lie in [0, 1].")
+    if edge_fraction == 1:
+        return [graph] * num_clients
+    parts: list[Graph] = []
+    for first in range(0, num_clients, 8):
+        clients = range(first, min(first + 8, num_clients))
+        kept: NDArray[np.uint8] = workspace.scratch("kept", np.uint8, graph.num_edges)
+        above = _decide(graph, clients, edge_fraction, seed, kept)
+        if not _mirror(graph, above, kept):
+            _decide(graph, clients, edge_fraction, seed, kept)  # a directed graph: each edge decides for itself
+        parts += (_part(graph, kept, bit, client, workspace) for bit, client in enumerate(clients))
+        del kept
+        workspace.drop("kept")
+    return parts
 
 
-def _keep_edges(graph: Graph, kept: NDArray[np.bool_]) -> Graph:
-    """Return the graph with the edges where `kept` is true; their order stays."""
-    before = np.zeros(graph.num_edges + 1, np.int64)
-    np.cumsum(kept, out=before[1:])
-    weights = None if graph.weights is None else graph.weights[kept]
-    return Graph(before[graph.indptr], graph.indices[kept], weights)
+def _decide(
+    graph: Graph, clients: range, edge_fraction: float, seed: int, kept: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Draw for each edge who keeps it: bit b of `kept` stands for the b-th of the clients.
+
+    Returns:
+        For each node, where its edges from nodes of higher numbers begin.
+    """
+    streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
+    above = np.array(graph.indptr[:-1])
+    for nodes in graph.node_pieces():
+        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+        edges = slice(indptr[0], indptr[-1])
+        drawn = np.zeros(edges.stop - edges.start, np.uint8)
+        for bit, stream in enumerate(streams):
+            drawn |= (stream.random(len(drawn), np.float32) < edge_fraction).astype(np.uint8) << bit
+        kept[edges] = drawn
+        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
+        above[nodes] += _sums(graph.indices[edges] < row, indptr)
+    return above
+
+
+def _sums(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count the flags of each node's edges; `indptr` may begin anywhere."""
+    before = np.zeros(len(flags) + 1, np.int64)
+    np.cumsum(flags, out=before[1:])
+    return np.asarray(np.diff(before[indptr - indptr[0]]))
+
+
+def _mirror(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.uint8]) -> bool:
+    """Let every edge from a lower to a higher node do what its reverse does; False where some have no reverse.
+
+    Visiting the targets in their order, the edges from one source meet their reverses one after the other.
+    """
+    following = above.copy()  # per node: the next of its edges from higher nodes
+    size = graph.num_nodes
+    for nodes in graph.node_pieces(max(PIECE_EDGES, size)):
+        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+        sources = graph.indices[indptr[0] : indptr[-1]]
+        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
+        lower = np.flatnonzero(sources < row)
+        counts = above[nodes] - indptr[:-1]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        by_source = sp.csr_array((lower, sources[lower], starts), shape=(len(counts), size)).tocsc()  # O(edges + nodes)
+        visits = np.diff(by_source.indptr)
+        following_after = following + visits
+        if (following_after > graph.indptr[1:]).any():
+            return False
+        reverse = np.arange(len(lower)) + np.repeat(following - by_source.indptr[:-1], visits)
+        if not np.array_equal(graph.indices[reverse], by_source.indices + np.int32(nodes.start)):
+            return False
+        kept[indptr[0] + by_source.data] = kept[reverse]
+        following = following_after
+    return np.array_equal(following, graph.indptr[1:])
+
+
+def _part(graph: Graph, kept: NDArray[np.uint8], bit: int, client: int, workspace: Workspace) -> Graph:
+    """Return the graph with the edges that a client keeps, in their order."""
+    prefix = f"{party_name(client)}."
+    indptr = workspace.growing(f"{prefix}indptr", np.int64)
+    indices = workspace.growing(f"{prefix}indices", graph.indices.dtype)
+    weights = None if graph.weights is None else workspace.growing(f"{prefix}weights", np.float32)
+    indptr.append(np.zeros(1, np.int64))
+    before = 0
+    for nodes in graph.node_pieces():
+        own = graph.indptr[nodes.start : nodes.stop + 1]
+        edges = slice(own[0], own[-1])
+        chosen = (kept[edges] >> bit & 1).astype(bool)
+        ends = before + np.cumsum(_sums(chosen, own))
+        before = int(ends[-1])
+        indptr.append(ends)
+        indices.append(graph.indices[edges][chosen])
+        if weights is not None and graph.weights is not None:
+            weights.append(graph.weights[edges][chosen])
+    return Graph.opened(indptr.finish(), indices.finish(), None if weights is None else weights.finish())
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -178,15 +178,10 @@ class Adjacency:
     def __init__(self, graph: Graph, normalization: Normalization, *, double: bool = False) -> None:
         self.graph, self.normalization = graph, normalization
         self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
-        if graph.weights is None:
-            degree = np.diff(graph.indptr).astype(np.float64)
-        else:
-            target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-            degree = np.bincount(target, graph.weights.astype(np.float64), graph.num_nodes).astype(np.float64)
         if normalization == "symmetric":
-            self._inverse = _power(degree + 1.0, -0.5)
+            self._inverse = _power(graph.degree + 1.0, -0.5)
         elif normalization == "mean":
-            self._inverse = _power(degree, -1.0)
+            self._inverse = _power(graph.degree, -1.0)
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block with rows `targets` and columns `nodes`; columns that others added stay empty."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig
-from glasu.data.party import Features
 from glasu.errors import ConfigError
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, Normalization
@@ -181,16 +180,11 @@ def _layer(config: ModelConfig, layer: int, width: int, convolution: Convolution
     return CustomLayer(convolution(width, config.hidden), config.hidden)
 
 
-def input_scale(config: ModelConfig, features: Features) -> float:
+def input_scale(config: ModelConfig, mean_length: float) -> float:
     """Return the factor for the raw features; "auto" brings the mean length of a row that is not empty to 3."""
     if config.input_scale != "auto":
         return config.input_scale
-    if not isinstance(features, np.ndarray):
-        squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
-    else:
-        squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
-    lengths = np.sqrt(squares[squares > 0])
-    return float(TYPICAL_NORM / lengths.mean()) if len(lengths) else 1.0
+    return TYPICAL_NORM / mean_length if mean_length else 1.0
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -107,7 +107,7 @@ class Client:
         ).to(self.dtype)
         self.optimizer = make_optimizer(config, self.model)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
-        self.scale = input_scale(config.model, party.features) if scale is None else scale
+        self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
         self.release = Release(encodings_of(config))
         self.training_nodes = _labelled_training_nodes(party) if self.has_labels else EMPTY
         self.run = run_id(config)
