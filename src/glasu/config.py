@@ -17,6 +17,7 @@ from glasu.errors import ConfigError
 from glasu.section import Section, require, shown
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
+Missing = Literal["refuse", "zero", "mean"]
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 
 
@@ -32,7 +33,7 @@ class DataConfig(Section):
     edge_fraction: float = 0.8
     split: Split = "paper"
     seed: int | None = None  # None: train.seed
-    missing: Literal["refuse", "zero", "mean"] = "refuse"
+    missing: Missing = "refuse"
     num_nodes: int = 10_000  # this and the next three: sizes of the "synthetic" graph
     average_degree: float = 10.0
     num_features: int = 96

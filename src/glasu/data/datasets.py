@@ -8,25 +8,29 @@ import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glasu.data import herigraph, reddit
-from glasu.data.alignment import align_in_clear, check_parties, keep_labels
+from glasu.data.alignment import check_parties, keep_labels
 from glasu.data.demo import news_service
-from glasu.data.folders import read_party
+from glasu.data.kept import (
+    open_aligned,
+    open_files,
+    open_folder,
+    open_partition,
+    open_splits_of,
+    open_synthetic,
+    open_union,
+)
 from glasu.data.npz import read_npz
 from glasu.data.partition import (
     WholeGraph,
-    partition,
     pool_parties,
     share_edges,
-    splits_by_fraction,
-    splits_per_class,
 )
 from glasu.data.places import cache_folder, data_root
 from glasu.data.pyg import PREFIX, read_pyg
 from glasu.data.statistics import Statistics, describe
-from glasu.data.synthetic import synthetic
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -89,11 +93,11 @@ def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
             parties = [opened.as_party()]
         else:
             fraction = 1.0 if train.method == "simulated" else data.edge_fraction
-            parties = keep_labels(partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
+            parties = keep_labels(open_partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
     elif train.method == "centralized":
-        parties = [pool_parties(opened)]
+        parties = [pool_parties(opened, open_union(opened))]
     elif train.method == "simulated":
-        parties = share_edges(opened)
+        parties = share_edges(opened, open_union(opened))
     else:
         parties = opened
     if not for_prediction:
@@ -115,7 +119,7 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with the splits it came with or, if it has labels only, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
         return party
-    return replace(party, splits=splits_by_fraction(party.labels, _fractions(split, party.name), seed))
+    return replace(party, splits=open_splits_of(party, ("fractions", *_fractions(split, party.name)), seed))
 
 
 def _opened(config: RunConfig, *, with_labels: bool) -> tuple[WholeGraph | list[PartyData], tuple[str, ...]]:
@@ -137,23 +141,28 @@ def _source(config: RunConfig) -> tuple[WholeGraph | list[PartyData], tuple[str,
     if name in PLANETOID:
         return _read_planetoid(PLANETOID[name], _raw_folder(PLANETOID[name], root)), ()
     if name == "synthetic":
-        return synthetic(config), ()
+        return open_synthetic(config), ()
     if name == "reddit":
-        return reddit.read_reddit(root / "reddit" / "raw"), ()
+        folder = root / "reddit" / "raw"
+        return open_files(name, reddit.files(folder), lambda workspace: reddit.read_reddit(folder, workspace)), ()
     if name.startswith(PREFIX):
         return read_pyg(name), ()
     if name in herigraph.CITIES:
         city = herigraph.CITIES[name]
-        folder, stored = root / "heri" / city, _npz(root, f"heri_{name}")
+        folder, source = root / "heri" / city, _npz(root, f"heri_{name}")
         if len(herigraph.present(folder)) == len(herigraph.FILES):
-            return herigraph.read_herigraph(folder).opened(), ()
-        if herigraph.present(folder) or not stored.is_file():
+            return open_files("heri", herigraph.files(folder), lambda _: herigraph.read_herigraph(folder).opened()), ()
+        if herigraph.present(folder) or not source.is_file():
             raise herigraph.missing_files(city, folder)
-        return read_npz(stored).opened(), (f"{name}: read from {stored}: {herigraph.REPLACED}",)
+        return _read_npz(source), (f"{name}: read from {source}: {herigraph.REPLACED}",)
     if name and Path(name).name == name and _npz(root, name).is_file():
         notes = (f"{name}: {herigraph.REPLACED}",) if name.startswith("heri_") else ()
-        return read_npz(_npz(root, name)).opened(), notes
+        return _read_npz(_npz(root, name)), notes
     raise _unknown(name, root)
+
+
+def _read_npz(path: Path) -> WholeGraph | list[PartyData]:
+    return open_files("npz", [path], lambda _: read_npz(path).opened())
 
 
 def _npz(root: Path, name: str) -> Path:
@@ -180,13 +189,16 @@ def _splits(source: WholeGraph | PartyData, config: RunConfig) -> Splits:
         raise DataError(f"data.name={name!r}: has no labels to learn from.")
     if split == "public" and source.splits is not None:
         return source.splits
-    if split == "paper" and name in PER_CLASS:
-        return splits_per_class(source.labels, PER_CLASS[name], 500, 1000, seed)
-    if split == "paper" and name.removeprefix("heri_") in herigraph.CITIES:
-        return splits_by_fraction(source.labels, herigraph.PAPER_SPLIT, seed)
-    if split == "paper" and name == "reddit":
-        return splits_by_fraction(source.labels, reddit.PAPER_SPLIT, seed)
-    return splits_by_fraction(source.labels, _fractions(split, name), seed)
+    rule: tuple[Any, ...] = ("fractions", *OWN_SPLIT)
+    if split != "paper":
+        rule = ("fractions", *_fractions(split, name))
+    elif name in PER_CLASS:
+        rule = ("per class", PER_CLASS[name], 500, 1000)
+    elif name.removeprefix("heri_") in herigraph.CITIES:
+        rule = ("fractions", *herigraph.PAPER_SPLIT)
+    elif name == "reddit":
+        rule = ("fractions", *reddit.PAPER_SPLIT)
+    return open_splits_of(source, rule, seed)
 
 
 def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData]:
@@ -194,7 +206,7 @@ def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData
     data, seed = config.data, config.data_seed
     if data.parties:
         folders = [Path(folder) for folder in data.parties]
-        parties = align_in_clear([read_party(folder, data.missing) for folder in folders])
+        parties = open_aligned([open_folder(folder, data.missing) for folder in folders])
     else:
         parties = news_service(seed)
         if data.split != "paper":

@@ -128,6 +128,16 @@ def open_splits(entry: Entry, facts: Facts, prefix: str = "") -> Splits:
     return Splits.opened((train, validation, test), SplitFacts(**facts))
 
 
+def write_data(workspace: Workspace, data: WholeGraph | Sequence[PartyData]) -> Facts:
+    """Write one graph, or parties; return what `open_data` must know."""
+    return write_whole(workspace, data) if isinstance(data, WholeGraph) else write_parties(workspace, data)
+
+
+def open_data(entry: Entry) -> WholeGraph | list[PartyData]:
+    """Return the stored graph, or the stored parties."""
+    return open_parties(entry) if "parties" in entry.facts else open_whole(entry)
+
+
 def write_whole(workspace: Workspace, whole: WholeGraph) -> Facts:
     """Write one undivided graph, checked; return what `open_whole` must know."""
     return _write_owned(workspace, whole.as_party(), {})
@@ -210,9 +220,7 @@ def _open_party(entry: Entry, facts: Facts, key: str) -> PartyData:
     return PartyData("all", known.ids, known.features, known.graph, labels, known.classes, splits, known=known)
 
 
-def write_division(
-    workspace: Workspace, whole: WholeGraph, num_clients: int, edge_fraction: float, seed: int
-) -> Facts:
+def write_division(workspace: Workspace, whole: WholeGraph, num_clients: int, edge_fraction: float, seed: int) -> Facts:
     """Write what `partition` gives each client of edges and feature columns; return what `open_division` must know."""
     bounds = feature_bounds(whole.features.shape[1], num_clients)
     graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, workspace)

@@ -92,10 +92,10 @@ def party_name(client: int) -> str:
     return (party_name(prefix - 1) if prefix else "") + chr(ord("a") + letter)
 
 
-def pool_parties(parties: Sequence[PartyData]) -> PartyData:
+def pool_parties(parties: Sequence[PartyData], union: Graph | None = None) -> PartyData:
     """Bring all parties' data to one place: the party "all" has every column and the union of the edges.
 
-    Labels and splits come from the first party that has labels.
+    Labels and splits come from the first party that has labels. `union` is that of the edges, where it is known.
     """
     digests = {party.ids_digest() for party in parties}
     if len(digests) != 1:
@@ -105,13 +105,13 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
     features = sp.hstack(blocks, "csr") if any(sp.issparse(block) for block in blocks) else np.hstack(blocks)
     named = all(party.feature_names for party in parties)
     names = tuple(f"{party.name}.{column}" for party in parties for column in party.feature_names) if named else ()
-    graph = union_of_edges([party.graph for party in parties])
+    graph = union or union_of_edges([party.graph for party in parties])
     return replace(owner, name="all", features=features, graph=graph, feature_names=names)
 
 
-def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give every party the union of all edges; features stay where they are."""
-    union = union_of_edges([party.graph for party in parties])
+def share_edges(parties: Sequence[PartyData], union: Graph | None = None) -> list[PartyData]:
+    """Give every party the union of all edges, which may be known already; features stay where they are."""
+    union = union or union_of_edges([party.graph for party in parties])
     return [replace(party, graph=union) for party in parties]
 
 
@@ -170,9 +170,7 @@ def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float,
     return Splits(train, validation, test)
 
 
-def divide_edges(
-    graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace
-) -> list[Graph]:
+def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
     """Give each client each edge with probability `edge_fraction`; what edges there are is made in the workspace.
 
     In a symmetric graph the earlier direction of an edge decides for both. Besides the result, this takes one byte per

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,8 @@ class _InFile(Growing):
         self._workspace, self._name, self._dtype, self._width = workspace, name, dtype, width
         self._count, self._digest, self._path = 0, hashlib.sha256(), workspace.path(name)
         with _writing(self._path):
-            self._file = workspace.files.enter_context(self._path.open("wb"))
+            self._file = self._path.open("wb")
+            workspace.files.callback(self._abandon)
             self._start = self._write_header()
 
     def _shape(self) -> tuple[int, ...]:
@@ -171,6 +172,10 @@ class _InFile(Growing):
         header = {"descr": descr, "fortran_order": False, "shape": self._shape()}
         np.lib.format.write_array_header_1_0(self._file, header)
         return self._file.tell()
+
+    def _abandon(self) -> None:
+        with suppress(OSError):  # of a full disk, whoever wrote has heard
+            self._file.close()
 
     def append(self, rows: NDArray[Any]) -> None:
         values = np.ascontiguousarray(rows, self._dtype)

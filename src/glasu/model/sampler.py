@@ -24,6 +24,7 @@ from glasu.randomness import EVERYONE, Stream, draw_distinct
 
 CHUNK_ROWS = 8192  # rows per exact product
 CHUNK_EDGES = 2**20  # edges per exact product
+DENSELY_READ = 4  # exact products with a quarter as many edges as there are nodes, or more, read all nodes' rows
 
 
 def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
@@ -111,7 +112,11 @@ class Sampler:
             yield slice(None), *((asked, self._everything) if asked is whole else asked.compact())
             return
         for rows in _product_chunks(self.graph, targets):
-            yield rows, *self.exact_block(targets[rows]).compact()
+            block = self.exact_block(targets[rows])
+            if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
+                yield rows, *block.compact()
+            else:  # it reads so many nodes that finding out which ones would cost more than it saves
+                yield rows, block, self._everything
 
     def exact_block(self, targets: NodeSet) -> Block:
         """Build the block from all nodes to `targets`, with every edge."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, NodeSet
-from glasu.model.exact import exact_layer
+from glasu.model.exact import FeatureRows, exact_layer, exact_start
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.optimizer import make_optimizer, schedule_factor
 from glasu.model.sampler import Sampler, training_batch
@@ -150,8 +150,8 @@ class Client:
         return training_batch(self.config, self.training_nodes, round_index)
 
     def features(self, nodes: NodeSet) -> Hidden:
-        """Return the scaled rows of X_m; all rows are kept once they were asked for."""
-        if len(nodes) < self.party.num_nodes:
+        """Return the scaled rows of X_m; sampler "full" asks for all of them again and again, and they are kept."""
+        if len(nodes) < self.party.num_nodes or self.config.train.sampler != "full":
             return self._scaled(self.party.features[nodes])
         if self._all_features is None:
             self._all_features = self._scaled(self.party.features)
@@ -238,28 +238,40 @@ class Client:
         return self.release.numbers("losses", losses, key) if losses else NO_NUMBERS
 
     def evaluation_nodes(self, split: str) -> NodeSet:
-        """Return the nodes of a split in their order, or the fixed subset that `evaluate_nodes` asks for."""
+        """Return the nodes of a split in their order, or the fixed subset that `evaluate_nodes` asks for; a copy."""
         splits, subset = self.party.splits, self.config.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
         if split == "test":
-            return splits.test
+            return splits.test.copy()  # torch wants to be able to write to what it reads
         if 0 < subset < len(splits.validation):
             rng = Stream(self.config.train.seed, "validation subset").numpy()
             chosen: NodeSet = splits.validation[draw_distinct(rng, len(splits.validation), subset)]
             return chosen
-        return splits.validation
+        return splits.validation.copy()
 
-    @torch.no_grad()
-    def encode_all(self) -> tuple[Hidden, Tensor | None]:
-        """Return H_m[0] and H_m^0 for all nodes."""
+    def exact_start(self) -> tuple[Hidden | FeatureRows, Tensor | None]:
+        """Return H_m[0] and H_m^0 for all nodes; of a graph that is sampled, the features stay where they are."""
         with self.watch.measure("evaluation"):
-            return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
+            if self.config.train.sampler != "full":
+                shape = (self.party.num_nodes, self.party.num_features)
+                return exact_start(self.model, FeatureRows(shape, self.features))
+            with torch.no_grad():
+                return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
 
-    def exact_layer(self, layer: int, hidden: Hidden, initial: Tensor | None, targets: NodeSet) -> Tensor:
-        """Return H_m^+[l] at `targets` with every edge."""
-        with self.watch.measure("evaluation"):
-            return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+    def exact_layer(
+        self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
+    ) -> Generator[int, None, Tensor]:
+        """Return H_m^+[l] at `targets` with every edge; yields how many rows are done."""
+        steps = exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+        while True:
+            with self.watch.measure("evaluation"):
+                try:
+                    done = next(steps)
+                except StopIteration as stop:
+                    result: Tensor = stop.value
+                    return result
+            yield done
 
     def joint_shape(self, partial: Tensor) -> tuple[int, int]:
         """Return the shape of H[l+1], given H_m^+[l]."""

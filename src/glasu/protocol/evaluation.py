@@ -13,6 +13,7 @@ from glasu.model import metrics
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.messages import (
     Agreed,
+    Evaluating,
     Exchange,
     Joint,
     JointScores,
@@ -29,6 +30,8 @@ from glasu.protocol.messages import (
 from glasu.protocol.sampling import client_sampling, server_sampling, unite
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from torch import Tensor
 
     from glasu.codec.tensors import Kind
@@ -138,16 +141,31 @@ def _exchange_rows(
 def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
     """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
     everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
-    hidden, initial = client.encode_all()
+    hidden, initial = client.exact_start()
+    total, before = last * len(everything) + len(nodes), 0
     result: Tensor
     for layer in range(last + 1):
         targets = nodes if layer == last else everything
-        partial = client.exact_layer(layer, hidden, initial, targets)
+        steps = client.exact_layer(layer, hidden, initial, targets)
+        partial = yield from _told(client, steps, before, len(targets), total)
+        before += len(targets)
         result = partial
         if layer in client.model.aggregation_layers:
             result = yield from _exchange_rows(client, partial, Partial, Joint, phase, round_index, layer)
         hidden = result
     return result
+
+
+def _told(client: Client, steps: Generator[int, None, Tensor], before: int, rows: int, total: int) -> Exchange[Tensor]:
+    """Compute a layer of so many rows, and tell on the way how far the evaluation is; small graphs need one step."""
+    while True:
+        try:
+            done = next(steps)
+        except StopIteration as stop:
+            result: Tensor = stop.value
+            return result
+        if done < rows:
+            yield Evaluating(client.round, (before + done) / total, client.party.name)
 
 
 def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:

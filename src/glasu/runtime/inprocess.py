@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from glasu.protocol.messages import Event, Message, RoundDone, Script
+from glasu.protocol.messages import Evaluating, Event, Message, RoundDone, Script
 from glasu.runtime.meter import Meter
 from glasu.timing import Stopwatch
 
@@ -60,12 +60,18 @@ def run_in_process(
         clients: one script per client, in client order.
         meter: counts what is sent.
         watch: where the server's seconds are added up.
-        observe: is told the server's events.
+        observe: is told the server's events, and how far clients are with a long evaluation, from their threads.
         carry: what the wire does to a message.
         each: `map`, or one that runs clients in parallel.
     """
+
+    def notice(event: Event) -> None:
+        if isinstance(event, Evaluating):  # the rest the server tells
+            observe(event)
+
+    tell = [notice] * len(clients)
     _advance(server, None, observe)
-    outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients))]
+    outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients), tell)]
     while any(outboxes):
         together = tuple(outboxes[0])
         inboxes: list[list[Message]] = [[] for _ in clients]
@@ -80,7 +86,7 @@ def run_in_process(
             for inbox, answer in zip(inboxes, answers, strict=True):
                 inbox.append(carry(answer))
         meter.exchanged(together)
-        outboxes = [deque(messages) for messages in each(_advance, clients, inboxes)]
+        outboxes = [deque(messages) for messages in each(_advance, clients, inboxes, tell)]
 
 
 def run_alone(clients: Sequence[Script], observe: Observer = lambda event: None, each: Map = map) -> None:

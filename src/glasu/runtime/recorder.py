@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from glasu.protocol.messages import Evaluated, Event
+from glasu.protocol.messages import Evaluated, Event, RoundDone
 from glasu.report import SplitScores
 from glasu.runtime.meter import Meter
 
@@ -24,7 +24,7 @@ class Recorder:
         if isinstance(event, Evaluated):
             spent = (self.meter.total, self.meter.exchanges, self.elapsed())
             self.evaluations[event.party].append((event, *spent))
-        elif event.loss is not None:
+        elif isinstance(event, RoundDone) and event.loss is not None:
             self.losses[event.party].append(event.loss)
 
     def mean_losses(self) -> tuple[float, ...]:
