@@ -19,7 +19,7 @@ from protocol.monolith import NUM_CLASSES, Monolith, assert_same, gradients, ide
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product, and values read."""
+    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product, values read."""
 
     def cut(message_rows, product_rows, product_edges, values=2**24):
         monkeypatch.setattr(evaluation, "CHUNK_ROWS", message_rows)
