@@ -99,9 +99,7 @@ def test_an_evaluation_in_several_products_tells_how_far_each_party_is(chunks, l
         own = [event for event in events if getattr(event, "party", None) in (party, None)]
         until = next(place for place, event in enumerate(own) if isinstance(event, Evaluated))
         shares = [event.share for event in own[:until] if isinstance(event, Evaluating)]
-        assert (
-            len(shares) == 9
-        )  # all layers but the last have 24 rows, seven at a time; after the last there is a score
+        assert len(shares) == 3 * 4  # all layers but the last have 24 rows, seven at a time; the last needs one product
         assert shares == sorted(set(shares))
         assert all(0 < share < 1 for share in shares)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,21 +53,21 @@ def exact_layer(
     hidden: Hidden | FeatureRows,
     initial: Tensor | None,
     targets: NodeSet,
-) -> Generator[int, None, Tensor]:
-    """Compute H_m^+[l] at the rows `targets` from H_m[l] at all nodes; yields how many rows are done."""
+) -> Iterator[tuple[slice, Tensor]]:
+    """Compute H_m^+[l] at the rows `targets` from H_m[l] at all nodes, some rows at a time.
+
+    Yields:
+        Which of the targets, and their rows of H_m^+[l].
+    """
     module = model.layers[layer]
     if not isinstance(hidden, FeatureRows):
         hidden = model.layer_input(layer, hidden, no_dropout())
     prepared = _prepared(module, hidden)  # type: ignore[arg-type]
-    result = torch.empty(len(targets), model.config.hidden, dtype=next(model.parameters()).dtype)
     for rows, block, columns in sampler.exact_blocks(targets):  # a chunk's cost is that of its edges
         at_rows = None if initial is None else rows_of(initial, targets[rows])
-        assert at_rows is None or isinstance(at_rows, Tensor)
         read = _rows(hidden, columns)
         ready = read if prepared is hidden else _rows(prepared, columns)
-        result[rows] = model.activation(module.propagate(ready, read, at_rows, block))  # type: ignore[operator]
-        yield rows.stop if rows.stop is not None else len(targets)
-    return result
+        yield rows, model.activation(module.propagate(ready, read, at_rows, block))  # type: ignore[operator]
 
 
 def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,19 +259,21 @@ class Client:
             with torch.no_grad():
                 return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
 
+    def empty_rows(self, count: int) -> Tensor:
+        """Return room for so many rows of H_m^+[l]."""
+        return torch.empty(count, self.config.model.hidden, dtype=self.dtype)
+
     def exact_layer(
         self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
-    ) -> Generator[int, None, Tensor]:
-        """Return H_m^+[l] at `targets` with every edge; yields how many rows are done."""
-        steps = exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield H_m^+[l] at `targets` with every edge: which of the targets, and their rows."""
+        chunks = exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
         while True:
             with self.watch.measure("evaluation"):
-                try:
-                    done = next(steps)
-                except StopIteration as stop:
-                    result: Tensor = stop.value
-                    return result
-            yield done
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
 
     def joint_shape(self, partial: Tensor) -> tuple[int, int]:
         """Return the shape of H[l+1], given H_m^+[l]."""

@@ -30,8 +30,6 @@ from glasu.protocol.messages import (
 from glasu.protocol.sampling import client_sampling, server_sampling, unite
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from torch import Tensor
 
     from glasu.codec.tensors import Kind
@@ -142,30 +140,21 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
     """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
     everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
     hidden, initial = client.exact_start()
-    total, before = last * len(everything) + len(nodes), 0
+    total, done = last * len(everything) + len(nodes), 0
     result: Tensor
     for layer in range(last + 1):
         targets = nodes if layer == last else everything
-        steps = client.exact_layer(layer, hidden, initial, targets)
-        partial = yield from _told(client, steps, before, len(targets), total)
-        before += len(targets)
+        partial = client.empty_rows(len(targets))
+        for rows, computed in client.exact_layer(layer, hidden, initial, targets):
+            partial[rows] = computed
+            done += len(computed)
+            if len(computed) < len(targets):  # a small graph needs one product, and no news of it
+                yield Evaluating(client.round, done / total, client.party.name)
         result = partial
         if layer in client.model.aggregation_layers:
             result = yield from _exchange_rows(client, partial, Partial, Joint, phase, round_index, layer)
         hidden = result
     return result
-
-
-def _told(client: Client, steps: Generator[int, None, Tensor], before: int, rows: int, total: int) -> Exchange[Tensor]:
-    """Compute a layer of so many rows, and tell on the way how far the evaluation is; small graphs need one step."""
-    while True:
-        try:
-            done = next(steps)
-        except StopIteration as stop:
-            result: Tensor = stop.value
-            return result
-        if done < rows:
-            yield Evaluating(client.round, (before + done) / total, client.party.name)
 
 
 def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
