@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.data import collecting, kept, opening, party, synthetic, workspace
-from glasu.data.collecting import collected
+from glasu.data import cache as cache_module
+from glasu.data import conversion, edges, party, synthetic, workspace
+from glasu.data.conversion import open_parties, open_whole, write_parties, write_whole
 from glasu.data.datasets import load
+from glasu.data.edges import collected, divide_edges
 from glasu.data.folders import write_party
-from glasu.data.opening import open_parties, open_whole, write_parties, write_whole
-from glasu.data.partition import WholeGraph, divide_edges, partition
+from glasu.data.partition import WholeGraph, partition
 from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.data.store import Entry
 from glasu.data.workspace import Folder, Memory
@@ -34,8 +35,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def everything_is_large(cache, monkeypatch):
     """Store every data set, whatever its size."""
-    monkeypatch.setattr(kept, "WORTH_CONVERTING", 0)
-    monkeypatch.setattr(kept, "WORTH_DRAWING_ONCE", 0)
+    monkeypatch.setattr(cache_module, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(cache_module, "WORTH_DRAWING_ONCE", 0)
     return cache
 
 
@@ -67,13 +68,13 @@ def test_edges_collected_in_pieces_make_the_graph_of_all_of_them(pieces, bucket_
     arrays = [np.array(piece, np.int32).reshape(-1, 2).T for piece in pieces]
     all_edges = np.concatenate([np.empty((2, 0), np.int32), *arrays], axis=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collecting, "BUCKET_EDGES", bucket_edges)
+        patch.setattr(edges, "BUCKET_EDGES", bucket_edges)
         graph = collected(((ends[0], ends[1]) for ends in arrays), 10, all_edges.shape[1], Memory())
     assert_same_graph(graph, Graph.from_edges(*all_edges, 10))
 
 
 def test_collecting_in_a_folder_leaves_the_graph_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(collecting, "BUCKET_EDGES", 100)
+    monkeypatch.setattr(edges, "BUCKET_EDGES", 100)
     ends = np.random.default_rng(0).integers(0, 50, (2, 500))
     graph = collected([(ends[0], ends[1])], 50, 500, Folder(tmp_path))
     assert_same_graph(graph, Graph.from_edges(*ends, 50))
@@ -112,8 +113,8 @@ def test_edges_divided_in_pieces_are_those_divided_at_once(
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("glasu.data.party.PIECE_EDGES", piece)
-        patch.setattr("glasu.data.partition.PIECE_EDGES", piece)
-        parts = divide_edges(graph, num_clients, 0.7, seed, Memory())
+        patch.setattr("glasu.data.edges.PIECE_EDGES", piece)
+        parts = divide_edges(graph, [str(client) for client in range(num_clients)], 0.7, seed, Memory())
     for part, expected in zip(parts, divided_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
@@ -124,14 +125,14 @@ def test_a_graph_that_lacks_the_reverse_of_one_edge_is_directed():
     for missing in (0, 57, graph.num_edges - 1):
         rest = np.arange(graph.num_edges) != missing
         lacking = Graph.from_edges(source[rest], target[rest], 40)
-        (part,) = divide_edges(lacking, 1, 0.5, 3, Memory())
+        (part,) = divide_edges(lacking, ["a"], 0.5, 3, Memory())
         assert_same_graph(part, next(divided_at_once(lacking, 1, 0.5, 3)))
 
 
 def test_dividing_in_a_folder_leaves_the_parts_and_nothing_else(tmp_path):
     graph = random_graph(np.random.default_rng(0), 40, 150)
-    parts = divide_edges(graph, 2, 0.5, 0, Folder(tmp_path))
-    for part, expected in zip(parts, divide_edges(graph, 2, 0.5, 0, Memory()), strict=True):
+    parts = divide_edges(graph, ["a", "b"], 0.5, 0, Folder(tmp_path))
+    for part, expected in zip(parts, divide_edges(graph, ["a", "b"], 0.5, 0, Memory()), strict=True):
         assert_same_graph(part, expected)
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["a.indices", "a.indptr", "b.indices", "b.indptr"]
 
@@ -197,7 +198,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("piece", [100, 1 << 25])
 def test_a_party_that_is_written_and_opened_is_the_same_party(tmp_path, monkeypatch, kind, piece):
-    monkeypatch.setattr(opening, "PIECE_BYTES", piece)
+    monkeypatch.setattr(conversion, "PIECE_BYTES", piece)
     monkeypatch.setattr(workspace, "PIECE_BYTES", piece)
     before = a_party(**kind)
     (after,) = open_parties(through(Folder(tmp_path), [before], write_parties))
@@ -245,8 +246,8 @@ def test_features_are_stored_in_the_form_that_a_party_in_memory_has(tmp_path):
         ("x", "y", "z"),
     )
     place = Folder(tmp_path)
-    facts = opening.write_division(place, whole, 3, 0.5, 4)
-    opened = opening.open_division(Entry("key", place.arrays, facts), whole)
+    facts = conversion.write_division(place, whole, 3, 0.5, 4)
+    opened = conversion.open_division(Entry("key", place.arrays, facts), whole)
     for after, before in zip(opened, partition(whole, 3, 0.5, 4), strict=True):
         assert_same_party(after, before)
     again = open_whole(through(Memory(), whole, write_whole))
@@ -281,7 +282,7 @@ def test_a_stored_graph_trains_to_the_same_weights(monkeypatch, cache, method):
     expected = load(config)
     weights = train(expected.parties, config).weights_sha256
     assert not cache.exists()
-    monkeypatch.setattr(kept, "WORTH_DRAWING_ONCE", 0)
+    monkeypatch.setattr(cache_module, "WORTH_DRAWING_ONCE", 0)
     for _ in range(2):  # it is made, and it is opened
         loaded = load(config)
         assert loaded.statistics == expected.statistics
@@ -314,7 +315,7 @@ def write_folders(where, *, common=True):
 def test_stored_folders_are_the_folders(tmp_path, cache, monkeypatch, method, common):
     config = run_config(method, parties=write_folders(tmp_path, common=common))
     expected = load(config)
-    monkeypatch.setattr(kept, "WORTH_CONVERTING", 0)
+    monkeypatch.setattr(cache_module, "WORTH_CONVERTING", 0)
     for _ in range(2):
         loaded = load(config)
         assert loaded.statistics == expected.statistics
@@ -369,7 +370,7 @@ def test_npz_sets_are_stored_whether_they_are_one_graph_or_several(tmp_path, eve
         for method in ("glasu", "simulated", "centralized"):
             config = run_config(method, name=name, root=str(tmp_path))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(kept, "WORTH_CONVERTING", 10**12)
+                patch.setattr(cache_module, "WORTH_CONVERTING", 10**12)
                 expected = load(config)
             for _ in range(2):
                 loaded = load(config)
@@ -395,7 +396,7 @@ class Untouchable(np.ndarray):
 def test_opening_reads_no_edge_and_no_feature(everything_is_large, monkeypatch):
     config = run_config(**{**SIZES, "num_nodes": 4000, "average_degree": 60.0, "num_features": 30})
     load(config)
-    original = opening.open_division
+    original = conversion.open_division
 
     def guarded(entry, whole):
         arrays = {
@@ -404,7 +405,7 @@ def test_opening_reads_no_edge_and_no_feature(everything_is_large, monkeypatch):
         }
         return original(replace(entry, arrays=arrays), whole)
 
-    monkeypatch.setattr(kept, "open_division", guarded)
+    monkeypatch.setattr(cache_module, "open_division", guarded)
     parties = load(config).parties
     assert all(isinstance(owner.features, Untouchable) for owner in parties)
     assert all(isinstance(owner.graph.indices, Untouchable) for owner in parties)
@@ -425,10 +426,10 @@ def test_opening_allocates_a_few_bytes_per_node_whatever_the_edges(everything_is
 
 def test_a_graph_is_made_and_divided_in_less_memory_than_it_takes(everything_is_large, monkeypatch):
     monkeypatch.setattr(synthetic, "CHUNK", 1 << 14)
-    monkeypatch.setattr(collecting, "BUCKET_EDGES", 1 << 15)
-    for module in ("party", "partition"):
+    monkeypatch.setattr(edges, "BUCKET_EDGES", 1 << 15)
+    for module in ("party", "edges"):
         monkeypatch.setattr(f"glasu.data.{module}.PIECE_EDGES", 1 << 14)
-    for module in (workspace, opening):
+    for module in (workspace, conversion):
         monkeypatch.setattr(module, "PIECE_BYTES", 1 << 17)
     config = run_config(**{**SIZES, "num_nodes": 3000, "average_degree": 400.0, "num_features": 300})
     load(run_config(**SIZES))  # loads what is imported late

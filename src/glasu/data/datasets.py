@@ -8,26 +8,14 @@ import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glasu.data import herigraph, reddit
 from glasu.data.alignment import check_parties, keep_labels
+from glasu.data.cache import open_aligned, open_files, open_folder, open_partition, open_splits_of, open_synthetic
 from glasu.data.demo import news_service
-from glasu.data.kept import (
-    open_aligned,
-    open_files,
-    open_folder,
-    open_partition,
-    open_splits_of,
-    open_synthetic,
-    open_union,
-)
 from glasu.data.npz import read_npz
-from glasu.data.partition import (
-    WholeGraph,
-    pool_parties,
-    share_edges,
-)
+from glasu.data.partition import WholeGraph, pool_parties, share_edges, splits_per_class
 from glasu.data.places import cache_folder, data_root
 from glasu.data.pyg import PREFIX, read_pyg
 from glasu.data.statistics import Statistics, describe
@@ -95,9 +83,9 @@ def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
             fraction = 1.0 if train.method == "simulated" else data.edge_fraction
             parties = keep_labels(open_partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
     elif train.method == "centralized":
-        parties = [pool_parties(opened, open_union(opened))]
+        parties = [pool_parties(opened)]
     elif train.method == "simulated":
-        parties = share_edges(opened, open_union(opened))
+        parties = share_edges(opened)
     else:
         parties = opened
     if not for_prediction:
@@ -119,7 +107,7 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with the splits it came with or, if it has labels only, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
         return party
-    return replace(party, splits=open_splits_of(party, ("fractions", *_fractions(split, party.name)), seed))
+    return replace(party, splits=open_splits_of(party, _fractions(split, party.name), seed))
 
 
 def _opened(config: RunConfig, *, with_labels: bool) -> tuple[WholeGraph | list[PartyData], tuple[str, ...]]:
@@ -189,16 +177,13 @@ def _splits(source: WholeGraph | PartyData, config: RunConfig) -> Splits:
         raise DataError(f"data.name={name!r}: has no labels to learn from.")
     if split == "public" and source.splits is not None:
         return source.splits
-    rule: tuple[Any, ...] = ("fractions", *OWN_SPLIT)
-    if split != "paper":
-        rule = ("fractions", *_fractions(split, name))
-    elif name in PER_CLASS:
-        rule = ("per class", PER_CLASS[name], 500, 1000)
-    elif name.removeprefix("heri_") in herigraph.CITIES:
-        rule = ("fractions", *herigraph.PAPER_SPLIT)
-    elif name == "reddit":
-        rule = ("fractions", *reddit.PAPER_SPLIT)
-    return open_splits_of(source, rule, seed)
+    if split == "paper" and name in PER_CLASS:
+        return splits_per_class(source.labels, PER_CLASS[name], 500, 1000, seed)
+    if split == "paper" and name.removeprefix("heri_") in herigraph.CITIES:
+        return open_splits_of(source, herigraph.PAPER_SPLIT, seed)
+    if split == "paper" and name == "reddit":
+        return open_splits_of(source, reddit.PAPER_SPLIT, seed)
+    return open_splits_of(source, _fractions(split, name), seed)
 
 
 def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.party import PIECE_EDGES, Features, Graph, Known, PartyData, Splits, compact
-from glasu.data.workspace import Memory, Workspace
+from glasu.data.edges import divide_edges
+from glasu.data.party import Features, Graph, Known, PartyData, Splits, compact
+from glasu.data.workspace import Memory
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -67,10 +68,11 @@ def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: i
     In a symmetric graph an edge is kept or dropped in both directions together.
     """
     bounds = feature_bounds(whole.features.shape[1], num_clients)
-    graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, Memory())
+    names = [party_name(client) for client in range(num_clients)]
+    graphs = divide_edges(whole.graph, names, edge_fraction, seed, Memory())
     return [
-        replace(whole, features=whole.features[:, start:stop], graph=graph).as_party(party_name(client))
-        for client, (graph, (start, stop)) in enumerate(zip(graphs, pairwise(bounds), strict=True))
+        replace(whole, features=whole.features[:, start:stop], graph=graph).as_party(name)
+        for name, graph, (start, stop) in zip(names, graphs, pairwise(bounds), strict=True)
     ]
 
 
@@ -92,10 +94,10 @@ def party_name(client: int) -> str:
     return (party_name(prefix - 1) if prefix else "") + chr(ord("a") + letter)
 
 
-def pool_parties(parties: Sequence[PartyData], union: Graph | None = None) -> PartyData:
+def pool_parties(parties: Sequence[PartyData]) -> PartyData:
     """Bring all parties' data to one place: the party "all" has every column and the union of the edges.
 
-    Labels and splits come from the first party that has labels. `union` is that of the edges, where it is known.
+    Labels and splits come from the first party that has labels.
     """
     digests = {party.ids_digest() for party in parties}
     if len(digests) != 1:
@@ -105,13 +107,13 @@ def pool_parties(parties: Sequence[PartyData], union: Graph | None = None) -> Pa
     features = sp.hstack(blocks, "csr") if any(sp.issparse(block) for block in blocks) else np.hstack(blocks)
     named = all(party.feature_names for party in parties)
     names = tuple(f"{party.name}.{column}" for party in parties for column in party.feature_names) if named else ()
-    graph = union or union_of_edges([party.graph for party in parties])
+    graph = union_of_edges([party.graph for party in parties])
     return replace(owner, name="all", features=features, graph=graph, feature_names=names)
 
 
-def share_edges(parties: Sequence[PartyData], union: Graph | None = None) -> list[PartyData]:
-    """Give every party the union of all edges, which may be known already; features stay where they are."""
-    union = union or union_of_edges([party.graph for party in parties])
+def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
+    """Give every party the union of all edges; features stay where they are."""
+    union = union_of_edges([party.graph for party in parties])
     return [replace(party, graph=union) for party in parties]
 
 
@@ -168,106 +170,6 @@ def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float,
             part.append(nodes)
     train, validation, test = (np.sort(np.concatenate([*part, np.empty(0, np.int64)])) for part in parts)
     return Splits(train, validation, test)
-
-
-def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client each edge with probability `edge_fraction`; what edges there are is made in the workspace.
-
-    In a symmetric graph the earlier direction of an edge decides for both. Besides the result, this takes one byte per
-    edge for eight clients, and bounded memory.
-    """
-    if not 0 <= edge_fraction <= 1:
-        raise ConfigError(f"edge_fraction={edge_fraction}: the share of the edges must lie in [0, 1].")
-    if edge_fraction == 1:
-        return [graph] * num_clients
-    parts: list[Graph] = []
-    for first in range(0, num_clients, 8):
-        clients = range(first, min(first + 8, num_clients))
-        kept: NDArray[np.uint8] = workspace.scratch("kept", np.uint8, graph.num_edges)
-        above = _decide(graph, clients, edge_fraction, seed, kept)
-        if not _mirror(graph, above, kept):
-            _decide(graph, clients, edge_fraction, seed, kept)  # a directed graph: each edge decides for itself
-        parts += (_part(graph, kept, bit, client, workspace) for bit, client in enumerate(clients))
-        del kept
-        workspace.drop("kept")
-    return parts
-
-
-def _decide(
-    graph: Graph, clients: range, edge_fraction: float, seed: int, kept: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """Draw for each edge who keeps it: bit b of `kept` stands for the b-th of the clients.
-
-    Returns:
-        For each node, where its edges from nodes of higher numbers begin.
-    """
-    streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
-    above = np.array(graph.indptr[:-1])
-    for nodes in graph.node_pieces():
-        indptr = graph.indptr[nodes.start : nodes.stop + 1]
-        edges = slice(indptr[0], indptr[-1])
-        drawn = np.zeros(edges.stop - edges.start, np.uint8)
-        for bit, stream in enumerate(streams):
-            drawn |= (stream.random(len(drawn), np.float32) < edge_fraction).astype(np.uint8) << bit
-        kept[edges] = drawn
-        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
-        above[nodes] += _sums(graph.indices[edges] < row, indptr)
-    return above
-
-
-def _sums(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the flags of each node's edges; `indptr` may begin anywhere."""
-    before = np.zeros(len(flags) + 1, np.int64)
-    np.cumsum(flags, out=before[1:])
-    return np.asarray(np.diff(before[indptr - indptr[0]]))
-
-
-def _mirror(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.uint8]) -> bool:
-    """Let every edge from a lower to a higher node do what its reverse does; False where some have no reverse.
-
-    Visiting the targets in their order, the edges from one source meet their reverses one after the other.
-    """
-    following = above.copy()  # per node: the next of its edges from higher nodes
-    size = graph.num_nodes
-    for nodes in graph.node_pieces(max(PIECE_EDGES, size)):
-        indptr = graph.indptr[nodes.start : nodes.stop + 1]
-        sources = graph.indices[indptr[0] : indptr[-1]]
-        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
-        lower = np.flatnonzero(sources < row)
-        counts = above[nodes] - indptr[:-1]
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        by_source = sp.csr_array((lower, sources[lower], starts), shape=(len(counts), size)).tocsc()  # O(edges + nodes)
-        visits = np.diff(by_source.indptr)
-        following_after = following + visits
-        if (following_after > graph.indptr[1:]).any():
-            return False
-        reverse = np.arange(len(lower)) + np.repeat(following - by_source.indptr[:-1], visits)
-        if not np.array_equal(graph.indices[reverse], by_source.indices + np.int32(nodes.start)):
-            return False
-        kept[indptr[0] + by_source.data] = kept[reverse]
-        following = following_after
-    return np.array_equal(following, graph.indptr[1:])
-
-
-def _part(graph: Graph, kept: NDArray[np.uint8], bit: int, client: int, workspace: Workspace) -> Graph:
-    """Return the graph with the edges that a client keeps, in their order."""
-    prefix = f"{party_name(client)}."
-    indptr = workspace.growing(f"{prefix}indptr", np.int64)
-    indices = workspace.growing(f"{prefix}indices", graph.indices.dtype)
-    weights = None if graph.weights is None else workspace.growing(f"{prefix}weights", np.float32)
-    indptr.append(np.zeros(1, np.int64))
-    before = 0
-    for nodes in graph.node_pieces():
-        own = graph.indptr[nodes.start : nodes.stop + 1]
-        edges = slice(own[0], own[-1])
-        chosen = (kept[edges] >> bit & 1).astype(bool)
-        ends = before + np.cumsum(_sums(chosen, own))
-        before = int(ends[-1])
-        indptr.append(ends)
-        indices.append(graph.indices[edges][chosen])
-        if weights is not None and graph.weights is not None:
-            weights.append(graph.weights[edges][chosen])
-    return Graph.opened(indptr.finish(), indices.finish(), None if weights is None else weights.finish())
 
 
 def _array(value: Any) -> NDArray[Any]:

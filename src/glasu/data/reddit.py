@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.collecting import collected
+from glasu.data.edges import collected
 from glasu.data.npz import UNREADABLE, read_arrays
 from glasu.data.partition import WholeGraph
 from glasu.data.party import Graph, Splits, compact

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glasu.data.collecting import collected
+from glasu.data.edges import collected
 from glasu.data.partition import WholeGraph
 from glasu.data.workspace import Memory, Workspace
 from glasu.randomness import Stream

@@ -1,4 +1,4 @@
-"""Write graphs, features, splits and parties as arrays of the store, and open them again without reading them."""
+"""Conversion: graphs, features, splits and parties as arrays of the store, and back without reading them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.partition import WholeGraph, divide_edges, feature_bounds, party_name
+from glasu.data.edges import divide_edges
+from glasu.data.partition import WholeGraph, feature_bounds, party_name
 from glasu.data.party import (
     SPARSE_BELOW,
     Features,
@@ -223,13 +224,13 @@ def _open_party(entry: Entry, facts: Facts, key: str) -> PartyData:
 def write_division(workspace: Workspace, whole: WholeGraph, num_clients: int, edge_fraction: float, seed: int) -> Facts:
     """Write what `partition` gives each client of edges and feature columns; return what `open_division` must know."""
     bounds = feature_bounds(whole.features.shape[1], num_clients)
-    graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, workspace)
+    names = [party_name(client) for client in range(num_clients)]
     facts = []
-    for client, (start, stop) in enumerate(pairwise(bounds)):
-        prefix = f"{party_name(client)}."
-        if graphs[client] is not whole.graph:
-            write_graph(workspace, graphs[client], prefix)
-        facts.append(write_features(workspace, whole.features, prefix, slice(start, stop)))
+    graphs = divide_edges(whole.graph, names, edge_fraction, seed, workspace)
+    for name, graph, (start, stop) in zip(names, graphs, pairwise(bounds), strict=True):
+        if graph is not whole.graph:
+            write_graph(workspace, graph, f"{name}.")
+        facts.append(write_features(workspace, whole.features, f"{name}.", slice(start, stop)))
     return {"features": facts}
 
 

@@ -1,26 +1,24 @@
-"""Data that is converted once and opened ever after, where that is worth it: large files, and what is made of them."""
+"""What the cache folder holds: large data, and what is made of it, converted once and opened ever after."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glasu.data.alignment import align_in_clear
-from glasu.data.folders import party_files, read_party
-from glasu.data.opening import (
+from glasu.data.conversion import (
     open_data,
     open_division,
-    open_graph,
     open_parties,
     open_splits,
     open_whole,
     write_data,
     write_division,
-    write_graph,
     write_parties,
     write_splits,
     write_whole,
 )
-from glasu.data.partition import WholeGraph, partition, splits_by_fraction, splits_per_class, union_of_edges
+from glasu.data.folders import party_files, read_party
+from glasu.data.partition import WholeGraph, partition, splits_by_fraction
 from glasu.data.store import stored, stored_from_files
 from glasu.data.synthetic import synthetic
 from glasu.data.workspace import Memory, Workspace
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from glasu.config import Missing, RunConfig
-    from glasu.data.party import Graph, PartyData, Splits
+    from glasu.data.party import PartyData, Splits
 
 WORTH_CONVERTING = 4_000_000  # bytes of files: reading so many takes a quarter of a second or more, opening does not
 WORTH_DRAWING_ONCE = 64_000_000  # bytes of a synthetic graph and its features
@@ -97,31 +95,12 @@ def open_partition(whole: WholeGraph, num_clients: int, edge_fraction: float, se
     return open_division(entry, whole)
 
 
-def open_union(parties: Sequence[PartyData]) -> Graph:
-    """Return the union of the parties' edges; of stored parties, it is stored too."""
-    graphs, keys = [party.graph for party in parties], [party.stored_as() for party in parties]
-    if None in keys:
-        return union_of_edges(graphs)
-
-    def write(workspace: Workspace) -> dict[str, Any]:
-        write_graph(workspace, union_of_edges(graphs))
-        return {}
-
-    return open_graph(stored({"kind": "union", "parties": keys}, write))
-
-
-def open_splits_of(source: WholeGraph | PartyData, rule: tuple[Any, ...], seed: int) -> Splits:
-    """Draw splits of the labels by a rule; of labels that are stored, the splits are stored too."""
-    labels, (kind, *numbers) = source.labels, rule
+def open_splits_of(source: WholeGraph | PartyData, fractions: tuple[float, float, float], seed: int) -> Splits:
+    """Return `splits_by_fraction` of the labels; of labels that are stored, the splits are stored too."""
+    labels = source.labels
     assert labels is not None
-
-    def draw() -> Splits:
-        if kind == "per class":
-            return splits_per_class(labels, *numbers, seed)
-        return splits_by_fraction(labels, tuple(numbers), seed)
-
     if source.known is None or source.known.labels is not labels:
-        return draw()
-    about = {"kind": "splits", "source": source.known.key, "rule": rule, "seed": seed}
-    entry = stored(about, lambda workspace: write_splits(workspace, draw()))
+        return splits_by_fraction(labels, fractions, seed)
+    about = {"kind": "splits", "source": source.known.key, "fractions": fractions, "seed": seed}
+    entry = stored(about, lambda workspace: write_splits(workspace, splits_by_fraction(labels, fractions, seed)))
     return open_splits(entry, entry.facts)
