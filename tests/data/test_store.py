@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -174,6 +177,64 @@ def test_many_may_mend_the_same_damaged_entry_at_once(cache):
     with ThreadPoolExecutor(4) as pool:
         for entry in list(pool.map(lambda _: stored(ABOUT, build), range(4))):
             check(entry)
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+IN_A_PROCESS = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from glasu.data.store import stored
+
+def build(workspace):
+    numbers = workspace.growing("numbers", np.int32)
+    numbers.append(np.arange(50))
+    if sys.argv[1] == "is killed":
+        workspace.keep("rows", np.ones(9))  # this one is complete
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(sys.argv[2], sys.argv[1]).touch()
+    while len(list(Path(sys.argv[2]).iterdir())) < 2:  # both are at it
+        time.sleep(0.01)
+    numbers.append(np.arange(50, 100))
+    numbers.finish()
+    return {"sum": 4950}
+
+print(stored({"kind": "test", "seed": 1}, build).arrays["numbers"].sum())
+"""
+
+
+def start(*arguments):
+    return subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, *map(str, arguments)], stdout=subprocess.PIPE)
+
+
+def test_what_a_killed_process_has_half_written_is_never_opened(cache, tmp_path):
+    process = start("is killed", tmp_path)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert len(left_over(cache)) == 1  # what it wrote is there, but under no name that is ever opened
+    build = Build()
+    check(stored(ABOUT, build))
+    assert build.times == 1
+
+
+def test_two_processes_may_make_the_same_entry_at_once(cache, tmp_path):
+    (tmp_path / "here").mkdir()
+    both = [start(name, tmp_path / "here") for name in ("one", "other")]
+    assert [process.communicate(timeout=120)[0].strip() for process in both] == [b"4950", b"4950"]
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+def test_a_folder_that_may_not_be_written_to_is_read(cache, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    build = Build()
+    stored(ABOUT, build)
+    monkeypatch.setattr(store.tempfile, "mkdtemp", refused)
+    check(stored(ABOUT, build))
+    assert build.times == 1
+    check(stored({**ABOUT, "seed": 2}, build))  # in memory
+    assert build.times == 2
     assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
 
 
