@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from glasu.data.party import PartyData, Splits
 
 WORTH_CONVERTING = 4_000_000  # bytes of files: reading so many takes a quarter of a second or more, opening does not
-WORTH_DRAWING_ONCE = 64_000_000  # bytes of a synthetic graph and its features
+WORTH_DRAWING_ONCE = 16_000_000  # bytes of a synthetic graph and its features: to draw them takes as long
 
 
 def open_files(
