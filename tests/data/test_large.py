@@ -265,20 +265,31 @@ def test_the_mean_length_does_not_depend_on_pieces(monkeypatch, form):
 # Whole data sets
 
 
-def run_config(method="glasu", **data):
+def run_config(method="glasu", sampler="neighbor", batch_size=32, **data):
     return RunConfig(
         data=DataConfig(**data),
         model=ModelConfig(hidden=8, num_layers=2, aggregation_layers=(0, 1)),
-        train=TrainConfig(method=method, num_rounds=2, num_local_steps=1, batch_size=32, sampler="neighbor"),
+        train=TrainConfig(method=method, num_rounds=2, num_local_steps=1, batch_size=batch_size, sampler=sampler),
     )
 
 
 SIZES = {"name": "synthetic", "num_nodes": 400, "num_features": 12, "num_classes": 3}
 
 
-@pytest.mark.parametrize("method", ["glasu", "centralized", "simulated", "standalone"])
-def test_a_stored_graph_trains_to_the_same_weights(monkeypatch, cache, method):
-    config = run_config(method, **SIZES)
+@pytest.mark.parametrize(
+    ("method", "sampler", "batch_size"),
+    [
+        ("glasu", "neighbor", 32),
+        ("glasu", "neighbor", 0),
+        ("glasu", "full", 0),
+        ("glasu", "shared", 32),
+        ("centralized", "neighbor", 32),
+        ("simulated", "neighbor", 32),
+        ("standalone", "neighbor", 32),
+    ],
+)
+def test_a_stored_graph_trains_to_the_same_weights(monkeypatch, cache, method, sampler, batch_size):
+    config = run_config(method, sampler, batch_size, **SIZES)
     expected = load(config)
     weights = train(expected.parties, config).weights_sha256
     assert not cache.exists()
