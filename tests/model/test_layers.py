@@ -298,7 +298,11 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
 
 
 def computed(
-    model: ClientModel, sampler: Sampler, hidden: Hidden, initial: Tensor | None, targets: np.ndarray
+    model: ClientModel,
+    sampler: Sampler,
+    hidden: Hidden | exact.FeatureRows,
+    initial: Tensor | None,
+    targets: np.ndarray,
 ) -> Tensor:
     """Return all rows of an exact layer."""
     result = torch.full((len(targets), 6), torch.nan)
@@ -324,6 +328,26 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, m
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
     monkeypatch.setattr(sampler_module, "CHUNK_EDGES", 7)
     torch.testing.assert_close(computed(model, sampler, hidden, initial, targets), whole, **CLOSE)
+
+
+@pytest.mark.parametrize("backbone", [backbone for backbone in NORMALIZATION if backbone != "gcnii"])
+def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(
+    backbone, monkeypatch
+):
+    torch.manual_seed(0)
+    model, sampler = exact_setting(backbone, graph_of("symmetric"))
+    features, asked = torch.randn(NODES, 5), []
+
+    def read(nodes: np.ndarray) -> Tensor:
+        asked.extend(nodes)
+        return features[torch.from_numpy(nodes)]
+
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(exact, "CHUNK_VALUES", 15)
+    targets = np.arange(NODES)
+    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read), None, targets)
+    torch.testing.assert_close(lying, computed(model, sampler, features, None, targets), **CLOSE)
+    assert np.bincount(asked, minlength=NODES).max() <= 2  # to prepare them, and to mix them
 
 
 @pytest.mark.parametrize(("rows", "edges"), [(3, 1000), (1000, 9), (4, 12), (1, 1), (1000, 1000)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,6 +31,15 @@ class FeatureRows:
         size = max(1, CHUNK_VALUES // max(1, width))
         for start in range(0, nodes, size):
             yield np.arange(start, min(start + size, nodes))
+
+    @cached_property
+    def whole(self) -> Hidden:
+        """All rows; where every product reads all of them, they are kept from one to the next."""
+        return self.read(np.arange(self.shape[0]))
+
+    def rows(self, positions: NodeSet) -> Hidden:
+        """Return the rows at `positions`, a set of nodes."""
+        return self.whole if len(positions) == self.shape[0] else self.read(positions)
 
 
 @torch.no_grad()
@@ -71,7 +81,7 @@ def exact_layer(
 
 
 def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:
-    return hidden.read(positions) if isinstance(hidden, FeatureRows) else rows_of(hidden, positions)
+    return hidden.rows(positions) if isinstance(hidden, FeatureRows) else rows_of(hidden, positions)
 
 
 def _prepared(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:
