@@ -52,9 +52,17 @@ def test_centralized_is_not_below_a_plain_gcn_on_the_same_splits(published, data
 @pytest.mark.parametrize("dataset", ["citeseer", "pubmed"])
 def test_more_clients_cost_little(published, dataset):
     seeds = sorted(published[dataset, "glasu-4", "M=7 K=2 Q=4 gcnii"])
-    assert seeds
+    assert len(seeds) >= 3
     three, seven = (mean(published, dataset, "glasu-4", f"M={M} K=2 Q=4 gcnii", seeds) for M in (3, 7))
     assert seven >= three - 1.5
+
+
+def test_backbones_are_within_two_points_of_each_other(published):
+    settings = ("M=3 K=2 Q=4 gcn L=2", "M=3 K=2 Q=4 gat L=2", GLASU_4)
+    seeds = sorted(set.intersection(*(set(published["pubmed", "glasu-4", setting]) for setting in settings)))
+    assert len(seeds) >= 3
+    accuracies = [mean(published, "pubmed", "glasu-4", setting, seeds) for setting in settings]
+    assert max(accuracies) - min(accuracies) <= 2.0
 
 
 def test_on_dblp_the_joint_model_is_not_below_any_party_and_far_above_their_mean(published):
