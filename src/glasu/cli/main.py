@@ -11,10 +11,18 @@ from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import demo, predict, reproduce, search, split, train
+from glasu.cli import bench, demo, predict, reproduce, search, split, train
 from glasu.errors import GlasuError
 
-COMMANDS = {"demo": demo, "train": train, "split": split, "predict": predict, "reproduce": reproduce, "search": search}
+COMMANDS = {
+    "demo": demo,
+    "train": train,
+    "split": split,
+    "predict": predict,
+    "reproduce": reproduce,
+    "search": search,
+    "bench": bench,
+}
 
 
 class _Parser(argparse.ArgumentParser):
