@@ -2,10 +2,10 @@
 
     python benchmarks/bytes_to_accuracy.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
 
-A ladder of settings, from exchanging every layer for every step to one narrow layer every few steps. Every run trains
-for a fixed number of rounds; what counts is when its validation accuracy first reaches the goal, and how good the
-selected model is on test nodes. Bytes are those of sampling, training and the validation evaluations made. Runs that
-the output folder holds are not repeated.
+A ladder of settings, from exchanging every layer for every step to one narrow layer of 8-bit numbers every few steps.
+Every run trains for a fixed number of rounds; what counts is when its validation accuracy first reaches the goal, and
+how good the selected model is on test nodes. Bytes are those of sampling, training and the validation evaluations made.
+Runs that the output folder holds are not repeated.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tables import markdown
 
 GOALS = {"cora": 0.80, "citeseer": 0.72, "pubmed": 0.83}  # validation accuracy
 ONE = {"aggregation_layers": (3,)}
+INT8 = {"precision": "int8"}
 LADDER: list[tuple[str, str, dict[str, Any]]] = [
     ("K=4 Q=1, every client with all edges", "simulated", {}),
     ("K=2 Q=1, exact gradient", "glasu-1", {}),
@@ -33,6 +34,14 @@ LADDER: list[tuple[str, str, dict[str, Any]]] = [
     ("K=1 Q=4, width 16", "glasu-4", {"model": {**ONE, "hidden": 16}}),
     ("K=1 Q=8, width 16", "glasu-4", {"model": {**ONE, "hidden": 16}, "train": {"num_local_steps": 8}}),
     ("K=1 Q=8, width 8", "glasu-4", {"model": {**ONE, "hidden": 8}, "train": {"num_local_steps": 8}}),
+    ("K=2 Q=4, int8", "glasu-4", {"wire": INT8}),
+    ("K=1 Q=4, int8", "glasu-4", {"model": ONE, "wire": INT8}),
+    ("K=1 Q=4, width 32, int8", "glasu-4", {"model": {**ONE, "hidden": 32}, "wire": INT8}),
+    (
+        "K=1 Q=8, width 16, int8",
+        "glasu-4",
+        {"model": {**ONE, "hidden": 16}, "train": {"num_local_steps": 8}, "wire": INT8},
+    ),
 ]
 
 
