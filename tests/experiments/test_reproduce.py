@@ -154,11 +154,15 @@ def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path
     assert process.stderr is not None
     while "test accuracy" not in process.stderr.readline():
         assert process.poll() is None
-    if sent == signal.SIGINT:
-        os.killpg(process.pid, sent)  # as a terminal does
-    else:
-        process.send_signal(sent)
-    _, errors = process.communicate(timeout=60)
+    try:
+        if sent == signal.SIGINT:
+            os.killpg(process.pid, sent)  # as a terminal does
+        else:
+            process.send_signal(sent)
+        _, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == code
     assert "Traceback" not in errors
     deadline = time.monotonic() + 30
