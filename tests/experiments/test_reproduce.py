@@ -252,7 +252,8 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_pa
 def test_a_goal_that_no_seed_reaches_is_said(quick, tmp_path, monkeypatch):
     monkeypatch.setitem(plan.GOALS, "synthetic", 1.0)
     done, _ = run_all(tmp_path, "stale")
-    assert [row[3] for row in done.tables[0].rows] == ["> 8.0", "> 4.0", "> 2.0", "> 1.0"]  # sixteen steps for each
+    assert {cost for row in done.tables[0].rows for cost in row[3:6]} == {"-"}
+    assert sorted({row["rounds"] for row in rows(tmp_path)}) == ["1", "2", "4", "8"]  # sixteen steps for each
     assert {row[6] for row in done.tables[0].rows} == {"0 of 1"}
 
 
@@ -295,11 +296,11 @@ def test_a_set_with_relations_shows_each_party_alone():
     ]
     (table,) = [table for table in tables.tables(found) if table.title == "Natural relations"]
     assert [row[1:] for row in table.rows] == [
-        ("APA alone", "55.0 ± 7.1"),
-        ("APCPA alone", "80.0 ± 14.1"),
-        ("APTPA alone", "60.0 ± 0.0"),
-        ("mean of the parties alone", "65.0 ± 7.1"),
-        ("glasu-4", "90.0"),
+        ("APA alone", "55.0 ± 7.1", "2"),
+        ("APCPA alone", "80.0 ± 14.1", "2"),
+        ("APTPA alone", "60.0 ± 0.0", "2"),
+        ("mean of the parties alone", "65.0 ± 7.1", "2"),
+        ("glasu-4", "90.0", "1"),
     ]
 
 
@@ -351,7 +352,8 @@ def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_fo
     assert config.data.name == path.parent.name
     assert config.data.split == "paper"
     assert config.model.backbone == backbone
-    assert (config.model.num_layers, config.model.aggregation_layers) == (4, (1, 3))
+    layers = (4, (1, 3)) if backbone == "gcnii" else (2, (0, 1))
+    assert (config.model.num_layers, config.model.aggregation_layers) == layers
     assert (config.data.num_clients, config.train.seed, config.wire.precision) == (3, 0, "fp32")
     for key, value in METHODS[method].items():
         assert getattr(config.train, key) == value
