@@ -110,7 +110,10 @@ def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_
     run_all(tmp_path, "lazy", seeds=2)
     reproduce.reproduce(["lazy"], tmp_path, datasets=["synthetic"], seeds=1, quick=True)
     assert {row["rounds"] for row in rows(tmp_path)} == {"1"}
+    for page in ("tables.md", "report.html"):
+        assert reproduce.QUICK in (tmp_path / page).read_text()
     done, lines = run_all(tmp_path, "accuracy", seeds=1)
+    assert reproduce.QUICK not in (tmp_path / "tables.md").read_text()
     assert sum("test accuracy" in line for line in lines) == 4  # GLASU-4 was there
     assert {row["seed"] for row in rows(tmp_path)} == {"0", "1"}
     assert [table.title for table in done.tables] == ["Accuracy", "Lazy aggregation"]

@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GlasuError as error:
         return _fail(args.command, str(error), error.exit_code)
     except KeyboardInterrupt:
-        print(f"glasu {args.command}: interrupted; nothing was written half.", file=sys.stderr)
+        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
+        print(f"glasu {args.command}: interrupted; {kept}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

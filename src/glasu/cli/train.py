@@ -6,16 +6,17 @@ Writes report.json (metrics, traffic, time, releases) and model/ (the selected w
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from glasu.cli.arguments import add_run_file, output_folder, read_config
+from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
 
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and model/")
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and model/"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 

@@ -157,12 +157,24 @@ def _npz(root: Path, name: str) -> Path:
     return root / name / f"{name}.npz"
 
 
+CONVERTED = {  # sets that come as .npz files: what these are made of
+    "dblp_authors": "data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)",
+    "imdb_movies": "data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)",
+    "facebook_pages": "the Facebook pages of the repository benedekrozemberczki/MUSAE",
+}
+
+
 def _unknown(name: str, root: Path) -> ConfigError:
     stored = sorted(path.stem for path in root.glob("*/*.npz") if path.stem == path.parent.name)
     known = [*NAMES, *stored]
     listed = f"{', '.join(known)}, {PREFIX}Class/name for a PyG data set"
     if not name:
         return ConfigError(f"data.name: say which data to use, one of {listed}, or list folders in data.parties.")
+    if name in CONVERTED:
+        return ConfigError(
+            f"data.name={name!r}: {_npz(root, name)} is not there; make it of {CONVERTED[name]}, "
+            "in the format that docs/datasets.md describes."
+        )
     match = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {match[0]!r}?" if match else ";"
     return ConfigError(
