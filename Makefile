@@ -28,6 +28,9 @@ test-slow: setup
 	$(BIN)/pytest -q -m slow
 
 bench: setup
+	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/convergence.py
