@@ -15,6 +15,7 @@ from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.layers import Projection
+from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, Dropout, input_scale, no_dropout, weights_digest
 from glasu.protocol.actor import Client
 from glasu.randomness import Stream
@@ -93,7 +94,8 @@ def test_dropped_values_of_a_row_or_column_have_nothing_to_do_with_each_other():
 
 
 def test_of_sparse_features_only_stored_values_are_dropped():
-    features = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format="csr", dtype=np.float32)
+    matrix = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format="csr", dtype=np.float32)
+    features = SparseRows.of(matrix)
     dropped = dropout()(features, 0)
     assert dropped.dtype == np.float32
     assert (dropped.toarray()[features.toarray() == 0] == 0).all()
@@ -108,7 +110,7 @@ def test_dropout_leaves_its_input_as_it_was_and_passes_gradients_through_the_mas
     result.sum().backward()
     torch.testing.assert_close(hidden.detach(), before, rtol=0, atol=0)
     torch.testing.assert_close(hidden.grad, torch.where(result == 0, 0.0, 2.0))
-    features = sp.csr_array(np.ones((4, 4), np.float32))
+    features = SparseRows.of(sp.csr_array(np.ones((4, 4), np.float32)))
     dropout()(features, 0)
     assert (features.data == 1).all()
 

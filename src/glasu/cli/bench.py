@@ -15,7 +15,7 @@ from pathlib import Path
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu bench traffic"
-USUAL = ("speed", "traffic", "convergence")
+USUAL = ("round", "sampling", "kernels", "speed", "traffic", "convergence")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -88,11 +88,12 @@ def _prepared(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRo
     """Return what the layer makes of single rows; where it leaves features as they are, they stay where they lie."""
     if not isinstance(hidden, FeatureRows):
         return module.prepare(hidden)
-    prepared = []
+    prepared: list[Tensor] = []
     for nodes in hidden.chunks():
         rows = hidden.read(nodes)
         ready = module.prepare(rows)
         if ready is rows:
             return hidden
+        assert isinstance(ready, Tensor)
         prepared.append(ready)
     return torch.cat(prepared)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig
 from glasu.errors import ConfigError
+from glasu.model import kernels
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, Normalization
 from glasu.model.layers import (
@@ -27,7 +29,7 @@ from glasu.model.layers import (
     ResidualLayer,
     SAGELayer,
 )
-from glasu.randomness import Stream
+from glasu.randomness import Stream, halves
 
 ENCODER = -1  # the "layer" of draws that concern the raw features
 ATTENTION = -2  # less l: the "layer" of draws that concern the attention of layer l
@@ -49,21 +51,21 @@ class Dropout:
         self.threshold = nearest if rate > 0 else 0
         self.stream = stream
 
-    def _mask(self, count: int, layer: int) -> np.ndarray:
-        bits = np.random.Philox(key=self.stream(layer).key())
-        draws = bits.random_raw(-(-count // 8)).view(np.uint8)[:count]
-        scale = np.float32(2**8 / (2**8 - self.threshold))
-        return np.multiply(draws >= self.threshold, scale, dtype=np.float32)
+    def _mask(self, count: int, layer: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return one factor per value: 0, or what makes up for those."""
+        mask = np.empty(count, dtype)
+        scale = dtype.type(2**8 / (2**8 - self.threshold))
+        kernels.fill_mask(*halves(self.stream(layer).key()), self.threshold, scale, mask)
+        return mask
 
     def __call__(self, hidden: Hidden, layer: int) -> Hidden:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""
         if self.threshold == 0:
             return hidden
         if isinstance(hidden, Tensor):
-            mask = torch.from_numpy(self._mask(hidden.numel(), layer)).view(hidden.shape)
-            return hidden * mask.to(hidden.dtype)
-        values = hidden.data * self._mask(hidden.nnz, layer).astype(hidden.dtype)
-        return sp.csr_array((values, hidden.indices, hidden.indptr), shape=hidden.shape)
+            dtype = np.dtype(np.float64 if hidden.dtype == torch.float64 else np.float32)
+            return hidden * torch.from_numpy(self._mask(hidden.numel(), layer, dtype)).view(hidden.shape)
+        return hidden.with_data(hidden.data * self._mask(hidden.nnz, layer, hidden.dtype))
 
     def attention(self, shares: Tensor, layer: int) -> Tensor:
         """Drop shares of a layer's attention and scale up the rest; other draws than those for its input."""
