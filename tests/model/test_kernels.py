@@ -191,3 +191,28 @@ def test_stored_arrays_may_be_read_only(index):
     total = np.zeros((NODES, 2), np.float32)
     loops.add_product(*parts, np.eye(NODES, 2, dtype=np.float32), total)
     np.testing.assert_array_equal(total, matrix.toarray()[:, :2])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fused_rows_are_computed_alike(dtype, dropped):
+    rng = np.random.default_rng(7)
+    matrix = sp.csr_array(sp.random_array((NODES, NODES), density=0.2, rng=rng, dtype=dtype))
+    parts = (matrix.indptr, matrix.indices, matrix.data)
+    hidden, initial, gradient = rng.standard_normal((3, NODES, 5)).astype(dtype)
+    bias = rng.standard_normal(5).astype(dtype)
+    found = []
+    for path in (loops, arrays):
+        draws = path.draw_bytes(*halves(9), NODES * 5).reshape(NODES, 5)
+        result, mixed, change = np.empty((3, NODES, 5), dtype)
+        path.rectified(*parts, hidden, bias, result)
+        at_bias, at_weight = np.zeros(5, dtype), np.zeros((NODES, 5), dtype)
+        path.rectified_gradients(*parts, result, gradient, at_weight, at_bias)
+        used = draws if dropped else draws[:0]
+        path.mix_dropped(*parts, hidden, used, 100, dtype(1.6), initial, dtype(0.1), mixed)
+        change[:] = hidden
+        path.drop(draws, 100, dtype(1.6), change)
+        found.append((draws, result, at_weight, at_bias, mixed, change))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from glasu.errors import ConfigError
-from glasu.model import kernels
+from glasu.model import fused, kernels
 from glasu.model.blocks import Block, Normalization, is_everything
+from glasu.model.fused import Mask
 from glasu.model.sparse import SparseRows
 
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only below the first layer: the raw features
@@ -199,9 +200,32 @@ class GCNIILayer(Layer):
         assert isinstance(prepared, Tensor)
         assert initial is not None
         support, weight = self._support(prepared, initial, block), self.linear.weight
+        return support @ torch.add(self._kept(), weight, alpha=self.larger * self.beta)
+
+    def _kept(self) -> Tensor:
+        weight = self.linear.weight
         if self._diagonal is None or self._diagonal.dtype != weight.dtype:
             self._diagonal = self.larger * (1 - self.beta) * torch.eye(len(weight), dtype=weight.dtype)
-        return support @ torch.add(self._diagonal, weight, alpha=self.larger * self.beta)
+        return self._diagonal
+
+    def fuses(self, block: Block) -> bool:
+        """Tell whether `fused` can do what the other halves do: the block is sparse, and no other weight is needed."""
+        return block.dense is None and self.reduce is None and self.alpha < 1 - self.alpha
+
+    def fused(self, hidden: Hidden, initial: Tensor, block: Block, mask: Mask | None) -> Tensor:
+        """Return the same as both halves and ReLU do together, of rows that the mask drops values of."""
+        assert isinstance(hidden, Tensor)
+        share, factor = self.alpha / self.larger, self.larger * self.beta
+        return fused.gcnii(
+            hidden,
+            initial,
+            self.linear.weight,
+            block.matrix,
+            mask,
+            share=share,
+            diagonal=self._kept(),
+            factor=factor,
+        )
 
     def _support(self, prepared: Tensor, initial: Tensor, block: Block) -> Tensor:
         """Return (1 - alpha) A H + alpha H^0, divided by the larger share: one sum over all rows, either way."""

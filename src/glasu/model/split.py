@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig
 from glasu.errors import ConfigError
-from glasu.model import kernels
+from glasu.model import fused
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, Normalization
+from glasu.model.fused import Mask
 from glasu.model.layers import (
     Convolution,
     CustomLayer,
@@ -29,6 +28,7 @@ from glasu.model.layers import (
     ResidualLayer,
     SAGELayer,
 )
+from glasu.model.sparse import SparseRows
 from glasu.randomness import Stream, halves
 
 ENCODER = -1  # the "layer" of draws that concern the raw features
@@ -51,21 +51,19 @@ class Dropout:
         self.threshold = nearest if rate > 0 else 0
         self.stream = stream
 
-    def _mask(self, count: int, layer: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return one factor per value: 0, or what makes up for those."""
-        mask = np.empty(count, dtype)
-        scale = dtype.type(2**8 / (2**8 - self.threshold))
-        kernels.fill_mask(*halves(self.stream(layer).key()), self.threshold, scale, mask)
-        return mask
+    def mask(self, layer: int) -> Mask | None:
+        """Return which values of the input of a layer are dropped; None: none."""
+        return Mask(*halves(self.stream(layer).key()), self.threshold) if self.threshold else None
 
     def __call__(self, hidden: Hidden, layer: int) -> Hidden:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""
-        if self.threshold == 0:
+        mask = self.mask(layer)
+        if mask is None:
             return hidden
         if isinstance(hidden, Tensor):
             dtype = np.dtype(np.float64 if hidden.dtype == torch.float64 else np.float32)
-            return hidden * torch.from_numpy(self._mask(hidden.numel(), layer, dtype)).view(hidden.shape)
-        return hidden.with_data(hidden.data * self._mask(hidden.nnz, layer, hidden.dtype))
+            return hidden * torch.from_numpy(mask.factors(hidden.numel(), dtype)).view(hidden.shape)
+        return hidden.with_data(hidden.data * mask.factors(hidden.nnz, hidden.dtype))
 
     def attention(self, shares: Tensor, layer: int) -> Tensor:
         """Drop shares of a layer's attention and scale up the rest; other draws than those for its input."""
@@ -136,14 +134,21 @@ class ClientModel(nn.Module):
         """Return H_m[0] and, for gcnii, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
         if self.encoder is None:
             return features, None
-        initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
+        if isinstance(features, SparseRows):
+            assert self.encoder.bias is not None
+            initial = fused.encode(features, self.encoder.weight, self.encoder.bias, dropout.mask(ENCODER))
+        else:
+            initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
         return initial, initial
 
     def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
         """Normalise and drop what layer l reads (l = L is the classifier)."""
+        return dropout(self._normalized(layer, hidden), layer)
+
+    def _normalized(self, layer: int, hidden: Hidden) -> Hidden:
         if self.norms is not None and layer > 0:
             hidden = self.norms[layer - 1](hidden)
-        return dropout(hidden, layer)
+        return hidden
 
     def sublayer(self, layer: int, hidden: Hidden, initial: Tensor | None, block: Block, dropout: Dropout) -> Tensor:
         """Compute H_m^+[l] = activation(layer_l(block, H_m[l])), shape (|S[l+1]|, hidden).
@@ -155,12 +160,16 @@ class ClientModel(nn.Module):
             block: A restricted to S_m[l+1] x S_m[l].
             dropout: the masks of this step.
         """
+        module = self.layers[layer]
+        if isinstance(module, GCNIILayer) and module.fuses(block):
+            assert initial is not None
+            return module.fused(self._normalized(layer, hidden), initial, block, dropout.mask(layer))
         hidden = self.layer_input(layer, hidden, dropout)
         if self.config.backbone == "custom":
             with torch.random.fork_rng(devices=[]):
                 dropout.fork(layer)
-                return self.activation(self.layers[layer](hidden, initial, block))
-        return self.activation(self.layers[layer](hidden, initial, block, partial(dropout.attention, layer=layer)))
+                return self.activation(module(hidden, initial, block))
+        return self.activation(module(hidden, initial, block, partial(dropout.attention, layer=layer)))
 
     def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
         """Return the logits f_m(H[L], W_m[L])."""

@@ -16,12 +16,17 @@ if COMPILES:
         add_rows,
         add_transposed,
         distinct,
+        draw_bytes,
         draw_neighbors,
+        drop,
         edges_between,
         fill_block,
         fill_mask,
         gather_rows,
+        mix_dropped,
         neighbors_outside,
+        rectified,
+        rectified_gradients,
     )
 else:
     from glasu.model.kernels.arrays import (
@@ -29,12 +34,17 @@ else:
         add_rows,
         add_transposed,
         distinct,
+        draw_bytes,
         draw_neighbors,
+        drop,
         edges_between,
         fill_block,
         fill_mask,
         gather_rows,
+        mix_dropped,
         neighbors_outside,
+        rectified,
+        rectified_gradients,
     )
 
 __all__ = [
@@ -42,10 +52,15 @@ __all__ = [
     "add_rows",
     "add_transposed",
     "distinct",
+    "draw_bytes",
     "draw_neighbors",
+    "drop",
     "edges_between",
     "fill_block",
     "fill_mask",
     "gather_rows",
+    "mix_dropped",
     "neighbors_outside",
+    "rectified",
+    "rectified_gradients",
 ]

@@ -156,6 +156,50 @@ def add_rows(rows: Ids, dense: Array, total: Array) -> None:
 
 
 def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
-    """Write `scale` where a byte of the key's words reaches the threshold, else 0; eight bytes a word, lowest first."""
-    draws = words(low, high, np.arange(-(-len(mask) // 8))).astype("<u8", copy=False).view(np.uint8)[: len(mask)]
-    np.multiply(draws >= threshold, scale, out=mask)
+    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
+    np.multiply(draw_bytes(low, high, len(mask)) >= threshold, scale, out=mask)
+
+
+def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> NDArray[np.uint8]:
+    """Return so many bytes of the key's words, eight a word, lowest first."""
+    return words(low, high, np.arange(-(-count // 8))).astype("<u8", copy=False).view(np.uint8)[:count]
+
+
+def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+    """Write ReLU(matrix @ weight + bias)."""
+    result[:] = 0
+    add_product(indptr, indices, data, weight, result)
+    np.maximum(result + bias, 0, out=result)
+
+
+def rectified_gradients(
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+) -> None:
+    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
+    gated = np.where(result > 0, gradient, 0)
+    for row in gated:  # one after the other, for numpy's own sum adds in another order
+        bias += row
+    add_transposed(indptr, indices, data, gated, weight)
+
+
+def mix_dropped(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    initial: Array,
+    share: Any,
+    result: Array,
+) -> None:
+    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
+    np.multiply(initial, share, out=result)
+    kept = hidden * np.multiply(draws >= threshold, scale, dtype=hidden.dtype) if len(draws) else hidden
+    add_product(indptr, indices, data, kept, result)
+
+
+def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
+    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
+    values *= np.multiply(draws >= threshold, scale, dtype=values.dtype)

@@ -254,12 +254,92 @@ def add_rows(rows: Array, dense: Array, total: Array) -> None:
 
 
 @compiled
-def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
-    """Write `scale` where a byte of the key's words reaches the threshold, else 0; eight bytes a word, lowest first."""
-    words = np.empty((len(mask) + 7) // 8, np.uint64)
+def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> Array:
+    """Return so many bytes of the key's words, eight a word, lowest first."""
+    words = np.empty((count + 7) // 8, np.uint64)
     for k in range(len(words)):
         words[k] = _word(low, high, k)
-    draws = words.view(np.uint8)
+    return words.view(np.uint8)[:count]
+
+
+@compiled
+def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
+    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
+    draws = draw_bytes(low, high, len(mask))
     zero = scale - scale
     for k in range(len(mask)):
         mask[k] = scale if draws[k] >= threshold else zero
+
+
+# Layers in one pass over the rows, for what a row needs is in the nearest cache by then.
+
+
+@compiled
+def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+    """Write ReLU(matrix @ weight + bias)."""
+    for row in range(len(indptr) - 1):
+        total = result[row]
+        total[:] = 0
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], weight[indices[k]]
+            for column in range(len(total)):
+                total[column] += value * source[column]
+        for column in range(len(total)):
+            value = total[column] + bias[column]
+            total[column] = 0 if value < 0 else value  # what is not a number stays so, as everywhere
+
+
+@compiled
+def rectified_gradients(
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+) -> None:
+    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
+    gated = np.empty_like(bias)
+    for row in range(len(indptr) - 1):
+        for column in range(len(gated)):
+            gated[column] = gradient[row, column] if result[row, column] > 0 else 0
+            bias[column] += gated[column]
+        for k in range(indptr[row], indptr[row + 1]):
+            value, total = data[k], weight[indices[k]]
+            for column in range(len(gated)):
+                total[column] += value * gated[column]
+
+
+@compiled
+def mix_dropped(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    initial: Array,
+    share: Any,
+    result: Array,
+) -> None:
+    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
+    zero = scale - scale
+    for row in range(len(indptr) - 1):
+        total, own = result[row], initial[row]
+        for column in range(len(total)):
+            total[column] = own[column] * share
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], hidden[indices[k]]
+            if len(draws):
+                kept = draws[indices[k]]
+                for column in range(len(total)):
+                    total[column] += value * (source[column] * (scale if kept[column] >= threshold else zero))
+            else:
+                for column in range(len(total)):
+                    total[column] += value * source[column]
+
+
+@compiled
+def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
+    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
+    zero = scale - scale
+    for row in range(len(draws)):
+        kept, total = draws[row], values[row]
+        for column in range(len(total)):
+            total[column] *= scale if kept[column] >= threshold else zero
