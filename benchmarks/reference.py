@@ -1,8 +1,8 @@
 """Two plain ways to write a round, to compare with: dense matrices and Python lists, and PyG layers on our blocks.
 
 The first is in the style of the authors' program: neighbours drawn with Python lists and sets, a mask over all edges,
-places looked up in lists, a dense adjacency induced on the sampled set, A + 2I, normalised inside it; dense
-features; SGD. The network is ours (gcnii), so that both do the same products.
+places looked up by `list.index` (or, as a variant of our own, in a dict), a dense adjacency induced on the sampled
+set, A + 2I, normalised inside it; dense features; SGD. The network is ours (gcnii): both do the same products.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,17 @@ from glasu.model.sparse import SparseRows
 from glasu.protocol.actor import Batch
 
 Nodes = list[int]
+Places = Callable[[Nodes], Callable[[int], int]]  # nodes -> where one of them stands among them
+
+
+def by_list(nodes: Nodes) -> Callable[[int], int]:
+    """Look places up as the authors do, by searching the list."""
+    return nodes.index
+
+
+def by_dict(nodes: Nodes) -> Callable[[int], int]:
+    """Look places up as one would in second thoughts."""
+    return {node: place for place, node in enumerate(nodes)}.__getitem__
 
 
 class PlainNetwork(nn.Module):
@@ -49,6 +60,19 @@ class PlainNetwork(nn.Module):
         return ((1 - beta) * support + beta * self.layers[layer](support)).relu()  # type: ignore[no-any-return]
 
 
+def induced_block(edges: np.ndarray, num_nodes: int, nodes: Nodes, targets: Nodes, places: Places = by_list) -> Tensor:
+    """Return D^-1/2 (A + 2I) D^-1/2 of the graph induced on `nodes`, the rows of `targets` of it."""
+    inside = np.zeros(num_nodes, bool)
+    inside[nodes] = True
+    kept = edges[:, inside[edges[0]] & inside[edges[1]]]
+    dense, place = 2 * np.eye(len(nodes), dtype=np.float32), places(nodes)
+    for source, target in kept.T.tolist():
+        dense[place(target), place(source)] = 1
+    root = dense.sum(axis=1) ** -0.5
+    normalized = root[:, None] * dense * root[None, :]
+    return torch.from_numpy(normalized[[place(node) for node in targets]])
+
+
 @dataclass(eq=False)
 class PlainClient:
     """One party, as arrays and lists."""
@@ -56,6 +80,7 @@ class PlainClient:
     config: RunConfig
     party: PartyData
     generator: random.Random
+    places: Places
     features: Tensor = field(init=False)
     edges: np.ndarray = field(init=False)  # two rows: source and target
     neighbors: list[Nodes] = field(init=False)
@@ -79,16 +104,8 @@ class PlainClient:
         return sorted(found)
 
     def adjacency(self, nodes: Nodes, targets: Nodes) -> Tensor:
-        """Return D^-1/2 (A + 2I) D^-1/2 of the graph induced on `nodes`, the rows of `targets` of it."""
-        inside = np.zeros(len(self.neighbors), bool)
-        inside[nodes] = True
-        kept = self.edges[:, inside[self.edges[0]] & inside[self.edges[1]]]
-        dense = 2 * np.eye(len(nodes), dtype=np.float32)
-        for source, target in kept.T.tolist():
-            dense[nodes.index(target), nodes.index(source)] = 1
-        root = dense.sum(axis=1) ** -0.5
-        normalized = root[:, None] * dense * root[None, :]
-        return torch.from_numpy(normalized[[nodes.index(node) for node in targets]])
+        """Return the dense block of one layer."""
+        return induced_block(self.edges, len(self.neighbors), nodes, targets, self.places)
 
 
 @dataclass(eq=False)
@@ -103,9 +120,9 @@ class PlainBatch:
 class PlainRounds:
     """Rounds of all clients in one process, written plainly."""
 
-    def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
-        self.config, self.generator = config, random.Random(0)
-        self.clients = [PlainClient(config, party, self.generator) for party in parties]
+    def __init__(self, config: RunConfig, parties: Sequence[PartyData], places: Places = by_list) -> None:
+        self.config, self.generator, self.places = config, random.Random(0), places
+        self.clients = [PlainClient(config, party, self.generator, places) for party in parties]
         self.aggregates = set(config.model.aggregation_layers)
         assert parties[0].splits is not None
         assert parties[0].labels is not None
@@ -127,7 +144,8 @@ class PlainRounds:
         """Build the dense matrices of the sets."""
         found = []
         for client, own in zip(self.clients, sets, strict=True):
-            rows = [torch.tensor([own[0].index(node) for node in nodes]) for nodes in own[1:]]
+            place = self.places(own[0])
+            rows = [torch.tensor([place(node) for node in nodes]) for nodes in own[1:]]
             adjacencies = [client.adjacency(nodes, targets) for nodes, targets in itertools.pairwise(own)]
             found.append(PlainBatch(client.features[own[0]], adjacencies, rows))
         return found

@@ -22,7 +22,7 @@ from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData
 from glasu.protocol.actor import Batch
 from glasu.runtime.inprocess import one_thread_each
-from reference import PlainRounds, PyGPasses
+from reference import PlainRounds, PyGPasses, by_dict
 from tables import markdown
 from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_rounds
 
@@ -58,7 +58,7 @@ def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> C
     same = paper_settings(optimizer="sgd", blocks="induced", **METHODS[num_local_steps])
     timings: dict[str, Timing] = {}
     dense = [dense_twin(party) for party in parties]
-    plain = PlainRounds(lean, parties)
+    plain, with_dicts = PlainRounds(lean, parties), PlainRounds(lean, parties, by_dict)
 
     def own(name: str, parties: Sequence[PartyData], config: RunConfig) -> Callable[[], float]:
         def measure() -> float:
@@ -71,6 +71,7 @@ def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> C
         "lean": own("lean", parties, lean),
         "same": own("same", dense, same),
         "plain": lambda: per_call(plain.round, PLAIN_ROUNDS),
+        "dicts": lambda: per_call(with_dicts.round, PLAIN_ROUNDS),
         "pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
     }
     found = in_turns(contenders, turns)
@@ -124,14 +125,20 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
         found = compare(parties, steps, turns)
         for label, own, timing in (("same edges and rows", "same", found.same), ("lean", "lean", found.lean)):
             milliseconds = 1e3 * statistics.median(found.seconds[own])
-            row = [f"{steps}", label, f"{milliseconds:.1f}", f"{found.times('plain', own):.1f}"]
+            row = [
+                f"{steps}",
+                label,
+                f"{milliseconds:.1f}",
+                f"{found.times('plain', own):.1f}",
+                f"{found.times('dicts', own):.1f}",
+            ]
             rows.append(
                 [*row, f"{found.times('pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
             )
             shares = [f"{100 * share:.0f} %" for share in timing.shares.values()]
             sent = [f"{timing.bytes / 1e3:.0f}", f"{timing.exchanges:.2f}"]
             work.append([f"{steps}", label, f"{timing.rows:.0f}", f"{timing.edges:.0f}", *shares, *sent])
-    header = ["Q", "ours", "ms / round", "plain x", "PyG passes x", "of GEMM peak"]
+    header = ["Q", "ours", "ms / round", "plain x", "plain with dicts x", "PyG passes x", "of GEMM peak"]
     text = f"{name}, M = 3, K = 2, batch 16, fan-out 2, hidden 192, {turns} turns; "
     text += f"the machine: {peak / 1e9:.0f} GFLOP/s, copies {copied / 1e9:.1f} GB/s\n\n{markdown(header, rows)}\n\n"
     header = ["Q", "ours", "rows", "edges", "sampling", "compute", "communication", "other", "KB / round", "exchanges"]
