@@ -1,7 +1,7 @@
 """The encoder and the layers of gcnii, each as one step of the tape with its gradient written out.
 
 They compute what the plain layers compute, with the same operations in the same order, so that the results are equal
-bit for bit, and the gradients to rounding. What they save are passes over memory, for these cost more than the sums:
+bit for bit, and the gradients to rounding. What they save are passes over memory and entries of the tape:
 dropout, products and the initial residual go row by row, and of a mask a byte per value is kept.
 """
 
