@@ -166,7 +166,7 @@ def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    assert process.returncode == code
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     deadline = time.monotonic() + 30
     while _alive(process.pid):

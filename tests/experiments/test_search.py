@@ -189,7 +189,7 @@ def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_f
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    assert process.returncode == code
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     for _ in range(100):
         try:
