@@ -199,7 +199,7 @@ def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
         "Stale updates",
         "Until validation accuracy, looked at after every round, reaches the goal: rounds, megabytes (evaluations "
         "included) and CPU seconds, where every seed got there. All may take as many local steps. "
-        f" The paper's seconds are to a test accuracy of {goals}.",
+        f"The paper's seconds are to a test accuracy of {goals}.",
         ("setting", "goal %", "paper's s", "rounds", "MB", "CPU s", "reached"),
         tuple(rows),
         words=1,
