@@ -25,7 +25,7 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import halves
 from glasu.runtime.inprocess import one_thread_each
 from reference import csr
-from tables import markdown
+from tables import markdown, show
 from timing import Work, in_turns, per_call, ratio
 
 ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # of a block in the paper's setting
@@ -127,9 +127,7 @@ def main() -> None:
     header = ["kernel", "us", "numpy twin x", "library", "library x"]
     text = f"{ROWS} x {COLUMNS} block with {ENTRIES} entries, width {WIDTH}; four layers: batch 16, fan-out 3\n\n"
     text += markdown(header, rows)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

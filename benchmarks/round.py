@@ -23,7 +23,7 @@ from glasu.data.party import PartyData
 from glasu.protocol.actor import Batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, PyGPasses, by_dict
-from tables import markdown
+from tables import markdown, show
 from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_rounds
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
@@ -153,9 +153,7 @@ def main() -> None:
     args = parser.parse_args()
     name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
     text = report(load_parties(RunConfig(data=DataConfig(name=name))), name, 2 if args.quick else 7)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

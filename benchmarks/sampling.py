@@ -28,7 +28,7 @@ from glasu.model.blocks import Draw
 from glasu.model.sampler import Sampler, training_batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, by_dict, induced_block
-from tables import markdown
+from tables import markdown, show
 from timing import in_turns, paper_settings, per_call, ratio
 
 
@@ -129,15 +129,11 @@ def main() -> None:
         os.environ["GLASU_CACHE"] = str(args.large)
         data = DataConfig(name="synthetic", num_clients=3, **STAND_IN)  # type: ignore[arg-type]
         text = large_report(load_parties(RunConfig(data=data))[0], 2 if args.quick else 5)
-        print(text)
-        if args.out is not None:
-            args.out.write_text(text + "\n")
+        show(text, args.out)
         return
     name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
     text = report(load_parties(RunConfig(data=DataConfig(name=name))), name, 3 if args.quick else 15)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

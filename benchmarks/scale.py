@@ -24,7 +24,7 @@ from glasu.data.party import PartyData
 from glasu.data.reddit import STAND_IN
 from glasu.protocol.messages import Evaluated, Event, RoundDone
 from glasu.runtime.simulation import simulate
-from tables import markdown
+from tables import markdown, show
 
 OPENINGS = 5
 
@@ -97,9 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="glasu-scale-") as temporary:
         os.environ["GLASU_CACHE"] = str(args.cache or temporary)
         text = measured(settings(args))
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 def measured(config: RunConfig) -> str:

@@ -21,7 +21,7 @@ from glasu.data.partition import partition, splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.synthetic import synthetic
 from glasu.runtime.inprocess import one_thread_each
-from tables import markdown
+from tables import markdown, show
 from timing import PHASES, Timing, paper_settings, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # ms of CPU per round of the authors' program, Q = 4; a note, not measured here
@@ -79,9 +79,7 @@ def main() -> None:
     more_nodes = {f"{factor} x the nodes": grown(smallest * factor, degree) for factor in GROWTH}
     more_edges = {f"{factor} x the edges": grown(smallest, degree * factor) for factor in GROWTH}
     text += f"{growth(more_nodes, repeats)}\n\n{growth(more_edges, repeats)}"
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

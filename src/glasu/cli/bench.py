@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    found = scripts(folder())
+    place = folder()
+    found = scripts(place)
     if args.list:
         width = max(map(len, found))
         print("\n".join(f"{name:<{width}}  {question}" for name, question in found.items()))
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     if args.name is not None and args.name not in found:
         raise ConfigError(f"there is no benchmark {args.name!r}; choose from {', '.join(found)}.")
     for name in USUAL if args.name is None else [args.name]:
-        done = subprocess.run([sys.executable, str(folder() / f"{name}.py"), *args.words], check=False)
+        done = subprocess.run([sys.executable, str(place / f"{name}.py"), *args.words], check=False)
         if done.returncode:
             raise SystemExit(done.returncode)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from glasu.data.party import Graph
 from glasu.model import kernels
+from glasu.model.kernels import arrays
 from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, halves, smallest
 
@@ -92,11 +93,7 @@ class Block:
 
 def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """List every edge into `targets`: (where those of each target start, positions in the edge list)."""
-    first = graph.indptr[targets]
-    degrees = graph.indptr[targets + 1] - first
-    starts = np.zeros(len(targets) + 1, np.int64)
-    np.cumsum(degrees, out=starts[1:])
-    return starts, np.arange(starts[-1]) + np.repeat(first - starts[:-1], degrees)
+    return arrays.edges_into(graph.indptr, targets)
 
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:

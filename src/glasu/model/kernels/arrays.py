@@ -52,16 +52,17 @@ def _runs(first: Ids, counts: Ids, starts: Ids) -> Ids:
     return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
 
-def _edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
-    """List every edge into the targets: (row, edge)."""
+def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
+    """List every edge into the targets: (where those of each target start, the edges)."""
     first = indptr[targets]
     degrees = indptr[targets + 1] - first
-    return np.repeat(np.arange(len(targets)), degrees), _runs(first, degrees, _starts(degrees))
+    starts = _starts(degrees)
+    return starts, _runs(first, degrees, starts)
 
 
 def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
     """Return the sources of edges into the targets that are no targets themselves, in any order."""
-    _, edges = _edges_into(indptr, targets)
+    _, edges = edges_into(indptr, targets)
     return _fresh(indices[edges], targets)
 
 
@@ -69,7 +70,8 @@ def edges_between(
     indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
 ) -> tuple[Ids, Ids, NDArray[np.bool_]]:
     """List the edges into the targets from targets and others: (starts, edges, whether from others)."""
-    rows, edges = _edges_into(indptr, targets)
+    starts, edges = edges_into(indptr, targets)
+    rows = np.repeat(np.arange(len(targets)), np.diff(starts))
     labels[others] = 1
     labels[targets] = 0
     found = labels[indices[edges]]
