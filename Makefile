@@ -28,9 +28,7 @@ test-slow: setup
 	$(BIN)/pytest -q -m slow
 
 bench: setup
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/traffic.py
-	$(BIN)/python benchmarks/convergence.py
+	$(BIN)/glasu bench
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

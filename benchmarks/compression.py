@@ -55,7 +55,7 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
 
 def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
     """Return a row of the table of accuracies: points gained or lost against fp32, the mean over the seeds."""
-    gains = [100 * (one - other) for one, other in zip(accuracies(results), accuracies(exact), strict=True)]
+    gains = [one - other for one, other in zip(accuracies(results), accuracies(exact), strict=True)]
     error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = mean(result.row.bytes for result in results) / mean(result.row.bytes for result in exact)
     paired = "-" if precision == "fp32" else f"{mean(gains):+.2f} ± {error:.2f}"

@@ -33,7 +33,7 @@ from torch_geometric.utils import to_dense_adj
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData, Splits
-from tables import markdown
+from tables import markdown, show
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 DATASETS = ("cora", "citeseer", "pubmed", *RELATIONS)
@@ -247,9 +247,7 @@ def main() -> None:
     text += f"(layers of GCNII {LAYER_DECAY}), dropout {DROPOUT}, row-normalised features; "
     text += f"A_hat is a dense matrix above {DENSE_FROM} edges per node\n\n"
     text += markdown(header, rows)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Markdown tables, as RESULTS.md holds them."""
+"""Markdown tables, as RESULTS.md holds them, shown and, where asked for, written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -14,3 +15,10 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     return "\n".join([padded[0], rule, *padded[1:]])
+
+
+def show(text: str, out: Path | None) -> None:
+    """Print what was found and, where a file was named, write it there too."""
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n")

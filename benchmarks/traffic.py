@@ -16,7 +16,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.demo import news_service
 from glasu.data.party import PartyData
 from glasu.runtime.simulation import simulate
-from tables import markdown
+from tables import markdown, show
 
 NUM_LAYERS = 4
 LAYERS = {1: (3,), 2: (1, 3), 4: (0, 1, 2, 3)}  # K: I
@@ -108,9 +108,7 @@ def main() -> None:
     text = f"demo data, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds;\n"
     text += f"a / b / c: Q = {', '.join(map(str, STEPS))}; saved: against K = L and Q = 1 of the same kind\n\n"
     text += markdown(header, rows)
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
+    show(text, args.out)
 
 
 if __name__ == "__main__":

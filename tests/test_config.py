@@ -264,6 +264,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"num_local_steps": 0}, "num_local_steps", "at least 1"),
         ("train", {"batch_size": -1}, "batch_size", "0 for all training nodes"),
         ("train", {"fanout": 0}, "fanout", "at least one"),
+        ("train", {"max_nodes": -1}, "max_nodes", "0 means no bound"),
+        ("train", {"max_nodes": 10, "batch_size": 11}, "max_nodes", "a smaller batch"),
+        ("train", {"max_nodes": 10, "batch_size": 0}, "max_nodes", "a smaller batch"),
+        ("train", {"max_nodes": 10, "sampler": "full"}, "max_nodes", '"neighbor" or "shared"'),
         ("train", {"labels": ""}, "labels", '"all" or the name'),
         ("train", {"learning_rate": 0.0}, "learning_rate", "positive"),
         ("train", {"weight_decay": -0.1}, "weight_decay", "negative"),
@@ -400,6 +404,13 @@ def test_the_seed_of_the_data_is_that_of_the_training_unless_given():
 def test_auto_means_the_full_graph_where_it_is_small(num_nodes, sampler, batch_size):
     config, overridden = resolve(RunConfig(), num_nodes)
     assert (config.train.sampler, config.train.batch_size) == (sampler, batch_size)
+    assert overridden == {}
+
+
+@pytest.mark.parametrize(("bound", "batch_size"), [(100, 100), (2000, 512)])
+def test_a_bound_on_the_node_sets_means_sampled_ones_however_small_the_graph(bound, batch_size):
+    config, overridden = resolve(RunConfig(train=TrainConfig(max_nodes=bound)), SMALL_GRAPH)
+    assert (config.train.sampler, config.train.batch_size) == ("neighbor", batch_size)
     assert overridden == {}
 
 

@@ -27,6 +27,7 @@ LEVELS = {
     "data": 3,
     "codec": 3,
     "config": 2,
+    "compiling": 1,
     "keys": 1,
     "randomness": 1,
     "timing": 1,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from glasu.randomness import EVERYONE, Stream, contains, draw_distinct
+from glasu.randomness import EVERYONE, Stream, below, contains, draw_distinct, halves, smallest, words
 
 STREAM = Stream(7, "neighbors", round=3, step=2, layer=1, client=0)
 KEY = 246358335422138557279996904055706715348
@@ -66,6 +66,57 @@ def test_the_seed_for_torch_is_one_that_torch_accepts(seed, round_index):
     assert 0 <= Stream(seed, "weights", round=round_index).torch_seed() < 2**63
 
 
+# Words
+
+
+def mixed(value: int) -> int:
+    """Return the finaliser of SplitMix64, in Python's integers."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+@given(st.integers(0, 2**128 - 1), st.integers(0, 2**63 - 1))
+def test_a_word_is_the_documented_function_of_key_and_counter(key, counter):
+    low, high = halves(key)
+    assert int(low) + (int(high) << 64) == key
+    expected = mixed(mixed((int(low) + counter * 0x9E3779B97F4A7C15) % 2**64) ^ int(high))
+    assert words(low, high, np.array([counter])).tolist() == [expected]
+
+
+def test_words_at_different_counters_differ_and_so_do_those_of_keys_that_differ_in_one_bit():
+    found = words(*halves(KEY), np.arange(10_000))
+    assert len(np.unique(found)) == 10_000
+    for bit in range(0, 128, 7):
+        other = words(*halves(KEY ^ (1 << bit)), np.arange(10_000))
+        assert not np.isin(other, found).any()
+        flipped = np.bitwise_count(found ^ other)
+        assert abs(flipped.mean() - 32) < 0.3  # half of the bits, within seven standard errors
+
+
+def test_every_bit_of_a_word_is_fair_and_successive_words_are_independent():
+    found = words(*halves(KEY), np.arange(20_000))
+    bits = (found[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 20_000**0.5
+    pairs = np.bincount((found[:-1] >> np.uint64(60)) * 16 + (found[1:] >> np.uint64(60)), minlength=256)
+    assert chisquare(pairs).pvalue > 1e-4
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 2**52))
+def test_a_word_becomes_a_number_below_its_bound(values, bound):
+    found = below(np.array([*values, 2**64 - 1, 0], np.uint64), bound)
+    assert (found >= 0).all()
+    assert (found < bound).all()
+    assert (found[-2], found[-1]) == (bound - 1, 0)
+
+
+def test_every_part_of_the_candidates_is_chosen_equally_often():
+    candidates, possible = np.array([3, 8, 9, 20, 21]), list(itertools.combinations([3, 8, 9, 20, 21], 2))
+    keys = (halves(Stream(1, "x", round=index).key()) for index in range(2000))
+    counts = Counter(tuple(smallest(candidates, 2, *key).tolist()) for key in keys)
+    assert chisquare([counts[pair] for pair in possible]).pvalue > 1e-4
+
+
 # Distinct numbers
 
 
@@ -82,7 +133,7 @@ def requests(draw: st.DrawFn) -> tuple[int, int, np.ndarray, int]:
 @given(requests())
 def test_drawn_numbers_are_sorted_distinct_in_range_and_not_excluded(request_):
     population, count, excluded, seed = request_
-    drawn = draw_distinct(np.random.default_rng(seed), population, count, excluded)
+    drawn = draw_distinct(seed, population, count, excluded)
     assert len(drawn) == count
     assert (np.diff(drawn) > 0).all()
     assert drawn.dtype == np.int64
@@ -96,11 +147,11 @@ def test_drawn_numbers_are_sorted_distinct_in_range_and_not_excluded(request_):
     ids=["dense", "dense without some", "dense, all", "sparse", "sparse without some", "sparse, one"],
 )
 def test_every_subset_is_drawn_equally_often(population, count, excluded):
-    rng = np.random.default_rng(1)
     possible = list(itertools.combinations(sorted(set(range(population)) - set(excluded)), count))
-    draws = 6 * len(possible) + 500
+    draws, excluded = 6 * len(possible) + 500, np.array(excluded, np.int64)
     counts = Counter(
-        tuple(draw_distinct(rng, population, count, np.array(excluded, np.int64)).tolist()) for _ in range(draws)
+        tuple(draw_distinct(Stream(1, "x", round=index).key(), population, count, excluded).tolist())
+        for index in range(draws)
     )
     assert set(counts) <= set(possible)
     if len(possible) > 1:
@@ -109,13 +160,13 @@ def test_every_subset_is_drawn_equally_often(population, count, excluded):
 
 def test_more_numbers_than_there_are_cannot_be_drawn():
     with pytest.raises(ValueError, match="cannot draw 3 distinct numbers out of 2"):
-        draw_distinct(np.random.default_rng(0), 4, 3, np.array([0, 1]))
+        draw_distinct(0, 4, 3, np.array([0, 1]))
 
 
 def test_a_few_numbers_out_of_a_billion_cost_no_memory_to_speak_of():
     tracemalloc.start()
     try:
-        assert len(draw_distinct(np.random.default_rng(0), 10**9, 1000, np.arange(1000))) == 1000
+        assert len(draw_distinct(0, 10**9, 1000, np.arange(1000))) == 1000
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()

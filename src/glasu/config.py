@@ -17,6 +17,7 @@ from glasu.errors import ConfigError
 from glasu.section import Section, require, shown
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
+Missing = Literal["refuse", "zero", "mean"]
 WHERE = ("root", "parties")  # keys of [data] that say where it lies on this machine, not what it is
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 
@@ -33,7 +34,7 @@ class DataConfig(Section):
     edge_fraction: float = 0.8
     split: Split = "paper"
     seed: int | None = None  # None: train.seed
-    missing: Literal["refuse", "zero", "mean"] = "refuse"
+    missing: Missing = "refuse"
     num_nodes: int = 10_000  # this and the next three: sizes of the "synthetic" graph
     average_degree: float = 10.0
     num_features: int = 96
@@ -75,6 +76,7 @@ class ModelConfig(Section):
     alpha: float = 0.1  # gcnii: the share of the initial representation
     theta: float = 0.5  # gcnii: the paper's lambda
     heads: int = 4  # gat
+    residual: bool = False  # every layer adds its rows' own input, times a matrix of its own
 
     def _check(self) -> None:
         self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")
@@ -110,6 +112,7 @@ class TrainConfig(Section):
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: int = 3
+    max_nodes: int = 0  # the most nodes S_m[l] may have; 0: no bound
     backward: Literal["local", "joint"] = "local"
     labels: str = "all"  # or the name of the one party that has them
     task: Literal["multiclass", "multilabel"] = "multiclass"
@@ -139,6 +142,13 @@ class TrainConfig(Section):
         if isinstance(self.batch_size, int):
             self._need("batch_size", self.batch_size >= 0, "must be positive, or 0 for all training nodes.")
         self._need("fanout", self.fanout >= 1, "at least one neighbour per node must be drawn.")
+        self._need("max_nodes", self.max_nodes >= 0, "cannot be negative; 0 means no bound.")
+        if self.max_nodes:
+            fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes
+            rule = f"every node set contains the batch, and train.batch_size is {self.batch_size!r}; "
+            self._need("max_nodes", fits, rule + "use a smaller batch (0 is all training nodes) or a higher bound.")
+            sampled = self.sampler != "full"
+            self._need("max_nodes", sampled, 'train.sampler="full" reads all nodes; use "neighbor" or "shared".')
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         self._need("learning_rate", self.learning_rate > 0, "must be positive.")
         self._need("weight_decay", self.weight_decay >= 0, "cannot be negative.")
@@ -342,9 +352,11 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dic
     Returns:
         The config as it will run, and what the method overrode: {"train.num_local_steps": {"asked": 4, "used": 1}}.
     """
-    train, small = config.train, num_nodes <= SMALL_GRAPH
+    train = config.train
+    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a bound on node sets asks for sampled ones
+    large_batch = min(512, train.max_nodes or 512)
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
-    batch_size = (0 if small else 512) if train.batch_size == "auto" else train.batch_size
+    batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
     config = config.replace(train={"sampler": sampler, "batch_size": batch_size})
     every_layer = tuple(range(config.model.num_layers))
     prescribed: dict[str, dict[str, dict[str, Any]]] = {

@@ -2,6 +2,13 @@
 
 There is no generator state to save or to share: a crashed client that computes a round again draws the same
 numbers, and the order in which clients run cannot change a bit.
+
+Where few numbers are drawn at a time, and where compiled loops draw them, they are words of a 64-bit hash:
+
+    word(key, i) = mix(mix(low + i * GOLDEN) ^ high)    modulo 2^64, for key = high * 2^64 + low
+
+with the finaliser of SplitMix64 (Steele, Lea and Flood 2014) for `mix`. For one key it is a bijection of i: words at
+distinct counters are distinct, so that ranking things by their words is a uniform order without ties.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 EVERYONE = -1  # the client index of draws that all clients share
 
@@ -27,13 +35,13 @@ class Stream:
     client: int = EVERYONE
 
     def key(self) -> int:
-        """Return the 128-bit key of this stream's Philox generator."""
+        """Return the 128-bit key of this stream."""
         counters = struct.pack("<5q", self.seed, self.round, self.step, self.layer, self.client)
         digest = hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
         return int.from_bytes(digest, "little")
 
     def numpy(self) -> np.random.Generator:
-        """Return a fresh numpy generator at the start of this stream."""
+        """Return a fresh numpy generator (Philox) at the start of this stream."""
         return np.random.Generator(np.random.Philox(key=self.key()))
 
     def torch_seed(self) -> int:
@@ -41,13 +49,46 @@ class Stream:
         return self.key() >> 65
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the factors of SplitMix64
+SPARSE = 3  # so many times as many numbers must there be as are drawn, for repeats to be rare
+
+
+def halves(key: int) -> tuple[np.uint64, np.uint64]:
+    """Return the low and the high 64 bits of a key."""
+    return np.uint64(key & 0xFFFFFFFFFFFFFFFF), np.uint64(key >> 64)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * FIRST
+    values = (values ^ (values >> np.uint64(27))) * SECOND
+    return values ^ (values >> np.uint64(31))
+
+
+def words(low: np.uint64, high: np.uint64, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Return the random words of a key at an array of counters."""
+    return _mix(_mix(low + counters.astype(np.uint64) * GOLDEN) ^ high)
+
+
+def below(words: NDArray[np.uint64], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Make of each word a number below its bound, all equally likely but for 2^-53 of the bound."""
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53 * bounds).astype(np.int64)
+
+
+def smallest(candidates: NDArray[np.int64], count: int, low: np.uint64, high: np.uint64) -> NDArray[np.int64]:
+    """Draw `count` of distinct candidates, all subsets equally likely: those with the smallest words; sorted."""
+    if count >= len(candidates):
+        return np.sort(candidates)
+    return np.sort(candidates[np.argpartition(words(low, high, candidates), count)[:count]])
+
+
 def draw_distinct(
-    rng: np.random.Generator, population: int, count: int, excluded: np.ndarray | None = None
-) -> np.ndarray:
+    key: int, population: int, count: int, excluded: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """Draw `count` distinct numbers below `population`, uniformly, in O(count) unless most of them are asked for.
 
     Args:
-        rng: where the randomness comes from.
+        key: where the randomness comes from.
         population: the numbers to draw from are 0..population-1 ...
         count: how many to draw; at most the size of what is left.
         excluded: ... without these, sorted and distinct.
@@ -55,20 +96,22 @@ def draw_distinct(
     Returns:
         The drawn numbers, sorted, int64.
     """
+    low, high = halves(key)
     excluded = np.empty(0, np.int64) if excluded is None else excluded
     available = population - len(excluded)
     if count > available:
         raise ValueError(f"cannot draw {count} distinct numbers out of {available}")
-    if 3 * (count + len(excluded)) >= population:  # dense: listing what is left costs no more than the answer
+    if SPARSE * (count + len(excluded)) >= population:  # dense: listing what is left costs no more than the answer
         left = np.ones(population, bool)
         left[excluded] = False
-        return np.sort(rng.permutation(np.flatnonzero(left))[:count])
-    drawn = np.empty(0, np.int64)
-    # sparse: draw again what is excluded or came twice; keeping the first of each is unbiased
+        return smallest(np.flatnonzero(left), count, low, high)
+    drawn, counter = np.empty(0, np.int64), 0
+    # sparse: pass over what is excluded or came before; the first of each, in the order of the counters
     while len(drawn) < count:
-        fresh = rng.integers(0, population, size=2 * (count - len(drawn)) + 8)
-        fresh = fresh[~contains(excluded, fresh)]
-        merged = np.concatenate([drawn, fresh])
+        more = 2 * (count - len(drawn)) + 8
+        fresh = below(words(low, high, np.arange(counter, counter + more)), population)
+        counter += more
+        merged = np.concatenate([drawn, fresh[~contains(excluded, fresh)]])
         _, first = np.unique(merged, return_index=True)
         drawn = merged[np.sort(first)][:count]
     return np.sort(drawn)

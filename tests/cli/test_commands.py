@@ -502,3 +502,11 @@ def test_an_unforeseen_fault_is_one_line_and_exit_code_1(run_file, tmp_path, mon
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
     refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "together")
+
+
+@pytest.mark.parametrize("words", [["demo"], ["train", "run.toml"], ["split", "run.toml"], ["reproduce", "accuracy"]])
+def test_an_empty_output_folder_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--out", ""])
+    assert stopped.value.code == 2
+    assert "--out: the path is empty" in capsys.readouterr().err

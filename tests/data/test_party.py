@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import coalesce, remove_self_loops
 
@@ -18,6 +18,7 @@ def party(**changes):
     return PartyData(**{**fields, **changes})
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40))
 def test_a_graph_holds_the_edges_that_pyg_keeps_without_loops_and_duplicates(pairs):
     edges = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -180,12 +180,16 @@ def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_f
     process = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert "num_rounds=1," in process.stderr.readline()
-    if sent == signal.SIGINT:  # a terminal sends it to all processes
-        os.killpg(process.pid, sent)
-    else:
-        process.send_signal(sent)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == code
+    try:
+        if sent == signal.SIGINT:  # a terminal sends it to all processes
+            os.killpg(process.pid, sent)
+        else:
+            process.send_signal(sent)
+        _, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     for _ in range(100):
         try:

@@ -18,11 +18,28 @@ from glasu.model.blocks import (
     draw_neighbors,
     draw_shared,
     edges_into,
+    fresh_labels,
     induced,
+    thinned,
 )
+from glasu.randomness import Stream
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
+
+
+def bounded(kind: str) -> Callable[..., Draw]:
+    """Return a draw of up to three neighbours each, of which no more than two new nodes are kept."""
+
+    def draw_bounded(graph: Graph, targets: np.ndarray, fanout: int, key: int, labels: np.ndarray) -> Draw:
+        draw = DRAWS[kind](graph, targets, 3 * fanout, key, labels)
+        return thinned(graph, targets, draw, 2, Stream(key % 2**63, "kept").key(), labels)
+
+    return draw_bounded
+
+
+BOUNDED = {f"{kind}, bounded": bounded(kind) for kind in ("node", "layer", "shared")}
 TARGETS = np.array([0, 2, 3, 7])
 
 
@@ -65,7 +82,7 @@ def test_the_block_of_all_edges_holds_rows_of_the_normalised_matrix(normalizatio
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_degrees(normalization):
     graph, nodes = random_graph(weighted=True), np.array([0, 2, 3, 4, 7, 11])
-    block = block_of(graph, normalization, TARGETS, nodes, induced(graph, TARGETS, nodes))
+    block = block_of(graph, normalization, TARGETS, nodes, induced(graph, TARGETS, nodes, fresh_labels(NODES)))
     expected = dense_matrix(graph, normalization)[np.ix_(TARGETS, nodes)]
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
 
@@ -74,7 +91,7 @@ def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_d
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(draw_edges, normalization):
     graph = random_graph(weighted=True)
-    draw = draw_edges(graph, TARGETS, 1, np.random.default_rng(0))
+    draw = draw_edges(graph, TARGETS, 1, 0, fresh_labels(NODES))
     scale = np.ones(len(draw.rows)) if normalization == "none" else draw.scale
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     full = dense_matrix(graph, normalization)[TARGETS]
@@ -89,7 +106,7 @@ def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(d
 @pytest.mark.parametrize("draw_edges", DRAWS.values(), ids=DRAWS)
 def test_columns_that_others_added_to_the_union_stay_empty(draw_edges):
     graph = random_graph()
-    draw = draw_edges(graph, TARGETS, 1, np.random.default_rng(0))
+    draw = draw_edges(graph, TARGETS, 1, 0, fresh_labels(NODES))
     everyone = np.arange(NODES - 1)  # not all nodes, so that positions differ from node numbers
     others = np.setdiff1d(everyone, draw.nodes)
     nodes = np.union1d(draw.nodes, everyone)
@@ -103,7 +120,7 @@ def test_columns_that_others_added_to_the_union_stay_empty(draw_edges):
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_a_block_knows_where_its_rows_stand_among_its_columns(normalization):
     graph = random_graph()
-    draw = draw_neighbors(graph, TARGETS, 1, np.random.default_rng(0))
+    draw = draw_neighbors(graph, TARGETS, 1, 0, fresh_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     np.testing.assert_array_equal(draw.nodes[block.positions], TARGETS)
     assert block.matrix.shape == (len(TARGETS), len(draw.nodes))
@@ -125,9 +142,9 @@ def test_a_block_has_the_precision_that_was_asked_for(double, dtype):
 def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
     source, target = np.array(pairs, np.int64).reshape(-1, 2).T
     graph, targets = Graph.from_edges(source, target, 8), np.array(sorted(chosen), np.int64)
-    rows, edges = edges_into(graph, targets)
+    starts, edges = edges_into(graph, targets)
     np.testing.assert_array_equal(edges, np.flatnonzero(np.isin(graph.edge_index()[1], targets)))
-    np.testing.assert_array_equal(targets[rows], graph.edge_index()[1][edges])
+    np.testing.assert_array_equal(np.repeat(targets, np.diff(starts)), graph.edge_index()[1][edges])
 
 
 # Unbiased blocks: E[A(E[l]) H | S[l+1]] = A H at the rows S[l+1].
@@ -136,11 +153,11 @@ def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
 def distance_in_errors(graph: Graph, draw_edges: Callable[..., Draw], normalization: str, *, scaled: bool) -> float:
     """Return how many standard errors the mean of 800 sampled products lies off the full product, at worst."""
     H = np.random.default_rng(1).normal(size=(NODES, 2))
-    adjacency, rng = Adjacency(graph, normalization, double=True), np.random.default_rng(2)
+    adjacency = Adjacency(graph, normalization, double=True)
     products = []
-    for _ in range(800):
-        draw = draw_edges(graph, TARGETS, 1, rng)
-        draw = draw if scaled else Draw(draw.nodes, draw.rows, draw.edges)
+    for index in range(800):
+        draw = draw_edges(graph, TARGETS, 1, Stream(2, "neighbors", round=index).key(), adjacency.labels)
+        draw = draw if scaled else Draw(draw.nodes, draw.starts, draw.edges)
         products.append(adjacency.block(TARGETS, draw.nodes, draw).matrix @ H[draw.nodes])
     error = np.std(products, axis=0, ddof=1) / len(products) ** 0.5
     difference = np.abs(np.mean(products, axis=0) - (dense_matrix(graph, normalization) @ H)[TARGETS])
@@ -149,7 +166,7 @@ def distance_in_errors(graph: Graph, draw_edges: Callable[..., Draw], normalizat
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("normalization", ["symmetric", "mean"])
-@pytest.mark.parametrize("draw_edges", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("draw_edges", [*DRAWS.values(), *BOUNDED.values()], ids=[*DRAWS, *BOUNDED])
 def test_the_expected_block_is_the_full_matrix(draw_edges, normalization, weighted):
     graph = random_graph(weighted=weighted)
     assert distance_in_errors(graph, draw_edges, normalization, scaled=True) < 5
@@ -165,7 +182,7 @@ def test_without_the_scale_the_same_draws_are_visibly_biased(draw_edges, normali
 @pytest.mark.parametrize("normalization", ["symmetric", "mean"])
 def test_with_a_fanout_beyond_every_degree_nothing_is_random(draw_edges, normalization):
     graph = random_graph(weighted=True)
-    draw = draw_edges(graph, TARGETS, NODES, np.random.default_rng(0))
+    draw = draw_edges(graph, TARGETS, NODES, 0, fresh_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     expected = dense_matrix(graph, normalization)[np.ix_(TARGETS, draw.nodes)]
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
@@ -187,7 +204,7 @@ def test_the_degree_of_a_node_does_not_depend_on_heavy_edges_elsewhere():
 @pytest.mark.parametrize("draw_edges", DRAWS.values(), ids=DRAWS)
 def test_a_party_without_edges_has_self_loops_only(draw_edges, normalization):
     graph = Graph.from_edges(np.empty(0, int), np.empty(0, int), NODES)
-    draw = draw_edges(graph, TARGETS, 2, np.random.default_rng(0))
+    draw = draw_edges(graph, TARGETS, 2, 0, fresh_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     loops = sp.csr_array((np.ones(4), (np.arange(4), block.positions)), shape=block.matrix.shape)
     np.testing.assert_array_equal(block.matrix.toarray(), (0 if normalization == "mean" else 1) * loops.toarray())
@@ -197,7 +214,7 @@ def test_a_party_without_edges_has_self_loops_only(draw_edges, normalization):
 def test_a_hub_that_hears_everyone_and_an_isolated_node_share_a_block(draw_edges):
     graph = Graph.from_edges(np.arange(1, 10), np.zeros(9, int), 11)  # node 10 is isolated
     targets = np.array([0, 10])
-    extra = () if draw_edges is draw_all else (3, np.random.default_rng(0))
+    extra = () if draw_edges is draw_all else (3, 0, fresh_labels(11))
     draw = draw_edges(graph, targets, *extra)
     block = block_of(graph, "symmetric", targets, draw.nodes, draw)
     row = block.matrix.toarray()
@@ -208,7 +225,8 @@ def test_a_hub_that_hears_everyone_and_an_isolated_node_share_a_block(draw_edges
 
 def test_a_batch_may_be_empty():
     graph, nobody = random_graph(), np.empty(0, np.int64)
-    for draw in (draw_all(graph, nobody), *(d(graph, nobody, 2, np.random.default_rng(0)) for d in DRAWS.values())):
+    drawn = [draw_edges(graph, nobody, 2, 0, fresh_labels(NODES)) for draw_edges in DRAWS.values()]
+    for draw in (draw_all(graph, nobody), *drawn):
         block = block_of(graph, "symmetric", nobody, draw.nodes, draw)
         assert block.matrix.shape == (0, len(draw.nodes))
 
@@ -220,7 +238,7 @@ def test_a_compact_block_times_the_rows_it_reads_is_the_block_times_all_rows(tar
     graph = random_graph(weighted=weighted)
     draw = draw_all(graph, targets)
     block = block_of(graph, normalization, targets, draw.nodes, draw)
-    small, columns = block.compact()
+    small, columns = block.compact(fresh_labels(NODES))
     rows = np.random.default_rng(1).standard_normal((NODES, 3))
     np.testing.assert_array_equal(small.matrix @ rows[columns], block.matrix @ rows)
     np.testing.assert_array_equal(rows[columns][small.positions], rows[targets])

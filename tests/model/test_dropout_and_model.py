@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from scipy.stats import binomtest
 from torch_geometric.nn import GATv2Conv
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.layers import Projection
+from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, Dropout, input_scale, no_dropout, weights_digest
 from glasu.protocol.actor import Client
 from glasu.randomness import Stream
@@ -92,7 +94,8 @@ def test_dropped_values_of_a_row_or_column_have_nothing_to_do_with_each_other():
 
 
 def test_of_sparse_features_only_stored_values_are_dropped():
-    features = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format="csr", dtype=np.float32)
+    matrix = sp.random_array((300, 50), density=0.1, rng=np.random.default_rng(0), format="csr", dtype=np.float32)
+    features = SparseRows.of(matrix)
     dropped = dropout()(features, 0)
     assert dropped.dtype == np.float32
     assert (dropped.toarray()[features.toarray() == 0] == 0).all()
@@ -107,7 +110,7 @@ def test_dropout_leaves_its_input_as_it_was_and_passes_gradients_through_the_mas
     result.sum().backward()
     torch.testing.assert_close(hidden.detach(), before, rtol=0, atol=0)
     torch.testing.assert_close(hidden.grad, torch.where(result == 0, 0.0, 2.0))
-    features = sp.csr_array(np.ones((4, 4), np.float32))
+    features = SparseRows.of(sp.csr_array(np.ones((4, 4), np.float32)))
     dropout()(features, 0)
     assert (features.data == 1).all()
 
@@ -239,17 +242,17 @@ def test_a_users_convolution_does_not_disturb_torchs_generator():
 def test_the_automatic_scale_brings_the_mean_length_of_a_filled_row_to_three(form):
     features = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     features[::5] = 0
-    scale = input_scale(ModelConfig(), sp.csr_array(features) if form == "sparse" else features)
+    scale = input_scale(ModelConfig(), mean_length(sp.csr_array(features) if form == "sparse" else features))
     lengths = np.linalg.norm(features * scale, axis=1)
     assert lengths[lengths > 0].mean() == pytest.approx(3)
 
 
 def test_features_that_are_all_zero_keep_their_scale():
-    assert input_scale(ModelConfig(), np.zeros((3, 2), np.float32)) == 1.0
+    assert input_scale(ModelConfig(), mean_length(np.zeros((3, 2), np.float32))) == 1.0
 
 
 def test_a_scale_in_the_config_is_used_as_it_is():
-    assert input_scale(ModelConfig(input_scale=0.25), np.ones((3, 2), np.float32)) == 0.25
+    assert input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
     assert client_of(0, input_scale=0.25).scale == 0.25
 
 
@@ -263,3 +266,32 @@ def test_the_digest_reads_rows_however_they_lie_in_memory():
     weights = torch.randn(3, 4)
     assert weights_digest({"w": weights.T.contiguous().T}) == weights_digest({"w": weights})
     assert weights_digest({"w": weights}) != weights_digest({"w": weights + 1e-3})
+
+
+def test_attention_is_dropped_by_draws_of_its_own_and_is_right_in_the_mean():
+    model = model_of(ModelConfig(backbone="gat", num_layers=1, aggregation_layers=(0,), hidden=6, heads=2))
+    layer, block = model.layers[0], ring_block()
+    hidden = torch.from_numpy(np.random.default_rng(0).normal(size=(NODES, 5)).astype(np.float32))
+    whole = layer(hidden, None, block)
+    with torch.no_grad():
+        dropped = [
+            layer(hidden, None, block, partial(dropout(step=step).attention, layer=0)).numpy() for step in range(2000)
+        ]
+    error = np.std(dropped, axis=0) / len(dropped) ** 0.5
+    assert (error > 0).all()
+    assert (np.abs(np.mean(dropped, axis=0) - whole.detach().numpy()) <= 5 * error).all()
+    shares = torch.ones(50, 5)
+    assert not torch.equal(dropout().attention(shares, 0), dropout()(shares, 0))
+    assert not torch.equal(dropout().attention(shares, 0), dropout().attention(shares, 1))
+
+
+def test_in_training_all_shares_of_attention_pass_the_dropout_of_the_step_and_in_evaluation_none_does():
+    model = model_of(ModelConfig(backbone="gat", num_layers=1, aggregation_layers=(0,), hidden=6, heads=2))
+    block, seen = ring_block(), []
+    drops = dropout(0.75)
+    drops.attention = lambda shares, layer: seen.append((len(shares), layer)) or shares  # type: ignore[method-assign]
+    hidden = torch.ones(NODES, 5)
+    model.sublayer(0, hidden, None, block, drops)
+    assert seen == [(2 * NODES, 0)]  # the ring's edges and the self loops, in one direction
+    plain = model.sublayer(0, hidden, None, block, no_dropout())
+    torch.testing.assert_close(plain, model.activation(model.layers[0](hidden, None, block)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +17,21 @@ from glasu.data.party import Graph
 from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
-from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors
+from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, fresh_labels
 from glasu.model.layers import (
     CustomLayer,
     GATLayer,
     GCNIILayer,
     GCNLayer,
+    Hidden,
     Layer,
+    ResidualLayer,
     SAGELayer,
+    choices_of,
     sparse_product,
 )
 from glasu.model.sampler import Sampler
+from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel, no_dropout
 from glasu.randomness import Stream
 
@@ -108,6 +113,16 @@ def gat(width_in: int, width_out: int, heads: int, *, loops: bool = True) -> Pai
     return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
 
 
+def gat_with_skip(width_in: int, width_out: int, heads: int) -> Pair:
+    plain = gat(width_in, width_out, heads)
+    ours = ResidualLayer(plain.ours, width_in, width_out)
+    theirs = GATConv(width_in, width_out // heads, heads=heads, concat=True, residual=True)
+    inner = [theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias]
+    same = [(own, their, turned) for (own, _, turned), their in zip(plain.same, inner, strict=True)]
+    same.append((ours.skip.weight, theirs.res.weight, True))
+    return Pair(ours, theirs, same, lambda x, initial, edges, weights: theirs(x, edges))
+
+
 def sage(width_in: int, width_out: int) -> Pair:
     ours, theirs = SAGELayer(width_in, width_out), SAGEConv(width_in, width_out, aggr="mean")
     same = [
@@ -125,6 +140,7 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "gcnii at the fourth layer": lambda: gcnii(6, 3),
     "gat with one head": lambda: gat(5, 6, 1),
     "gat with three heads": lambda: gat(5, 6, 3),
+    "gat with a skip connection": lambda: gat_with_skip(5, 6, 2),
     "sage": lambda: sage(5, 6),
 }
 
@@ -181,7 +197,7 @@ def test_sparse_features_give_what_dense_ones_give_in_pyg(name):
     pair, graph = PAIRS[name](), graph_of("directed")
     dense = np.random.default_rng(2).normal(size=(NODES, width_of(pair))).astype(np.float32)
     dense[np.random.default_rng(3).random(dense.shape) < 0.8] = 0
-    own = pair.ours(sp.csr_array(dense), None, whole_block(graph, pair.ours))
+    own = pair.ours(SparseRows.of(sp.csr_array(dense)), None, whole_block(graph, pair.ours))
     their = pair.call(torch.from_numpy(dense), None, torch.from_numpy(graph.edge_index()), None)
     torch.testing.assert_close(own, their, **CLOSE)
     probe = torch.randn_like(own)
@@ -196,7 +212,7 @@ def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(nam
     torch.manual_seed(0)
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
-    draw = draw_neighbors(graph, targets, 2, np.random.default_rng(0))
+    draw = draw_neighbors(graph, targets, 2, 0, fresh_labels(NODES))
     block = Adjacency(graph, pair.ours.normalization).block(targets, draw.nodes, draw)
     assert block.matrix.shape == (4, len(draw.nodes))
     assert len(draw.edges) < len(draw_all(graph, targets).edges)
@@ -234,7 +250,7 @@ def test_a_users_convolution_is_called_on_the_graph_with_self_loops(make, form):
     x = torch.randn(NODES, 5)
     edges, _ = add_self_loops(torch.from_numpy(graph.edge_index()), num_nodes=NODES)
     expected = layer.convolution(x, edges)
-    hidden = x if form == "dense" else sp.csr_array(x.numpy())
+    hidden = x if form == "dense" else SparseRows.of(sp.csr_array(x.numpy()))
     torch.testing.assert_close(layer(hidden, None, whole_block(graph, layer)), expected, **CLOSE)
     some = np.array([2, 5, 12])
     torch.testing.assert_close(layer(hidden, None, whole_block(graph, layer, some)), expected[some], **CLOSE)
@@ -251,24 +267,80 @@ def test_after_concat_gcnii_first_reduces_to_the_hidden_width():
     assert narrow.reduce is None
 
 
+def random_rows(shape: tuple[int, int], dtype: type = np.float64) -> tuple[sp.csr_array, SparseRows]:
+    """Return a sparse matrix as scipy's and as ours."""
+    matrix = sp.random_array(shape, density=0.4, rng=np.random.default_rng(0), format="csr", dtype=dtype)
+    return matrix, SparseRows.of(matrix)
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(np.float32, 1e-5), (np.float64, 1e-12)])
+@pytest.mark.parametrize("shape", [(4, 6), (60, 40), (3, 3), (5, 0), (0, 5)])
+def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape, dtype, close, kernel_path):
+    torch.manual_seed(0)
+    theirs, ours = random_rows(shape, dtype)
+    kind = torch.from_numpy(np.zeros(0, dtype)).dtype
+    dense, plus, probe = (torch.randn(rows, 7, dtype=kind) for rows in (shape[1], shape[0], shape[0]))
+    leaves = [[value.clone().requires_grad_() for value in (dense, plus)] for _ in range(2)]
+    index = torch.from_numpy(np.stack(theirs.nonzero()))
+    sparse = torch.sparse_coo_tensor(index, torch.from_numpy(theirs.data), shape, check_invariants=True)
+    got = sparse_product(ours, leaves[0][0], leaves[0][1], 0.3)
+    expected = torch.sparse.mm(sparse, leaves[1][0]) + 0.3 * leaves[1][1]
+    (got * probe).sum().backward()
+    (expected * probe).sum().backward()
+    torch.testing.assert_close(got, expected, rtol=close, atol=close)
+    for own, their in zip(*leaves, strict=True):
+        torch.testing.assert_close(own.grad, their.grad, rtol=close, atol=close)
+    np.testing.assert_allclose(ours @ dense.numpy(), theirs @ dense.numpy(), rtol=close, atol=close)
+    np.testing.assert_array_equal(ours.toarray(), theirs.toarray())
+
+
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (3, 3)])
-def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape):
-    matrix = sp.random_array(shape, density=0.4, rng=np.random.default_rng(0), format="csr")
-    dense = torch.randn(shape[1], 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda values: sparse_product(matrix, values), (dense,))
+def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape, kernel_path):
+    _, matrix = random_rows(shape)
+    dense, plus = (torch.randn(rows, 3, dtype=torch.float64, requires_grad=True) for rows in (shape[1], shape[0]))
+    assert torch.autograd.gradcheck(lambda *values: sparse_product(matrix, *values, 0.7), (dense, plus))
     torch.testing.assert_close(sparse_product(matrix, dense), torch.from_numpy(matrix.toarray()) @ dense)
 
 
-def test_the_gradient_of_a_sparse_product_may_arrive_transposed():
-    matrix = sp.random_array((4, 6), density=0.4, rng=np.random.default_rng(0), format="csr")
+def test_the_gradient_of_a_sparse_product_may_arrive_transposed(kernel_path):
+    _, matrix = random_rows((4, 6))
     dense = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     probe = torch.randn(3, 4, dtype=torch.float64)
     (sparse_product(matrix, dense).T * probe).sum().backward()
     torch.testing.assert_close(dense.grad, torch.from_numpy(matrix.toarray()).T @ probe.T)
 
 
-def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
-    config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2)
+def test_several_choices_of_rows_have_the_gradient_that_finite_differences_find(kernel_path):
+    choices = [np.array([0, 2, 3]), np.arange(5), np.array([3]), np.empty(0, np.int64)]
+    dense = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda values: tuple(choices_of(values, choices)), (dense,))
+    for rows, chosen in zip(choices, choices_of(dense, choices), strict=True):
+        assert torch.equal(chosen, dense[torch.from_numpy(rows)])
+
+
+def test_rows_that_no_loss_reads_have_no_gradient(kernel_path):
+    dense = torch.randn(5, 3, requires_grad=True)
+    first, _ = choices_of(dense, [np.array([0, 2]), np.array([1])])
+    first.sum().backward()
+    torch.testing.assert_close(dense.grad[:, 0], torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 40), (39, 40)])
+@pytest.mark.parametrize(("width_in", "width_out"), [(30, 3), (3, 30)])
+def test_the_order_of_a_gcn_layers_products_changes_nothing_but_rounding(rows, columns, width_in, width_out):
+    torch.manual_seed(0)
+    rng, layer = np.random.default_rng(0), GCNLayer(width_in, width_out).double()
+    source, target = rng.integers(0, columns, 200), rng.integers(0, rows, 200)
+    graph, targets = Graph.from_edges(source, target, columns), np.arange(rows)
+    block = Adjacency(graph, "symmetric", double=True).block(targets, np.arange(columns), draw_all(graph, targets))
+    hidden = torch.randn(columns, width_in, dtype=torch.float64)
+    expected = torch.from_numpy(block.matrix.toarray()) @ hidden @ layer.linear.weight + layer.bias
+    torch.testing.assert_close(layer(hidden, None, block), expected)
+    torch.testing.assert_close(layer.propagate(layer.prepare(hidden), hidden, None, block), expected)
+
+
+def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel, Sampler]:
+    config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2, **keys)
     custom = (lambda a, b: GATv2Conv(a, b, add_self_loops=False)) if backbone == "custom" else None
     model = ClientModel(
         config,
@@ -283,21 +355,57 @@ def exact_setting(backbone: str, graph: Graph) -> tuple[ClientModel, Sampler]:
     return model, Sampler(run, graph, 0, NORMALIZATION[backbone])
 
 
+def computed(
+    model: ClientModel,
+    sampler: Sampler,
+    hidden: Hidden | exact.FeatureRows,
+    initial: Tensor | None,
+    targets: np.ndarray,
+) -> Tensor:
+    """Return all rows of an exact layer."""
+    result = torch.full((len(targets), 6), torch.nan)
+    for rows, values in exact.exact_layer(model, sampler, 0, hidden, initial, targets):
+        assert result[rows].isnan().all()  # every row once
+        result[rows] = values
+    return result
+
+
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("backbone", NORMALIZATION)
-def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, monkeypatch):
+def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, monkeypatch):
     torch.manual_seed(0)
     graph = graph_of("symmetric")
-    model, sampler = exact_setting(backbone, graph)
+    model, sampler = exact_setting(backbone, graph, residual=residual)
     dense = torch.randn(NODES, 5) * (torch.rand(NODES, 5) < 0.4)
-    features = dense if form == "dense" else sp.csr_array(dense.numpy())
+    features = dense if form == "dense" else SparseRows.of(sp.csr_array(dense.numpy()))
     hidden, initial = model.encode(features, no_dropout())
     targets = np.array([0, 1, 2, 4, 5, 7, 8, 9, 12])
     at_rows = None if initial is None else initial[torch.from_numpy(targets)]
     whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
     monkeypatch.setattr(sampler_module, "CHUNK_EDGES", 7)
-    torch.testing.assert_close(exact.exact_layer(model, sampler, 0, hidden, initial, targets), whole, **CLOSE)
+    torch.testing.assert_close(computed(model, sampler, hidden, initial, targets), whole, **CLOSE)
+
+
+@pytest.mark.parametrize("backbone", [backbone for backbone in NORMALIZATION if backbone != "gcnii"])
+def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(
+    backbone, monkeypatch
+):
+    torch.manual_seed(0)
+    model, sampler = exact_setting(backbone, graph_of("symmetric"))
+    features, asked = torch.randn(NODES, 5), []
+
+    def read(nodes: np.ndarray) -> Tensor:
+        asked.extend(nodes)
+        return features[torch.from_numpy(nodes)]
+
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(exact, "CHUNK_VALUES", 15)
+    targets = np.arange(NODES)
+    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read), None, targets)
+    torch.testing.assert_close(lying, computed(model, sampler, features, None, targets), **CLOSE)
+    assert np.bincount(asked, minlength=NODES).max() <= 2  # to prepare them, and to mix them
 
 
 @pytest.mark.parametrize(("rows", "edges"), [(3, 1000), (1000, 9), (4, 12), (1, 1), (1000, 1000)])
@@ -311,7 +419,7 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", rows)
     monkeypatch.setattr(sampler_module, "CHUNK_EDGES", edges)
     targets = np.arange(1, NODES)
-    exact.exact_layer(model, sampler, 0, torch.randn(NODES, 5), None, targets)
+    computed(model, sampler, torch.randn(NODES, 5), None, targets)
     np.testing.assert_array_equal(np.concatenate(asked), targets)
     degrees = np.diff(graph.indptr)
     for part in asked:
@@ -341,7 +449,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more(m
     model, sampler = exact_setting("custom", graph)
     model.layers[0].convolution = spy
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
-    exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
+    computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
     assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
 
 
@@ -356,7 +464,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
-    exact.exact_layer(model, sampler, 0, torch.randn(1000, 5), None, np.arange(100, 130))
+    computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
     assert seen == [(11, 11, (10, 11))] * 3
 
 
@@ -386,5 +494,19 @@ def test_a_convolution_that_answers_for_the_sources_is_refused():
 
 def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
-    result = exact.exact_layer(model, sampler, 0, torch.randn(NODES, 5), None, np.empty(0, np.int64))
+    result = computed(model, sampler, torch.randn(NODES, 5), None, np.empty(0, np.int64))
     assert result.shape == (0, 6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_gradients_of_many_readers_are_added_in_the_order_of_the_choices_whoever_reads_first(order):
+    rng = np.random.default_rng(4)
+    choices = [np.arange(40), np.arange(0, 40, 3), np.arange(40), rng.permutation(40)]
+    probes = [torch.from_numpy(rng.standard_normal((len(rows), 5)).astype(np.float32)) for rows in choices]
+    dense = torch.randn(40, 5, requires_grad=True)
+    chosen = choices_of(dense, choices)
+    sum((chosen[reader] * probes[reader]).sum() for reader in order).backward()
+    expected = np.zeros((40, 5), np.float32)
+    for rows, probe in zip(choices, probes, strict=True):
+        expected[rows] += probe.numpy()
+    np.testing.assert_array_equal(dense.grad, expected)  # bit for bit

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from scipy.stats import chisquare
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph
-from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared
+from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, fresh_labels, thinned
 from glasu.model.sampler import Sampler, training_batch
+from glasu.randomness import Stream
 
+pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 10
 DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60).map(
@@ -35,6 +38,11 @@ def sampler(graph: Graph, client: int = 0, **train: object) -> Sampler:
     return Sampler(config, graph, client, "symmetric")
 
 
+def keys(count: int) -> Iterator[int]:
+    """List the keys of so many rounds."""
+    return (Stream(5, "neighbors", round=index).key() for index in range(count))
+
+
 def ring(num_nodes: int) -> Graph:
     """Build directly a graph in which every node hears the four next ones."""
     around = np.sort((np.arange(num_nodes)[:, None] + np.arange(1, 5)) % num_nodes, axis=1)
@@ -48,7 +56,7 @@ def ring(num_nodes: int) -> Graph:
 @quick
 @situation
 def test_a_drawn_set_is_sorted_and_contains_the_set_it_was_drawn_for(kind, graph, targets, fanout, seed):
-    draw = DRAWS[kind](graph, targets, fanout, np.random.default_rng(seed))
+    draw = DRAWS[kind](graph, targets, fanout, seed, fresh_labels(NODES))
     assert (np.diff(draw.nodes) > 0).all()
     assert np.isin(targets, draw.nodes).all()
     assert draw.nodes.dtype == np.int64
@@ -58,7 +66,7 @@ def test_a_drawn_set_is_sorted_and_contains_the_set_it_was_drawn_for(kind, graph
 @quick
 @situation
 def test_drawn_edges_are_distinct_edges_of_the_graph_between_the_two_sets(kind, graph, targets, fanout, seed):
-    draw = DRAWS[kind](graph, targets, fanout, np.random.default_rng(seed))
+    draw = DRAWS[kind](graph, targets, fanout, seed, fresh_labels(NODES))
     source, target = graph.edge_index()[:, draw.edges]
     np.testing.assert_array_equal(targets[draw.rows], target)
     assert np.isin(source, draw.nodes).all()
@@ -69,7 +77,7 @@ def test_drawn_edges_are_distinct_edges_of_the_graph_between_the_two_sets(kind, 
 @quick
 @situation
 def test_node_wise_sampling_takes_as_many_neighbours_of_each_node_as_the_fanout_allows(graph, targets, fanout, seed):
-    draw = draw_neighbors(graph, targets, fanout, np.random.default_rng(seed))
+    draw = draw_neighbors(graph, targets, fanout, seed, fresh_labels(NODES))
     degrees = np.diff(graph.indptr)[targets]
     np.testing.assert_array_equal(np.bincount(draw.rows, minlength=len(targets)), np.minimum(degrees, fanout))
     np.testing.assert_array_equal(draw.nodes, np.union1d(targets, graph.indices[draw.edges]))
@@ -79,7 +87,7 @@ def test_node_wise_sampling_takes_as_many_neighbours_of_each_node_as_the_fanout_
 @quick
 @situation
 def test_layer_wise_sampling_draws_new_neighbours_of_the_set_as_a_whole(graph, targets, fanout, seed):
-    draw = draw_layer(graph, targets, fanout, np.random.default_rng(seed))
+    draw = draw_layer(graph, targets, fanout, seed, fresh_labels(NODES))
     source, target = graph.edge_index()
     candidates = np.setdiff1d(source[np.isin(target, targets)], targets)
     drawn = np.setdiff1d(draw.nodes, targets)
@@ -93,7 +101,7 @@ def test_layer_wise_sampling_draws_new_neighbours_of_the_set_as_a_whole(graph, t
 @quick
 @situation
 def test_shared_sampling_draws_from_all_other_nodes(graph, targets, fanout, seed):
-    draw = draw_shared(graph, targets, fanout, np.random.default_rng(seed))
+    draw = draw_shared(graph, targets, fanout, seed, fresh_labels(NODES))
     source, target = graph.edge_index()
     count = min(NODES - len(targets), fanout * len(targets))
     assert len(draw.nodes) == len(targets) + count
@@ -121,19 +129,19 @@ def assert_uniform(counts: Counter, possible: int) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(4, 3), (4, 1), (5, 2), (7, 3), (6, 5), (3, 2)])
 def test_node_wise_sampling_draws_every_subset_of_the_neighbours_equally_often(degree, fanout):
-    graph, rng = star(degree), np.random.default_rng(5)
+    graph, labels = star(degree), fresh_labels(degree + 1)
     targets = np.zeros(1, np.int64)
-    draws = (draw_neighbors(graph, targets, fanout, rng) for _ in range(3000))
+    draws = (draw_neighbors(graph, targets, fanout, key, labels) for key in keys(3000))
     counts = Counter(tuple(draw.nodes[1:].tolist()) for draw in draws)
     assert_uniform(counts, len(list(itertools.combinations(range(degree), fanout))))
 
 
 def test_two_nodes_draw_independently_of_each_other():
     source, target = np.meshgrid(np.arange(2, 6), np.arange(2))
-    graph, rng = Graph.from_edges(source.ravel(), target.ravel(), 6), np.random.default_rng(5)
+    graph, labels = Graph.from_edges(source.ravel(), target.ravel(), 6), fresh_labels(6)
     counts: Counter = Counter()
-    for _ in range(3000):
-        draw = draw_neighbors(graph, np.arange(2), 3, rng)
+    for key in keys(3000):
+        draw = draw_neighbors(graph, np.arange(2), 3, key, labels)
         missing = [(set(range(2, 6)) - set(graph.indices[draw.edges[draw.rows == row]].tolist())) for row in (0, 1)]
         counts[tuple(missing[0] | {0}), tuple(missing[1] | {1})] += 1
     assert_uniform(counts, 16)
@@ -141,15 +149,67 @@ def test_two_nodes_draw_independently_of_each_other():
 
 def test_layer_wise_sampling_draws_every_subset_of_the_candidates_equally_often():
     source, target = np.array([2, 3, 4, 4, 5, 1]), np.array([0, 0, 0, 1, 1, 0])  # node 4 is heard twice, 1 is inside
-    graph, rng = Graph.from_edges(source, target, 9), np.random.default_rng(5)
-    draws = (draw_layer(graph, np.arange(2), 1, rng) for _ in range(3000))
+    graph, labels = Graph.from_edges(source, target, 9), fresh_labels(9)
+    draws = (draw_layer(graph, np.arange(2), 1, key, labels) for key in keys(3000))
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 6)
 
 
 def test_shared_sampling_draws_every_subset_of_the_other_nodes_equally_often():
-    graph, rng = star(6), np.random.default_rng(5)
-    draws = (draw_shared(graph, np.array([3]), 2, rng) for _ in range(3000))
+    graph, labels = star(6), fresh_labels(7)
+    draws = (draw_shared(graph, np.array([3]), 2, key, labels) for key in keys(3000))
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 15)
+
+
+# A bound on the nodes: fewer of those that a draw added, with heavier edges.
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@quick
+@given(graphs, node_sets, st.integers(1, 5), st.integers(0, 1000), st.integers(0, NODES))
+def test_a_thinned_draw_keeps_the_set_it_was_drawn_for_and_no_more_new_nodes_than_there_is_room_for(
+    kind, graph, targets, fanout, seed, room
+):
+    labels = fresh_labels(NODES)
+    draw = DRAWS[kind](graph, targets, fanout, seed, labels)
+    small = thinned(graph, targets, draw, room, seed + 1, labels)
+    assert (labels == -1).all()
+    added, kept = (len(each.nodes) - len(targets) for each in (draw, small))
+    assert kept == min(added, room)
+    assert np.isin(targets, small.nodes).all()
+    assert np.isin(small.nodes, draw.nodes).all()
+    assert (np.diff(small.nodes) > 0).all()
+    sources = graph.indices[draw.edges]
+    used = np.isin(sources, small.nodes)
+    np.testing.assert_array_equal(small.edges, draw.edges[used])
+    np.testing.assert_array_equal(small.rows, draw.rows[used])
+    heavier = np.where(np.isin(sources, targets), 1.0, added / max(1, kept))
+    np.testing.assert_allclose(small.scale, (draw.scale * heavier)[used])
+
+
+def test_of_the_new_nodes_every_part_is_kept_equally_often():
+    graph, labels, targets = star(6), fresh_labels(7), np.zeros(1, np.int64)
+    draw = draw_neighbors(graph, targets, 5, 1, labels)
+    kept = (thinned(graph, targets, draw, 2, key, labels).nodes.tolist() for key in keys(3000))
+    assert_uniform(Counter(tuple(nodes) for nodes in kept), 10)
+
+
+@pytest.mark.parametrize("settings", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)
+def test_no_set_exceeds_the_bound_unless_the_set_above_does(settings):
+    targets = np.arange(0, 400, 20)
+    free, bounded = sampler(ring(400), **settings), sampler(ring(400), max_nodes=30, **settings)
+    assert len(free.draw(targets, 0, 0).nodes) > 30
+    assert len(bounded.draw(targets, 0, 0).nodes) == 30
+    many = np.arange(0, 400, 10)
+    draw = bounded.draw(many, 0, 0)
+    np.testing.assert_array_equal(draw.nodes, many)
+    assert np.isin(ring(400).indices[draw.edges], many).all()
+
+
+def test_a_bound_that_is_not_reached_changes_nothing():
+    targets = np.arange(0, 400, 20)
+    free, bounded = (sampler(ring(400), max_nodes=bound).draw(targets, 0, 0) for bound in (0, 300))
+    np.testing.assert_array_equal(free.edges, bounded.edges)
+    np.testing.assert_array_equal(free.scale, bounded.scale)
 
 
 # The sampler of one client.
@@ -246,7 +306,7 @@ def test_a_dense_block_is_held_once():
     whole = client.block(everything, everything, client.draw(everything, 0, 0))
     assert whole.densified() is whole
     assert whole.at(everything) is whole
-    assert whole.compact()[0] is whole
+    assert whole.compact(client.adjacency.labels)[0] is whole
     draws = [client.draw(everything, 0, layer) for layer in range(4)]
     blocks, _ = client.blocks([everything] * 5, draws)
     assert all(block is whole for block in blocks)
@@ -285,10 +345,10 @@ def test_over_the_rounds_every_training_node_is_in_the_batch_equally_often():
 
 
 def peak_bytes(kind: str, graph: Graph, targets: np.ndarray) -> int:
-    adjacency, rng = Adjacency(graph, "symmetric"), np.random.default_rng(0)
+    adjacency = Adjacency(graph, "symmetric")  # and its labels, which are made once
     tracemalloc.start()
     try:
-        draw = DRAWS[kind](graph, targets, 3, rng)
+        draw = DRAWS[kind](graph, targets, 3, 0, adjacency.labels)
         adjacency.block(targets, draw.nodes, draw)
         return tracemalloc.get_traced_memory()[1]
     finally:

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from glasu.data.party import Splits
+from glasu.model import exact
 from glasu.model import sampler as sampler_module
 from glasu.protocol import evaluation
-from glasu.protocol.messages import Evaluated, Scores
+from glasu.protocol.messages import Evaluated, Evaluating, Scores
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
@@ -18,12 +19,13 @@ from protocol.monolith import NUM_CLASSES, Monolith, assert_same, gradients, ide
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product."""
+    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product, values read."""
 
-    def cut(message_rows, product_rows, product_edges):
+    def cut(message_rows, product_rows, product_edges, values=2**24):
         monkeypatch.setattr(evaluation, "CHUNK_ROWS", message_rows)
         monkeypatch.setattr(sampler_module, "CHUNK_ROWS", product_rows)
         monkeypatch.setattr(sampler_module, "CHUNK_EDGES", product_edges)
+        monkeypatch.setattr(exact, "CHUNK_VALUES", values)
 
     return cut
 
@@ -44,7 +46,7 @@ def test_exact_evaluation_in_any_chunks_is_dense_inference(chunks, backbone, agg
     parties = tiny_parties(owner=owner)
     model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)
     expected = dense(model, parties)
-    for sizes in [(8192, 8192, 2**20), (5, 7, 9), (24, 1, 1)]:
+    for sizes in [(8192, 8192, 2**20), (5, 7, 9, 13), (24, 1, 1, 1)]:
         chunks(*sizes)
         np.testing.assert_allclose(model.predict_proba(parties), expected, rtol=1e-10, atol=1e-12)
 
@@ -80,6 +82,26 @@ def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(
     assert cut.meter.exchanges == whole.meter.exchanges
     assert cut.meter.messages > whole.meter.messages
     assert cut.meter.by_kind["tensor"] == whole.meter.by_kind["tensor"]
+
+
+@pytest.mark.parametrize("layers", [(1, 3), ()])
+def test_an_evaluation_in_several_products_tells_how_far_each_party_is(chunks, layers):
+    def seen(config):
+        events = []
+        simulate(tiny_parties(), config, observe=events.append, workers=1)
+        return events
+
+    config = settings(aggregation_layers=layers, sampler="neighbor", num_rounds=1)
+    assert not [event for event in seen(config) if isinstance(event, Evaluating)]  # one product per layer
+    chunks(8192, 7, 2**20)
+    events = seen(config)
+    for party in "abc":
+        own = [event for event in events if getattr(event, "party", None) in (party, None)]
+        until = next(place for place, event in enumerate(own) if isinstance(event, Evaluated))
+        shares = [event.share for event in own[:until] if isinstance(event, Evaluating)]
+        assert len(shares) == 3 * 4  # all layers but the last have 24 rows, seven at a time; the last needs one product
+        assert shares == sorted(set(shares))
+        assert all(0 < share < 1 for share in shares)
 
 
 @pytest.mark.parametrize("layers", [(3,), (1, 3)])

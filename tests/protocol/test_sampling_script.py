@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,6 +9,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import Agreed
 from glasu.runtime.simulation import simulate
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
@@ -118,6 +121,27 @@ def edges_of(source, target):
     dense = np.zeros((N, N), bool)
     dense[target, source] = True
     return dense
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda nodes: np.append(nodes, np.int32(N)),  # no such node
+        lambda nodes: np.append(np.int32(-1), nodes),
+        lambda nodes: nodes[::-1],
+        lambda nodes: nodes[1:],  # without a node that was proposed
+        lambda nodes: np.repeat(nodes, 2),
+    ],
+)
+def test_an_agreed_set_that_is_no_union_is_refused(spoil):
+    def carry(message):
+        if isinstance(message, Agreed):
+            return dataclasses.replace(message, node_sets=tuple(map(spoil, message.node_sets)))
+        return message
+
+    config = settings(sampler="neighbor", fanout=2, batch_size=3, aggregation_layers=(1, 3))
+    with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23 and contain what this party proposed"):
+        run(config, tiny_parties(), carry=carry)
 
 
 # --- what travels ------------------------------------------------------------------------------------------------

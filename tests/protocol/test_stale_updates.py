@@ -169,6 +169,12 @@ class Spy:
         self.extracted.append((joint.clone(), partial.clone(), others.clone()))
         return others
 
+    def receive(self, joint, partial):
+        received = self.inner.receive(joint, partial)
+        assert torch.equal(received, joint)
+        self.merged.append((None, partial.detach().clone(), received.detach().clone()))
+        return received
+
     def merge(self, others, partial):
         merged = self.inner.merge(others, partial)
         self.merged.append((others, partial.detach().clone(), merged.detach().clone()))

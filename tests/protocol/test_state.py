@@ -27,7 +27,7 @@ SETTINGS = {
     "int8, exact gradients": {"backward": "joint", "num_local_steps": 1, "precision": "int8"},
     "int8, labels at one party": {"labels": "b", "precision": "int8"},
     "gcnii with layer norms": {"backbone": "gcnii", "normalization": "layer", "optimizer": "adam"},
-    "patience": {"optimizer": "adam", "patience": 2, "evaluate_every": 1, "learning_rate": 0.5},
+    "patience": {"optimizer": "adam", "patience": 1, "evaluate_every": 1, "learning_rate": 1.0},
 }
 
 

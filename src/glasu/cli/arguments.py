@@ -32,6 +32,13 @@ def read_config(args: argparse.Namespace) -> RunConfig:
     return RunConfig.from_toml(args.run_file, args.overrides)
 
 
+def named_path(text: str) -> Path:
+    """Return a path that was typed; nothing, as an unset variable leaves it, is not the working folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def output_folder(path: Path) -> Path:
     """Make the folder now, so that a run does not fail at its end for want of one."""
     try:

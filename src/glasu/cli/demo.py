@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from glasu.cli.arguments import output_folder
+from glasu.cli.arguments import named_path, output_folder
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 
 EXAMPLE = "glasu demo --out runs/demo"
@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
+        "--out", type=named_path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
     )
     parser.add_argument("--rounds", type=int, default=80, metavar="T", help="rounds per method (80)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of data, splits and weights (0)")

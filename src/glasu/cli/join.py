@@ -7,20 +7,23 @@ The data stays here: what leaves is counted in report.json. The server sends the
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from glasu.cli.arguments import output_folder
+from glasu.cli.arguments import named_path, output_folder
 
 INTERRUPTED = "the others wait; the same command goes on"
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("party", type=Path, metavar="PARTY", help="the party's folder: party.toml, nodes, edges")
+    parser.add_argument("party", type=named_path, metavar="PARTY", help="the party's folder: party.toml, nodes, edges")
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where glasu serve listens")
-    parser.add_argument("--kit", type=Path, required=True, metavar="KIT", help="the party's, from glasu provision")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results and checkpoints")
-    parser.add_argument("--expect", type=Path, metavar="RUN.toml", help="refuse settings that differ from these")
+    parser.add_argument(
+        "--kit", type=named_path, required=True, metavar="KIT", help="the party's, from glasu provision"
+    )
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder for results and checkpoints"
+    )
+    parser.add_argument("--expect", type=named_path, metavar="RUN.toml", help="refuse settings that differ from these")
     parser.add_argument(
         "--missing",
         choices=("refuse", "zero", "mean"),

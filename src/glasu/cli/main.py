@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import demo, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import bench, demo, join, predict, provision, reproduce, search, serve, split, train
 from glasu.errors import GlasuError
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": predict,
     "reproduce": reproduce,
     "search": search,
+    "bench": bench,
 }
 
 
@@ -75,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GlasuError as error:
         return _fail(args.command, str(error), error.exit_code)
     except KeyboardInterrupt as interruption:
-        advice = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args.command, f"interrupted; {advice}.", 143 if isinstance(interruption, Terminated) else 130)
+        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
+        return _fail(args.command, f"interrupted; {kept}.", 143 if isinstance(interruption, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

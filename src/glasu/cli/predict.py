@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from glasu.cli.arguments import add_overrides, output_folder
+from glasu.cli.arguments import add_overrides, named_path, output_folder
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="what `glasu train --out` wrote")
     add_overrides(parser, "where the data lies now, for example data.root=elsewhere")
     parser.add_argument("--party", metavar="NAME", help="after standalone training: whose model predicts")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="predictions.parquet or .csv")
+    parser.add_argument("--out", type=named_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,10 +17,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from glasu.protocol.messages import Evaluated, Event, RoundDone
+from glasu.protocol.messages import Evaluated, Evaluating, Event, RoundDone
 
 if TYPE_CHECKING:
     from glasu.runtime.inprocess import Observer
+    from glasu.timing import Clock
+
+SILENCE = 30.0  # seconds between two lines about one long evaluation, where there is no terminal
 
 
 def _describe(event: Evaluated) -> str:
@@ -27,6 +31,26 @@ def _describe(event: Evaluated) -> str:
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
     who = f"{event.party}: " if event.party else ""
     return f"{who}{loss}{event.split} {100 * score:.1f} %"
+
+
+def _so_far(event: Evaluating) -> str:
+    return f"{event.party}: evaluating, {100 * event.share:.0f} % done"
+
+
+class _Patience:
+    """Tells when the last line is so long ago that somebody may wonder whether the run is alive."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Note that a line was written just now."""
+        self.last = self.clock()
+
+    def is_over(self) -> bool:
+        """Tell whether it is time for a line."""
+        return self.clock() - self.last > SILENCE
 
 
 def say(lines: Iterable[str], console: Console | None = None) -> None:
@@ -66,11 +90,16 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
     """
     console, introduction = Console(stderr=True, quiet=quiet), iter(about)
     if not console.is_terminal:
+        patience = _Patience(time.monotonic)
 
         def write(event: Event) -> None:
             say(introduction, console)
             if isinstance(event, Evaluated):
+                patience.begin()
                 console.print(f"{title}: round {event.round}: {_describe(event)}", highlight=False)
+            elif isinstance(event, Evaluating) and patience.is_over():
+                patience.begin()
+                console.print(f"{title}: round {event.round}: {_so_far(event)}", highlight=False)
 
         yield write
         return
@@ -82,6 +111,8 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
             say(introduction, progress.console)
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
+            elif isinstance(event, Evaluating):
+                progress.update(task, state=_so_far(event))
             else:
                 progress.update(task, state=_describe(event))
 

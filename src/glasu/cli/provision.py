@@ -7,9 +7,9 @@ those they name, KITS/ca stays here. Nothing is overwritten or deleted: a renewe
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glasu.cli.arguments import named_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a DNS name or IP address of the server; may be given several times",
     )
     parser.add_argument("--days", type=int, help="how long the kits are valid, by default 365; the CA is for 3650")
-    parser.add_argument("--out", type=Path, required=True, metavar="KITS", help="folder of the kits' folders")
+    parser.add_argument("--out", type=named_path, required=True, metavar="KITS", help="folder of the kits' folders")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import output_folder
+from glasu.cli.arguments import named_path, output_folder
 
 EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
+INTERRUPTED = "what is done is kept, and the same command goes on from here"
 TABLES = ("accuracy", "lazy", "stale", "backbones", "clients")
 
 
@@ -34,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
     parser.add_argument("--jobs", type=_positive, metavar="J", help="runs at once (as many as there are cores)")
     parser.add_argument("--quick", action="store_true", help="a quarter of the rounds, one seed: to see it work")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="output folder (runs/reproduce)"
-    )
+    parser.add_argument("--out", type=named_path, metavar="DIR", help="output folder (runs/reproduce, or runs/quick)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -49,10 +48,10 @@ def _typed(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    out = output_folder(args.out)
+    out = output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
 
     from glasu.cli.progress import counted
-    from glasu.experiments.reproduce import reproduce
+    from glasu.experiments.reproduce import QUICK, reproduce
     from glasu.experiments.tables import as_markdown
     from glasu.runtime.inprocess import cores
 
@@ -67,5 +66,5 @@ def run(args: argparse.Namespace) -> None:
             command=_typed(args),
             progress=progress,
         )
-    print(as_markdown(reproduction.tables))
+    print(as_markdown(reproduction.tables, QUICK if args.quick else ""))
     print(f"tables and plots: {out / 'report.html'}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_run_file, output_folder
+from glasu.cli.arguments import add_run_file, named_path, output_folder
 
 if TYPE_CHECKING:
     from glasu.experiments.search import Progress
 
+INTERRUPTED = "the trials that ended are kept, and the same command goes on from here"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -33,7 +33,9 @@ def number_of_bytes(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for study.db and best.toml")
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder for study.db and best.toml"
+    )
     parser.add_argument(
         "--space", default="default", metavar="NAME|FILE.toml", help="what varies: default, bytes, paper, or a file"
     )

@@ -7,9 +7,8 @@ loads neither torch nor PyG. The same command started again after a crash goes o
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from glasu.cli.arguments import add_run_file, output_folder, read_config
+from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
 
 INTERRUPTED = "the parties wait; the same command goes on"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
@@ -18,8 +17,12 @@ EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out ru
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where the parties will connect to")
-    parser.add_argument("--kit", type=Path, required=True, metavar="KIT", help="the server's, from glasu provision")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and checkpoints")
+    parser.add_argument(
+        "--kit", type=named_path, required=True, metavar="KIT", help="the server's, from glasu provision"
+    )
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and checkpoints"
+    )
     parser.add_argument(
         "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
     )

@@ -6,16 +6,17 @@ Each folder holds party.toml, the nodes with that party's features, and its edge
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from glasu.cli.arguments import add_run_file, output_folder, read_config
+from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
 
 EXAMPLE = "glasu split examples/cora.toml --out parties"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="PARTIES", help="folder for the parties' folders")
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="PARTIES", help="folder for the parties' folders"
+    )
     parser.add_argument("--format", choices=("parquet", "csv"), default="parquet", help="of nodes and edges")
 
 

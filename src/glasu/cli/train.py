@@ -7,9 +7,8 @@ trains, checkpoints lie there too: the same command started again goes on from t
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from glasu.cli.arguments import add_run_file, output_folder, read_config
+from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
 
 INTERRUPTED = "the same command goes on after the last finished round"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
@@ -17,7 +16,9 @@ EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for report.json and model/")
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and model/"
+    )
     parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 

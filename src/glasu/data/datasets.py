@@ -11,22 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glasu.data import herigraph, reddit
-from glasu.data.alignment import align_in_clear, check_parties, keep_labels
+from glasu.data.alignment import check_parties, keep_labels
+from glasu.data.cache import open_aligned, open_files, open_folder, open_partition, open_splits_of, open_synthetic
 from glasu.data.demo import news_service
-from glasu.data.folders import read_party
 from glasu.data.npz import read_npz
-from glasu.data.partition import (
-    WholeGraph,
-    partition,
-    pool_parties,
-    share_edges,
-    splits_by_fraction,
-    splits_per_class,
-)
+from glasu.data.partition import WholeGraph, pool_parties, share_edges, splits_per_class
 from glasu.data.places import cache_folder, data_root
 from glasu.data.pyg import PREFIX, read_pyg
 from glasu.data.statistics import Statistics, describe
-from glasu.data.synthetic import synthetic
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -89,7 +81,7 @@ def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
             parties = [opened.as_party()]
         else:
             fraction = 1.0 if train.method == "simulated" else data.edge_fraction
-            parties = keep_labels(partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
+            parties = keep_labels(open_partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
     elif train.method == "centralized":
         parties = [pool_parties(opened)]
     elif train.method == "simulated":
@@ -115,7 +107,7 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with the splits it came with or, if it has labels only, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
         return party
-    return replace(party, splits=splits_by_fraction(party.labels, _fractions(split, party.name), seed))
+    return replace(party, splits=open_splits_of(party, _fractions(split, party.name), seed))
 
 
 def _opened(config: RunConfig, *, with_labels: bool) -> tuple[WholeGraph | list[PartyData], tuple[str, ...]]:
@@ -137,27 +129,39 @@ def _source(config: RunConfig) -> tuple[WholeGraph | list[PartyData], tuple[str,
     if name in PLANETOID:
         return _read_planetoid(PLANETOID[name], _raw_folder(PLANETOID[name], root)), ()
     if name == "synthetic":
-        return synthetic(config), ()
+        return open_synthetic(config), ()
     if name == "reddit":
-        return reddit.read_reddit(root / "reddit" / "raw"), ()
+        folder = root / "reddit" / "raw"
+        return open_files(name, reddit.files(folder), lambda workspace: reddit.read_reddit(folder, workspace)), ()
     if name.startswith(PREFIX):
         return read_pyg(name), ()
     if name in herigraph.CITIES:
         city = herigraph.CITIES[name]
-        folder, stored = root / "heri" / city, _npz(root, f"heri_{name}")
+        folder, source = root / "heri" / city, _npz(root, f"heri_{name}")
         if len(herigraph.present(folder)) == len(herigraph.FILES):
-            return herigraph.read_herigraph(folder).opened(), ()
-        if herigraph.present(folder) or not stored.is_file():
+            return open_files("heri", herigraph.files(folder), lambda _: herigraph.read_herigraph(folder).opened()), ()
+        if herigraph.present(folder) or not source.is_file():
             raise herigraph.missing_files(city, folder)
-        return read_npz(stored).opened(), (f"{name}: read from {stored}: {herigraph.REPLACED}",)
+        return _read_npz(source), (f"{name}: read from {source}: {herigraph.REPLACED}",)
     if name and Path(name).name == name and _npz(root, name).is_file():
         notes = (f"{name}: {herigraph.REPLACED}",) if name.startswith("heri_") else ()
-        return read_npz(_npz(root, name)).opened(), notes
+        return _read_npz(_npz(root, name)), notes
     raise _unknown(name, root)
+
+
+def _read_npz(path: Path) -> WholeGraph | list[PartyData]:
+    return open_files("npz", [path], lambda _: read_npz(path).opened())
 
 
 def _npz(root: Path, name: str) -> Path:
     return root / name / f"{name}.npz"
+
+
+CONVERTED = {  # sets that come as .npz files: what these are made of
+    "dblp_authors": "data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)",
+    "imdb_movies": "data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)",
+    "facebook_pages": "the Facebook pages of the repository benedekrozemberczki/MUSAE",
+}
 
 
 def _unknown(name: str, root: Path) -> ConfigError:
@@ -166,6 +170,11 @@ def _unknown(name: str, root: Path) -> ConfigError:
     listed = f"{', '.join(known)}, {PREFIX}Class/name for a PyG data set"
     if not name:
         return ConfigError(f"data.name: say which data to use, one of {listed}, or list folders in data.parties.")
+    if name in CONVERTED:
+        return ConfigError(
+            f"data.name={name!r}: {_npz(root, name)} is not there; make it of {CONVERTED[name]}, "
+            "in the format that docs/datasets.md describes."
+        )
     match = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {match[0]!r}?" if match else ";"
     return ConfigError(
@@ -183,10 +192,10 @@ def _splits(source: WholeGraph | PartyData, config: RunConfig) -> Splits:
     if split == "paper" and name in PER_CLASS:
         return splits_per_class(source.labels, PER_CLASS[name], 500, 1000, seed)
     if split == "paper" and name.removeprefix("heri_") in herigraph.CITIES:
-        return splits_by_fraction(source.labels, herigraph.PAPER_SPLIT, seed)
+        return open_splits_of(source, herigraph.PAPER_SPLIT, seed)
     if split == "paper" and name == "reddit":
-        return splits_by_fraction(source.labels, reddit.PAPER_SPLIT, seed)
-    return splits_by_fraction(source.labels, _fractions(split, name), seed)
+        return open_splits_of(source, reddit.PAPER_SPLIT, seed)
+    return open_splits_of(source, _fractions(split, name), seed)
 
 
 def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData]:
@@ -194,7 +203,7 @@ def _separate_parties(config: RunConfig, *, with_labels: bool) -> list[PartyData
     data, seed = config.data, config.data_seed
     if data.parties:
         folders = [Path(folder) for folder in data.parties]
-        parties = align_in_clear([read_party(folder, data.missing) for folder in folders])
+        parties = open_aligned([open_folder(folder, data.missing) for folder in folders])
     else:
         parties = news_service(seed)
         if data.split != "paper":

@@ -23,6 +23,8 @@ from glasu.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from glasu.config import Missing
+
 SCHEMA = 1
 MANIFEST = "party.toml"
 SPLIT_NAMES = ("train", "validation", "test")
@@ -78,12 +80,11 @@ def refuse_existing(folder: Path) -> None:
             raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
 
 
-def read_party(folder: str | Path, missing: Literal["refuse", "zero", "mean"] = "refuse") -> PartyData:
+def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     """Read a party's folder; `missing` says what to do with features that are missing."""
     folder = Path(folder)
     manifest = read_manifest(folder)
-    nodes = read_table(_file(folder, "nodes", manifest.nodes))
-    edges = read_table(_file(folder, "edges", manifest.edges))
+    nodes, edges = (read_table(file) for file in _tables(folder, manifest))
     if nodes.num_rows == 0:
         raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
     ids = nodes.ids(manifest.id, manifest.id_type)
@@ -100,6 +101,15 @@ def read_party(folder: str | Path, missing: Literal["refuse", "zero", "mean"] = 
         splits=_splits(nodes, manifest),
         feature_names=tuple(_feature_columns(nodes, manifest)),
     )
+
+
+def party_files(folder: Path) -> list[Path]:
+    """Return the files of a party's folder that `read_party` reads."""
+    return [folder / MANIFEST, *_tables(folder, read_manifest(folder))]
+
+
+def _tables(folder: Path, manifest: Manifest) -> tuple[Path, Path]:
+    return _file(folder, "nodes", manifest.nodes), _file(folder, "edges", manifest.edges)
 
 
 def read_manifest(folder: Path) -> Manifest:

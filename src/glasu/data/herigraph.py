@@ -82,6 +82,11 @@ class _File:
         return found
 
 
+def files(folder: Path) -> list[Path]:
+    """Return the three files of a city's folder."""
+    return [folder / name for name in FILES]
+
+
 def read_herigraph(folder: Path) -> Relations:
     """Read the three files of a city; nodes are in the order of their ids.
 

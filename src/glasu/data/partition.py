@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.party import Features, Graph, PartyData, Splits, compact
+from glasu.data.edges import divide_edges
+from glasu.data.party import Features, Graph, Known, PartyData, Splits, compact
+from glasu.data.workspace import Memory
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -29,6 +32,7 @@ class WholeGraph:
     labels: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     splits: Splits | None = None
+    known: Known | None = None
 
     @classmethod
     def from_pyg(cls, data: Data) -> Self:
@@ -48,7 +52,9 @@ class WholeGraph:
 
     def as_party(self, name: str = "all") -> PartyData:
         """Return one party that holds everything."""
-        return PartyData(name, self.ids, self.features, self.graph, self.labels, self.classes, self.splits)
+        return PartyData(
+            name, self.ids, self.features, self.graph, self.labels, self.classes, self.splits, known=self.known
+        )
 
 
 def split_vertically(data: Data, num_clients: int = 3, edge_fraction: float = 0.8, seed: int = 0) -> list[PartyData]:
@@ -61,25 +67,19 @@ def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: i
 
     In a symmetric graph an edge is kept or dropped in both directions together.
     """
+    bounds = feature_bounds(whole.features.shape[1], num_clients)
+    names = [party_name(client) for client in range(num_clients)]
+    graphs = divide_edges(whole.graph, names, edge_fraction, seed, Memory())
+    return [
+        replace(whole, features=whole.features[:, start:stop], graph=graph).as_party(name)
+        for name, graph, (start, stop) in zip(names, graphs, pairwise(bounds), strict=True)
+    ]
+
+
+def feature_bounds(columns: int, num_clients: int) -> list[int]:
+    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
     if num_clients < 1:
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
-    if not 0 <= edge_fraction <= 1:
-        raise ConfigError(f"edge_fraction={edge_fraction}: the share of the edges must lie in [0, 1].")
-    bounds = _feature_bounds(whole.features.shape[1], num_clients)
-    representative = _representatives(whole.graph) if edge_fraction < 1 else np.empty(0, np.int32)
-    parties = []
-    for client in range(num_clients):
-        graph = whole.graph
-        if edge_fraction < 1:
-            draws = Stream(seed, "edges", client=client).numpy().random(graph.num_edges, np.float32)
-            graph = _keep_edges(graph, (draws < edge_fraction)[representative])
-        block = whole.features[:, bounds[client] : bounds[client + 1]]
-        parties.append(replace(whole, features=block, graph=graph).as_party(party_name(client)))
-    return parties
-
-
-def _feature_bounds(columns: int, num_clients: int) -> list[int]:
-    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
     if columns < num_clients:
         raise DataError(f"{columns} feature columns cannot be divided among {num_clients} clients; use fewer clients.")
     width = -(-columns // num_clients)
@@ -123,6 +123,8 @@ def union_of_edges(graphs: Sequence[Graph]) -> Graph:
     The largest, not the sum: parties that hold the same edge of one graph give that graph's weight back.
     """
     nodes = graphs[0].num_nodes
+    if all(graph is graphs[0] for graph in graphs):
+        return graphs[0]
     if all(graph.weights is None for graph in graphs):
         union = sp.csr_array((nodes, nodes), dtype=bool)
         for graph in graphs:  # O(E): both operands are sorted
@@ -168,26 +170,6 @@ def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float,
             part.append(nodes)
     train, validation, test = (np.sort(np.concatenate([*part, np.empty(0, np.int64)])) for part in parts)
     return Splits(train, validation, test)
-
-
-def _representatives(graph: Graph) -> NDArray[np.integer]:
-    """Map each edge to the one that decides for it: the earlier direction, or itself if the graph is directed."""
-    edges: NDArray[np.integer] = np.arange(graph.num_edges)
-    if graph.num_edges < 2**31:
-        edges = edges.astype(np.int32)
-    rows = sp.csr_array((edges, graph.indices, graph.indptr), shape=(graph.num_nodes, graph.num_nodes))
-    columns = rows.tocsc()  # O(E): holds, where the graph is symmetric, each edge at the place of its reverse
-    if not (np.array_equal(columns.indptr, graph.indptr) and np.array_equal(columns.indices, graph.indices)):
-        return edges
-    return np.asarray(np.minimum(edges, columns.data))
-
-
-def _keep_edges(graph: Graph, kept: NDArray[np.bool_]) -> Graph:
-    """Return the graph with the edges where `kept` is true; their order stays."""
-    before = np.zeros(graph.num_edges + 1, np.int64)
-    np.cumsum(kept, out=before[1:])
-    weights = None if graph.weights is None else graph.weights[kept]
-    return Graph(before[graph.indptr], graph.indices[kept], weights)
 
 
 def _array(value: Any) -> NDArray[Any]:

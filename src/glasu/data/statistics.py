@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from glasu.data.partition import WholeGraph
+from glasu.data.store import stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +52,13 @@ def describe(data: WholeGraph | Sequence[PartyData]) -> Statistics:
         return Statistics(len(data.ids), data.graph.num_edges, int(data.features.shape[1]), len(data.classes))
     features = sum(party.num_features for party in data)
     classes = max(len(party.classes) for party in data)
-    return Statistics(
-        data[0].num_nodes, _linked_pairs([party.graph for party in data]), features, classes, "undirected"
-    )
+    keys = [party.stored_as() for party in data]
+    if None in keys:
+        pairs = _linked_pairs([party.graph for party in data])
+    else:
+        about = {"kind": "linked pairs", "parties": keys}
+        pairs = stored(about, lambda _: {"pairs": _linked_pairs([party.graph for party in data])}).facts["pairs"]
+    return Statistics(data[0].num_nodes, pairs, features, classes, "undirected")
 
 
 def differences(found: Statistics, name: str) -> dict[str, tuple[int, int]] | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from glasu.config import RunConfig
+from glasu.config import ModelConfig, RunConfig
 from glasu.experiments.settings import METHODS, settings
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # one client each
@@ -44,6 +44,8 @@ def _run(dataset: str, method: str, config: RunConfig) -> Run:
     if method.startswith("glasu"):
         parts += [f"K={len(model.aggregation_layers)}", f"Q={train.num_local_steps}"]
     parts.append(model.backbone)
+    if model.num_layers != ModelConfig.num_layers:
+        parts.append(f"L={model.num_layers}")
     if train.stop_at:
         parts.append(f"to {100 * train.stop_at:g} %")
     return Run(dataset, method, " ".join(parts), train.seed, config)

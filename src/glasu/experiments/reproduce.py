@@ -18,6 +18,8 @@ from glasu.experiments.plan import TABLES, Run, plan
 from glasu.experiments.results import Result, as_csv, curves_as_csv, stored
 from glasu.experiments.tables import Table, as_markdown, tables
 
+QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -105,6 +107,7 @@ def write(out: Path, made_by: str = "", *, quick: bool = False) -> Reproduction:
     made = tuple(tables(results))
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions) for result in results})
     origin = "; ".join(filter(None, [f"Last command: {made_by}" if made_by else "", *versions]))
+    origin = f"{QUICK} {origin}" if quick else origin
     write_atomically(out / "results.csv", as_csv(results).encode())
     write_atomically(out / "curves.csv", curves_as_csv(results).encode())
     write_atomically(out / "tables.md", as_markdown(made, origin).encode())

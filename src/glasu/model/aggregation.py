@@ -67,6 +67,11 @@ class Mean:
         """Return H[l+1] from the others' share and the own partial, to rounding."""
         return others + partial / self.num_clients
 
+    def receive(self, joint: Tensor, partial: Tensor) -> Tensor:
+        """Return H[l+1] as received, with the gradient that `merge` has in the own partial, which was sent as it is."""
+        own = partial / self.num_clients
+        return joint + (own - own.detach())
+
     def backpropagate(self, total: Array) -> list[Array]:
         """Return for each client the gradient at its partial, given the sum of the gradients at H[l+1]."""
         return [total / self.num_clients] * self.num_clients
@@ -107,6 +112,10 @@ class Concat:
 
         start = self.client * partial.shape[1]
         return torch.cat([others[:, :start], partial, others[:, start:]], dim=1)
+
+    def receive(self, joint: Tensor, partial: Tensor) -> Tensor:
+        """Return H[l+1] as received, with the gradient that `merge` has in the own partial, which was sent as it is."""
+        return self.merge(self.extract_others(joint, partial), partial)
 
     def backpropagate(self, total: Array) -> list[Array]:
         """Return for each client its columns of the sum of the gradients at H[l+1]."""

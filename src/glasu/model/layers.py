@@ -8,52 +8,99 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from glasu.errors import ConfigError
-from glasu.model.blocks import Block, Normalization
+from glasu.model import fused, kernels
+from glasu.model.blocks import Block, Normalization, is_everything
+from glasu.model.fused import Mask
+from glasu.model.sparse import SparseRows
 
-Hidden: TypeAlias = Tensor | sp.csr_array  # sparse only below the first layer: the raw features
+Hidden: TypeAlias = Tensor | SparseRows  # sparse only below the first layer: the raw features
 Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
+Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some of the values and scales up the rest
+DENSE_SPEED = 7  # so many times as many multiplications per second as a sparse product does a dense one
 
 
 class _SparseProduct(torch.autograd.Function):
-    """matrix @ dense for a constant sparse matrix, on one thread, in a fixed order of additions."""
+    """share * plus + matrix @ dense for a constant sparse matrix, on one thread, in a fixed order of additions."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: sp.csr_array, dense: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        return torch.from_numpy(np.ascontiguousarray(matrix @ dense.detach().numpy()))
+    def forward(ctx: Any, matrix: SparseRows, dense: Tensor, plus: Tensor | None, share: float) -> Tensor:
+        ctx.matrix, ctx.share = matrix, share
+        total = dense.new_zeros(matrix.shape[0], dense.shape[1]) if plus is None else plus * share
+        kernels.add_product(matrix.indptr, matrix.indices, matrix.data, _array(dense), total.numpy())
+        return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, torch.from_numpy(np.ascontiguousarray(ctx.matrix.T @ gradient.contiguous().numpy()))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
+        matrix, back = ctx.matrix, None
+        if ctx.needs_input_grad[1]:
+            back = gradient.new_zeros(matrix.width, gradient.shape[1])
+            kernels.add_transposed(matrix.indptr, matrix.indices, matrix.data, _array(gradient), back.numpy())
+        return None, back, gradient * ctx.share if ctx.needs_input_grad[2] else None, None
 
 
-def sparse_product(matrix: sp.csr_array, dense: Tensor) -> Tensor:
-    """Return matrix @ dense, differentiable in `dense`."""
-    result: Tensor = _SparseProduct.apply(matrix, dense)  # type: ignore[no-untyped-call]
+class _Rows(torch.autograd.Function):
+    """Several choices of rows of one tensor, each without repeats; their gradients are added up in one place.
+
+    In the order of the choices: where many readers send gradients to one tensor, torch adds them up in an order that
+    depends on the threads that ran the forward pass, and so do the last bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, *choices: np.ndarray) -> tuple[Tensor, ...]:
+        ctx.choices, ctx.size = choices, dense.shape
+        ctx.set_materialize_grads(False)
+        return tuple(
+            dense.view_as(dense) if is_everything(rows, len(dense)) else dense.index_select(0, torch.from_numpy(rows))
+            for rows in choices
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [(rows, own) for rows, own in zip(ctx.choices, gradients, strict=True) if own is not None]
+        total = given[0][1].new_zeros(ctx.size) if given else None
+        for rows, own in given:
+            assert total is not None
+            kernels.add_rows(rows, _array(own), total.numpy())
+        return total, *(None for _ in ctx.choices)
+
+
+def _array(dense: Tensor) -> np.ndarray:
+    return dense.detach().contiguous().numpy()
+
+
+def sparse_product(matrix: SparseRows, dense: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Return matrix @ dense (+ share * plus), differentiable in `dense` and `plus`."""
+    result: Tensor = _SparseProduct.apply(matrix, dense, plus, share)  # type: ignore[no-untyped-call]
     return result
 
 
-def mixed(block: Block, hidden: Tensor) -> Tensor:
-    """Return A H, the rows S[l+1] of it, differentiable in H."""
-    return sparse_product(block.matrix, hidden) if block.dense is None else torch.from_numpy(block.dense) @ hidden
+def mixed(block: Block, hidden: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Return A H (+ share * plus), the rows S[l+1] of it, differentiable in H and `plus`."""
+    if block.dense is None:
+        return sparse_product(block.matrix, hidden, plus, share)
+    dense = torch.from_numpy(block.dense)
+    return dense @ hidden if plus is None else torch.addmm(plus, dense, hidden, beta=share)
 
 
 def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
     """Return the rows at `positions`; nothing is copied where these are all rows, in their order."""
-    if np.array_equal(positions, np.arange(hidden.shape[0])):
+    if is_everything(positions, hidden.shape[0]):
         return hidden
-    if isinstance(hidden, Tensor):
-        return hidden[torch.from_numpy(positions)]
-    return hidden[positions]
+    return choices_of(hidden, [positions])[0] if isinstance(hidden, Tensor) else hidden.rows(positions)
+
+
+def choices_of(dense: Tensor, choices: Sequence[np.ndarray]) -> Sequence[Tensor]:
+    """Return several choices of rows of one tensor, each without repeats; all rows in their order are not copied."""
+    chosen: tuple[Tensor, ...] = _Rows.apply(dense, *choices)  # type: ignore[no-untyped-call]
+    return chosen
 
 
 class Projection(nn.Module):
@@ -66,8 +113,10 @@ class Projection(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, hidden: Hidden) -> Tensor:
-        product = hidden @ self.weight if isinstance(hidden, Tensor) else sparse_product(hidden, self.weight)
-        return product if self.bias is None else product + self.bias
+        if not isinstance(hidden, Tensor):
+            product = sparse_product(hidden, self.weight)
+            return product if self.bias is None else product + self.bias
+        return hidden @ self.weight if self.bias is None else torch.addmm(self.bias, hidden, self.weight)
 
 
 class Layer(nn.Module, ABC):
@@ -90,12 +139,13 @@ class Layer(nn.Module, ABC):
             block: A restricted to S[l+1] x S[l].
         """
 
-    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        """Compute both halves; in training, `drop` is for what the layer itself drops: attention."""
         return self.propagate(self.prepare(hidden), hidden, initial, block)
 
 
 class GCNLayer(Layer):
-    """A H W + b (Kipf and Welling); whichever product shrinks the rows comes first."""
+    """A H W + b (Kipf and Welling); whichever order of the products costs less."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -112,7 +162,21 @@ class GCNLayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         product = mixed(block, prepared)
-        return (product if self._transforms_first(hidden) else self.linear(product)) + self.bias
+        return product + self.bias if self._transforms_first(hidden) else self._transformed(product)
+
+    def _transformed(self, product: Tensor) -> Tensor:
+        return torch.addmm(self.bias, product, self.linear.weight)
+
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        if isinstance(hidden, Tensor) and self._mixes_first(block):
+            return self._transformed(mixed(block, hidden))
+        return super().forward(hidden, initial, block, drop)
+
+    def _mixes_first(self, block: Block) -> bool:
+        """Tell whether (A H) W costs less than A (H W): where the block has far fewer rows than columns."""
+        (rows, columns), (width_in, width_out) = block.matrix.shape, self.linear.weight.shape
+        more = DENSE_SPEED * block.matrix.nnz * (width_in - width_out)
+        return more < (columns - rows) * width_in * width_out
 
 
 class GCNIILayer(Layer):
@@ -126,6 +190,8 @@ class GCNIILayer(Layer):
         self.reduce = Projection(width_in, width_out) if width_in != width_out else None
         self.linear = Projection(width_out, width_out, bias=False)
         self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
+        self.larger = max(alpha, 1 - alpha)  # goes to the small factor, for that costs no pass over all rows
+        self._diagonal: Tensor | None = None  # larger (1 - beta) I
 
     def prepare(self, hidden: Hidden) -> Hidden:
         return hidden if self.reduce is None else self.reduce(hidden)
@@ -133,15 +199,39 @@ class GCNIILayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
-        identity = torch.eye(len(self.linear.weight), dtype=prepared.dtype)
-        weight = torch.lerp(identity, self.linear.weight, self.beta)
-        product, larger = mixed(block, prepared), max(self.alpha, 1 - self.alpha)
-        # the larger share goes to the small factor: one product and one sum over all rows, in either direction
+        support, weight = self._support(prepared, initial, block), self.linear.weight
+        return support @ torch.add(self._kept(), weight, alpha=self.larger * self.beta)
+
+    def _kept(self) -> Tensor:
+        weight = self.linear.weight
+        if self._diagonal is None or self._diagonal.dtype != weight.dtype:
+            self._diagonal = self.larger * (1 - self.beta) * torch.eye(len(weight), dtype=weight.dtype)
+        return self._diagonal
+
+    def fuses(self, block: Block) -> bool:
+        """Tell whether `fused` can do what the other halves do: the block is sparse, and no other weight is needed."""
+        return block.dense is None and self.reduce is None and self.alpha < 1 - self.alpha
+
+    def fused(self, hidden: Hidden, initial: Tensor, block: Block, mask: Mask | None) -> Tensor:
+        """Return the same as both halves and ReLU do together, of rows that the mask drops values of."""
+        assert isinstance(hidden, Tensor)
+        share, factor = self.alpha / self.larger, self.larger * self.beta
+        return fused.gcnii(
+            hidden,
+            initial,
+            self.linear.weight,
+            block.matrix,
+            mask,
+            share=share,
+            diagonal=self._kept(),
+            factor=factor,
+        )
+
+    def _support(self, prepared: Tensor, initial: Tensor, block: Block) -> Tensor:
+        """Return (1 - alpha) A H + alpha H^0, divided by the larger share: one sum over all rows, either way."""
         if self.alpha < 1 - self.alpha:
-            support = torch.add(product, initial, alpha=self.alpha / larger)
-        else:
-            support = torch.add(initial, product, alpha=(1 - self.alpha) / larger)
-        return support @ (larger * weight)
+            return mixed(block, prepared, initial, self.alpha / self.larger)
+        return torch.add(initial, mixed(block, prepared), alpha=(1 - self.alpha) / self.larger)
 
 
 class SAGELayer(Layer):
@@ -168,7 +258,10 @@ class SAGELayer(Layer):
 
 
 class GATLayer(Layer):
-    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018)."""
+    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018).
+
+    In training the shares of attention are dropped like the layer's input, as its authors do: it overfits otherwise.
+    """
 
     normalization: Normalization = "none"
     negative_slope = 0.2
@@ -184,9 +277,15 @@ class GATLayer(Layer):
         self.heads = heads
 
     def prepare(self, hidden: Hidden) -> Hidden:
-        return self.linear(hidden)
+        rows: Tensor = self.linear(hidden)
+        return rows
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        return self.propagate(self.prepare(hidden), hidden, initial, block, drop)
+
+    def propagate(
+        self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None
+    ) -> Tensor:
         assert isinstance(prepared, Tensor)
         source, target = torch.from_numpy(block.edge_index())
         rows, width = len(block.positions), prepared.shape[1]
@@ -197,6 +296,7 @@ class GATLayer(Layer):
         score = score - _largest(score.detach(), target, rows)[target]  # softmax does not change, exp cannot overflow
         weight = score.exp()
         share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
+        share = share if drop is None else drop(share)
         total = values.new_zeros(rows, *values.shape[1:]).index_add(0, target, values[source] * share.unsqueeze(-1))
         return total.reshape(rows, width) + self.bias
 
@@ -204,6 +304,29 @@ class GATLayer(Layer):
 def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
     index = target.unsqueeze(-1).expand_as(score)
     return score.new_full((rows, score.shape[1]), -math.inf).scatter_reduce(0, index, score, "amax")
+
+
+class ResidualLayer(Layer):
+    """Any layer, plus the rows' own input H[l] W: what a node knows of itself does not pass through its neighbours."""
+
+    def __init__(self, layer: Layer, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.layer, self.skip = layer, Projection(width_in, width_out, bias=False)
+        self.normalization = layer.normalization
+
+    def prepare(self, hidden: Hidden) -> Hidden:
+        return self.layer.prepare(hidden)
+
+    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+        return self.layer.propagate(prepared, hidden, initial, block) + self._own(hidden, block)
+
+    def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
+        result: Tensor = self.layer(hidden, initial, block, drop)
+        return result + self._own(hidden, block)
+
+    def _own(self, hidden: Hidden, block: Block) -> Tensor:
+        own: Tensor = self.skip(rows_of(hidden, block.positions))
+        return own
 
 
 class CustomLayer(Layer):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.data.party import Graph
@@ -19,11 +21,13 @@ from glasu.model.blocks import (
     draw_shared,
     edges_into,
     induced,
+    thinned,
 )
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 
 CHUNK_ROWS = 8192  # rows per exact product
 CHUNK_EDGES = 2**20  # edges per exact product
+DENSELY_READ = 4  # exact products with a quarter as many edges as there are nodes, or more, read all nodes' rows
 
 
 def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
@@ -32,8 +36,8 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     assert isinstance(size, int)
     if size == 0 or size >= len(training_nodes):
         return training_nodes
-    rng = Stream(config.train.seed, "batch", round=round_index).numpy()
-    batch: NodeSet = training_nodes[draw_distinct(rng, len(training_nodes), size)]
+    key = Stream(config.train.seed, "batch", round=round_index).key()
+    batch: NodeSet = training_nodes[draw_distinct(key, len(training_nodes), size)]
     return batch
 
 
@@ -55,21 +59,28 @@ class Sampler:
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         """Draw S_m[l] and the edges into S[l+1] = `targets`."""
-        kind, fanout = self.train.sampler, self.train.fanout
-        if kind == "full":
+        train, labels = self.train, self.adjacency.labels
+        if train.sampler == "full":
             return self._draw_whole(targets)
-        sharer = EVERYONE if kind == "shared" else self.client
-        rng = Stream(self.train.seed, purpose, round=round_index, layer=layer, client=sharer).numpy()
-        if kind == "shared":
-            return draw_shared(self.graph, targets, fanout, rng)
-        return (draw_layer if self.train.sampling == "layer" else draw_neighbors)(self.graph, targets, fanout, rng)
+        sharer = EVERYONE if train.sampler == "shared" else self.client
+        stream = Stream(train.seed, purpose, round=round_index, layer=layer, client=sharer)
+        if train.sampler == "shared":
+            draw = draw_shared(self.graph, targets, train.fanout, stream.key(), labels)
+        elif train.sampling == "layer":
+            draw = draw_layer(self.graph, targets, train.fanout, stream.key(), labels)
+        else:
+            draw = draw_neighbors(self.graph, targets, train.fanout, stream.key(), labels)
+        room = max(0, train.max_nodes - len(targets))
+        if train.max_nodes == 0 or len(draw.nodes) - len(targets) <= room:
+            return draw
+        return thinned(self.graph, targets, draw, room, replace(stream, purpose=f"{purpose}, kept").key(), labels)
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
         if self.train.sampler == "full":
             return self._block_whole(targets, draw)
         if self.train.blocks == "induced":
-            draw = induced(self.graph, targets, nodes)
+            draw = induced(self.graph, targets, nodes, self.adjacency.labels)
         return self.adjacency.block(targets, nodes, draw)
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
@@ -86,12 +97,14 @@ class Sampler:
             return self._sample[1:]  # every round is like the last
         kept = [nodes[-1]]
         blocks: list[Block] = []
+        read: NDArray[np.int64] | None = None  # which rows of the layer's output are kept; None: all
         for layer in reversed(range(len(draws))):
             block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
-            block = block.at(np.searchsorted(nodes[layer + 1], kept[0]))
-            columns = nodes[layer]
+            if read is not None:
+                block = block.at(read)
+            columns, read = nodes[layer], None
             if self._may_leave_out and layer - 1 not in self.aggregation_layers:
-                block, read = block.compact()
+                block, read = block.compact(self.adjacency.labels)
                 columns = columns[read]
             blocks.insert(0, block.densified() if self._keeps_matrices else block)
             kept.insert(0, columns)
@@ -107,11 +120,15 @@ class Sampler:
         """
         if self._keeps_matrices:
             whole = self._block_whole(self._everything, self._draw_whole(self._everything))
-            asked = whole.at(targets)
-            yield slice(None), *((asked, self._everything) if asked is whole else asked.compact())
+            asked, labels = whole.at(targets), self.adjacency.labels
+            yield slice(None), *((asked, self._everything) if asked is whole else asked.compact(labels))
             return
         for rows in _product_chunks(self.graph, targets):
-            yield rows, *self.exact_block(targets[rows]).compact()
+            block = self.exact_block(targets[rows])
+            if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
+                yield rows, *block.compact(self.adjacency.labels)
+            else:  # it reads so many nodes that finding out which ones would cost more than it saves
+                yield rows, block, self._everything
 
     def exact_block(self, targets: NodeSet) -> Block:
         """Build the block from all nodes to `targets`, with every edge."""

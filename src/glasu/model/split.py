@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig
-from glasu.data.party import Features
 from glasu.errors import ConfigError
+from glasu.model import fused
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, Normalization
+from glasu.model.fused import Mask
 from glasu.model.layers import (
     Convolution,
     CustomLayer,
@@ -24,11 +25,14 @@ from glasu.model.layers import (
     Hidden,
     Layer,
     Projection,
+    ResidualLayer,
     SAGELayer,
 )
-from glasu.randomness import Stream
+from glasu.model.sparse import SparseRows
+from glasu.randomness import Stream, halves
 
 ENCODER = -1  # the "layer" of draws that concern the raw features
+ATTENTION = -2  # less l: the "layer" of draws that concern the attention of layer l
 NORMALIZATION: dict[str, Normalization] = {
     "gcn": GCNLayer.normalization,
     "gcnii": GCNIILayer.normalization,
@@ -47,21 +51,25 @@ class Dropout:
         self.threshold = nearest if rate > 0 else 0
         self.stream = stream
 
-    def _mask(self, count: int, layer: int) -> np.ndarray:
-        bits = np.random.Philox(key=self.stream(layer).key())
-        draws = bits.random_raw(-(-count // 8)).view(np.uint8)[:count]
-        scale = np.float32(2**8 / (2**8 - self.threshold))
-        return np.multiply(draws >= self.threshold, scale, dtype=np.float32)
+    def mask(self, layer: int) -> Mask | None:
+        """Return which values of the input of a layer are dropped; None: none."""
+        return Mask(*halves(self.stream(layer).key()), self.threshold) if self.threshold else None
 
     def __call__(self, hidden: Hidden, layer: int) -> Hidden:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""
-        if self.threshold == 0:
+        mask = self.mask(layer)
+        if mask is None:
             return hidden
         if isinstance(hidden, Tensor):
-            mask = torch.from_numpy(self._mask(hidden.numel(), layer)).view(hidden.shape)
-            return hidden * mask.to(hidden.dtype)
-        values = hidden.data * self._mask(hidden.nnz, layer).astype(hidden.dtype)
-        return sp.csr_array((values, hidden.indices, hidden.indptr), shape=hidden.shape)
+            dtype = np.dtype(np.float64 if hidden.dtype == torch.float64 else np.float32)
+            return hidden * torch.from_numpy(mask.factors(hidden.numel(), dtype)).view(hidden.shape)
+        return hidden.with_data(hidden.data * mask.factors(hidden.nnz, hidden.dtype))
+
+    def attention(self, shares: Tensor, layer: int) -> Tensor:
+        """Drop shares of a layer's attention and scale up the rest; other draws than those for its input."""
+        dropped = self(shares, ATTENTION - layer)
+        assert isinstance(dropped, Tensor)
+        return dropped
 
     def fork(self, layer: int) -> None:
         """Seed torch's own generator for a layer of another library."""
@@ -113,7 +121,9 @@ class ClientModel(nn.Module):
             self.layers = nn.ModuleList()
             for layer in range(config.num_layers):
                 torch.default_generator.manual_seed(stream("weights", layer).torch_seed())
-                self.layers.append(_layer(config, layer, widths[layer], convolution))
+                inner = _layer(config, layer, widths[layer], convolution)
+                residual = config.residual
+                self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
             torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
         normalized = config.normalization == "layer"
@@ -124,14 +134,21 @@ class ClientModel(nn.Module):
         """Return H_m[0] and, for gcnii, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
         if self.encoder is None:
             return features, None
-        initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
+        if isinstance(features, SparseRows):
+            assert self.encoder.bias is not None
+            initial = fused.encode(features, self.encoder.weight, self.encoder.bias, dropout.mask(ENCODER))
+        else:
+            initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
         return initial, initial
 
     def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
         """Normalise and drop what layer l reads (l = L is the classifier)."""
+        return dropout(self._normalized(layer, hidden), layer)
+
+    def _normalized(self, layer: int, hidden: Hidden) -> Hidden:
         if self.norms is not None and layer > 0:
             hidden = self.norms[layer - 1](hidden)
-        return dropout(hidden, layer)
+        return hidden
 
     def sublayer(self, layer: int, hidden: Hidden, initial: Tensor | None, block: Block, dropout: Dropout) -> Tensor:
         """Compute H_m^+[l] = activation(layer_l(block, H_m[l])), shape (|S[l+1]|, hidden).
@@ -143,12 +160,16 @@ class ClientModel(nn.Module):
             block: A restricted to S_m[l+1] x S_m[l].
             dropout: the masks of this step.
         """
+        module = self.layers[layer]
+        if isinstance(module, GCNIILayer) and module.fuses(block):
+            assert initial is not None
+            return module.fused(self._normalized(layer, hidden), initial, block, dropout.mask(layer))
         hidden = self.layer_input(layer, hidden, dropout)
         if self.config.backbone == "custom":
             with torch.random.fork_rng(devices=[]):
                 dropout.fork(layer)
-                return self.activation(self.layers[layer](hidden, initial, block))
-        return self.activation(self.layers[layer](hidden, initial, block))
+                return self.activation(module(hidden, initial, block))
+        return self.activation(module(hidden, initial, block, partial(dropout.attention, layer=layer)))
 
     def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
         """Return the logits f_m(H[L], W_m[L])."""
@@ -170,16 +191,11 @@ def _layer(config: ModelConfig, layer: int, width: int, convolution: Convolution
     return CustomLayer(convolution(width, config.hidden), config.hidden)
 
 
-def input_scale(config: ModelConfig, features: Features) -> float:
+def input_scale(config: ModelConfig, mean_length: float) -> float:
     """Return the factor for the raw features; "auto" brings the mean length of a row that is not empty to 3."""
     if config.input_scale != "auto":
         return config.input_scale
-    if not isinstance(features, np.ndarray):
-        squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
-    else:
-        squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
-    lengths = np.sqrt(squares[squares > 0])
-    return float(TYPICAL_NORM / lengths.mean()) if len(lengths) else 1.0
+    return TYPICAL_NORM / mean_length if mean_length else 1.0
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

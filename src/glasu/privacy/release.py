@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.codec import ids
-from glasu.codec.tensors import Encoding, Kind
+from glasu.codec.tensors import Encoding, Kind, Plain
 from glasu.keys import Key
 from glasu.privacy.ledger import Ledger
 
@@ -108,6 +108,11 @@ class Release:
         """Name what protects a released tensor."""
         parts = [self.clipping.name] if self.clipping else []
         return "+".join([*parts, *(item.name for item in self.perturbations)]) or "none"
+
+    @property
+    def transparent(self) -> bool:
+        """Tell whether everyone reads in a released tensor what `clip` made of it, bit for bit."""
+        return not self.perturbations and isinstance(self.encodings["representation"], Plain)
 
     def clip(self, partial: Tensor) -> Tensor:
         """Apply the differentiable part of the gate, as LocalUpdate must."""

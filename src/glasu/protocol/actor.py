@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -20,10 +19,11 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, NodeSet
-from glasu.model.exact import exact_layer
-from glasu.model.layers import Convolution, Hidden
+from glasu.model.exact import FeatureRows, exact_layer, exact_start
+from glasu.model.layers import Convolution, Hidden, choices_of
 from glasu.model.optimizer import make_optimizer, schedule_factor
 from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, no_dropout
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Release
@@ -47,11 +47,9 @@ class Batch:
     initial_rows: tuple[NDArray[np.int64], ...]  # per layer: where S_m[l+1] stands in S_m[0]
     labels: Tensor | None  # y[S[L]]
 
-    def initial_at(self, initial: Tensor | None, layer: int) -> Tensor | None:
-        """Return the rows S_m[l+1] of H_m^0, which has the rows S_m[0]."""
-        if initial is None or len(self.initial_rows[layer]) == len(initial):  # all rows, in their order
-            return initial
-        return initial[torch.from_numpy(self.initial_rows[layer])]
+    def initial_at(self, initial: Tensor | None) -> Sequence[Tensor | None]:
+        """Return for each layer the rows S_m[l+1] of H_m^0, which has the rows S_m[0]."""
+        return [None] * len(self.blocks) if initial is None else choices_of(initial, self.initial_rows)
 
 
 def owner_index(config: RunConfig, names: Sequence[str]) -> int:
@@ -107,7 +105,7 @@ class Client:
         ).to(self.dtype)
         self.optimizer = make_optimizer(config, self.model)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
-        self.scale = input_scale(config.model, party.features) if scale is None else scale
+        self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
         self.release = Release(encodings_of(config))
         self.training_nodes = self._own_training_nodes()
         self.run = run_id(config)
@@ -156,17 +154,26 @@ class Client:
         return training_batch(self.config, self.training_nodes, round_index)
 
     def features(self, nodes: NodeSet) -> Hidden:
-        """Return the scaled rows of X_m; all rows are kept once they were asked for."""
-        if len(nodes) < self.party.num_nodes:
-            return self._scaled(self.party.features[nodes])
+        """Return the scaled rows of X_m; sampler "full" asks for all of them again and again, and they are kept."""
+        if len(nodes) < self.party.num_nodes or self.config.train.sampler != "full":
+            return self._rows(nodes)
         if self._all_features is None:
-            self._all_features = self._scaled(self.party.features)
+            self._all_features = self._rows(nodes)
         return self._all_features
 
-    def _scaled(self, rows: NDArray[np.float32] | sp.csr_array) -> Hidden:
-        values: Any = rows.astype(np.float64 if self.dtype == torch.float64 else np.float32)
-        values *= self.scale
-        return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    def _rows(self, nodes: NodeSet) -> Hidden:
+        rows = self.party.features
+        everything = len(nodes) == self.party.num_nodes
+        if isinstance(rows, np.ndarray):
+            return torch.from_numpy(self._scaled(rows if everything else rows[nodes]))
+        sparse = SparseRows.of(rows)
+        sparse = sparse if everything else sparse.rows(nodes)
+        return sparse.with_data(self._scaled(sparse.data))
+
+    def _scaled(self, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Return features times the input scale, in the precision of the run."""
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        return np.multiply(values, kind(self.scale), dtype=kind)
 
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, as the loss wants it."""
@@ -194,27 +201,31 @@ class Client:
         """Gather what the layers read for a sample, and the labels, if it is to learn from."""
         with self.watch.measure("sampling"):
             blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
-            rows = tuple(np.searchsorted(nodes[0], targets) for targets in nodes[1:])
+            rows = [blocks[0].positions]  # of S_m[1] in S_m[0]; then of S_m[2] among those, and so on
+            for block in blocks[1:]:
+                rows.append(rows[-1][block.positions])
             labels = self.labels(nodes[-1]) if self.has_labels and to_learn else None
-            return Batch(sample.round, self.features(nodes[0]), blocks, rows, labels)
+            return Batch(sample.round, self.features(nodes[0]), blocks, tuple(rows), labels)
 
-    @torch.no_grad()
-    def encode(self, batch: Batch, dropout: Dropout) -> tuple[Hidden, Tensor | None]:
-        """Return H_m[0] and, for gcnii, H_m^0, without gradient."""
-        with self.watch.measure("compute"):
-            return self.model.encode(batch.features, dropout)
+    def encode(self, batch: Batch, dropout: Dropout, *, opened: bool = False) -> tuple[Hidden, Sequence[Tensor | None]]:
+        """Return H_m[0] and, for gcnii, H_m^0 at the rows of each layer; with their graph, if opened."""
+        with self.watch.measure("compute"), torch.set_grad_enabled(opened):
+            hidden, initial = self.model.encode(batch.features, dropout)
+            return hidden, batch.initial_at(initial)
 
-    @torch.no_grad()
-    def partial(self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout) -> Tensor:
-        """Return H_m^+[l], without gradient."""
-        return self.open_partial(layer, hidden, initial, batch, dropout)
-
-    def open_partial(
-        self, layer: int, hidden: Hidden, initial: Tensor | None, batch: Batch, dropout: Dropout
+    def partial(
+        self,
+        layer: int,
+        hidden: Hidden,
+        initial: Tensor | None,
+        batch: Batch,
+        dropout: Dropout,
+        *,
+        opened: bool = False,
     ) -> Tensor:
-        """Return H_m^+[l] with its graph."""
-        with self.watch.measure("compute"):
-            return self.model.sublayer(layer, hidden, batch.initial_at(initial, layer), batch.blocks[layer], dropout)
+        """Return H_m^+[l]; with its graph, if opened. `initial` has the rows S_m[l+1]."""
+        with self.watch.measure("compute"), torch.set_grad_enabled(opened):
+            return self.model.sublayer(layer, hidden, initial, batch.blocks[layer], dropout)
 
     def open_encoder(self, batch: Batch, dropout: Dropout) -> tuple[Tensor | None, Tensor | None]:
         """Return H_m^0 with its graph, and as a leaf that gathers the gradients of all layers that read it."""
@@ -244,28 +255,42 @@ class Client:
         return self.release.numbers("losses", losses, key) if losses else NO_NUMBERS
 
     def evaluation_nodes(self, split: str) -> NodeSet:
-        """Return the nodes of a split in their order, or the fixed subset that `evaluate_nodes` asks for."""
+        """Return the nodes of a split in their order, or the fixed subset that `evaluate_nodes` asks for; a copy."""
         splits, subset = self.party.splits, self.config.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
         if split == "test":
-            return splits.test
+            return splits.test.copy()  # torch wants to be able to write to what it reads
         if 0 < subset < len(splits.validation):
-            rng = Stream(self.config.train.seed, "validation subset").numpy()
-            chosen: NodeSet = splits.validation[draw_distinct(rng, len(splits.validation), subset)]
+            key = Stream(self.config.train.seed, "validation subset").key()
+            chosen: NodeSet = splits.validation[draw_distinct(key, len(splits.validation), subset)]
             return chosen
-        return splits.validation
+        return splits.validation.copy()
 
-    @torch.no_grad()
-    def encode_all(self) -> tuple[Hidden, Tensor | None]:
-        """Return H_m[0] and H_m^0 for all nodes."""
+    def exact_start(self) -> tuple[Hidden | FeatureRows, Tensor | None]:
+        """Return H_m[0] and H_m^0 for all nodes; of a graph that is sampled, the features stay where they are."""
         with self.watch.measure("evaluation"):
-            return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
+            if self.config.train.sampler != "full":
+                shape = (self.party.num_nodes, self.party.num_features)
+                return exact_start(self.model, FeatureRows(shape, self.features))
+            with torch.no_grad():
+                return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
 
-    def exact_layer(self, layer: int, hidden: Hidden, initial: Tensor | None, targets: NodeSet) -> Tensor:
-        """Return H_m^+[l] at `targets` with every edge."""
-        with self.watch.measure("evaluation"):
-            return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+    def empty_rows(self, count: int) -> Tensor:
+        """Return room for so many rows of H_m^+[l]."""
+        return torch.empty(count, self.config.model.hidden, dtype=self.dtype)
+
+    def exact_layer(
+        self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield H_m^+[l] at `targets` with every edge: which of the targets, and their rows."""
+        chunks = exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+        while True:
+            with self.watch.measure("evaluation"):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
 
     def joint_shape(self, partial: Tensor) -> tuple[int, int]:
         """Return the shape of H[l+1], given H_m^+[l]."""

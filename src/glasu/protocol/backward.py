@@ -6,7 +6,7 @@ and returns what falls on each client's H_m^+[l]: 1/M of the sum (mean), or its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from glasu.keys import Phase
 from glasu.protocol.messages import Exchange, Gradient, Joint, JointGradient, Partial, Script, Waiting, exchange
@@ -23,9 +23,10 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
     dropout = client.dropout(batch.round, 0)
     initial_source, initial = client.open_encoder(batch, dropout)
     hidden = batch.features if initial is None else initial
+    at_rows = batch.initial_at(initial)
     segments: list[tuple[int, Tensor, Tensor]] = []  # (l, own clipped partial, H[l+1] as a leaf)
     for layer in range(client.config.model.num_layers):
-        partial = client.open_partial(layer, hidden, initial, batch, dropout)
+        partial = client.partial(layer, hidden, at_rows[layer], batch, dropout, opened=True)
         if layer in client.model.aggregation_layers:
             key = client.key(Phase.TRAINING, batch.round, layer)
             clipped = client.release.clip(partial)
@@ -36,7 +37,7 @@ def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
         else:
             hidden = partial
     client.optimizer.zero_grad(set_to_none=True)
-    losses = client.backward_from_loss(hidden, batch, dropout)
+    losses = client.backward_from_loss(cast("Tensor", hidden), batch, dropout)
     for layer, clipped, joint in reversed(segments):
         key = client.key(Phase.BACKWARD, batch.round, layer)
         if joint.grad is None:  # H[L] at a client without labels

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.actor import Client
 from glasu.protocol.backward import client_joint_round
@@ -58,14 +56,13 @@ def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
     client.set_learning_rate(sample.round)
     if client.config.train.backward == "joint":
         return (yield from client_joint_round(client, batch))
-    joint, others = yield from client_inference(client, batch, client.dropout(sample.round, 0))
-    gradient = None
-    if client.owner >= 0:
-        assert isinstance(joint, Tensor)
-        gradient = yield from client_gradient(client, batch, joint)
+    opened = client.release.transparent  # then step 0 computes what was sent: its forward pass is the joint inference
+    joint, others = yield from client_inference(client, batch, client.dropout(sample.round, 0), opened=opened)
+    gradient = (yield from client_gradient(client, batch, joint)) if client.owner >= 0 else None
     with client.watch.measure("compute"):
-        steps = range(client.config.train.num_local_steps)
-        losses = [local_update(client, batch, step, others, gradient) for step in steps]
+        first = local_update(client, batch, 0, others, gradient, joint if opened else None)
+        steps = range(1, client.config.train.num_local_steps)
+        losses = [first, *(local_update(client, batch, step, others, gradient) for step in steps)]
     return losses if client.has_labels else []
 
 

@@ -13,6 +13,7 @@ from glasu.model import metrics
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.messages import (
     Agreed,
+    Evaluating,
     Exchange,
     Joint,
     JointScores,
@@ -138,11 +139,17 @@ def _exchange_rows(
 def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
     """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
     everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
-    hidden, initial = client.encode_all()
+    hidden, initial = client.exact_start()
+    total, done = last * len(everything) + len(nodes), 0
     result: Tensor
     for layer in range(last + 1):
         targets = nodes if layer == last else everything
-        partial = client.exact_layer(layer, hidden, initial, targets)
+        partial = client.empty_rows(len(targets))
+        for rows, computed in client.exact_layer(layer, hidden, initial, targets):
+            partial[rows] = computed
+            done += len(computed)
+            if len(computed) < len(targets):  # a small graph needs one product, and no news of it
+                yield Evaluating(client.round, done / total, client.party.name)
         result = partial
         if layer in client.model.aggregation_layers:
             result = yield from _exchange_rows(client, partial, Partial, Joint, phase, round_index, layer)

@@ -108,7 +108,16 @@ class Evaluated:
     party: str | None = None  # who was evaluated, where parties train alone
 
 
-Event = RoundDone | Evaluated
+@dataclass(frozen=True)
+class Evaluating:
+    """Not a message: tells the runtime how far a party is with an evaluation that takes long."""
+
+    round: int
+    share: float  # done, between 0 and 1
+    party: str
+
+
+Event = RoundDone | Evaluated | Evaluating
 Result = TypeVar("Result")
 Exchange = Generator[Sequence[Message] | Event, Sequence[Message], Result]  # yields what to send, is sent the answers
 Script = Exchange[None]

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.keys import Phase
-from glasu.model.blocks import Draw, NodeSet
 from glasu.protocol.messages import Agreed, Event, Exchange, Message, Proposal, Result, Script, exchange
+from glasu.randomness import contains
 
 if TYPE_CHECKING:
+    from glasu.model.blocks import Draw, NodeSet
     from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
 
@@ -107,7 +108,21 @@ def _agree(
     key = client.key(Phase.SAMPLING, round_index, layer, chunk)
     proposal = Proposal(key=key, node_sets=client.release.node_sets(node_sets, key))
     answer = yield from exchange(proposal, Agreed)
-    return [union.astype(np.int64) for union in answer.node_sets]
+    unions = [union.astype(np.int64) for union in answer.node_sets]
+    num_nodes = client.party.num_nodes
+    if len(unions) != len(node_sets) or not all(map(_is_union, unions, node_sets, [num_nodes] * len(unions))):
+        raise ProtocolError(
+            f"{key}: an agreed node set must rise within 0..{num_nodes - 1} and contain what this party proposed, one "
+            "set per proposal; check that the server and all parties run the same version on the same id list."
+        )
+    return unions
+
+
+def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
+    """Tell whether a set that arrived can be what it must be; the loops that read it check nothing."""
+    if len(union) and not 0 <= union[0] <= union[-1] < num_nodes:
+        return False
+    return bool((union[1:] > union[:-1]).all() and contains(union, own).all())
 
 
 def server_sampling(server: Server, round_index: int, purpose: str = "neighbors") -> Script:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from glasu.protocol.messages import Event, Message, RoundDone, Script
+from glasu.protocol.messages import Evaluating, Event, Message, RoundDone, Script
 from glasu.runtime.meter import Meter
 from glasu.timing import Stopwatch
 
@@ -62,13 +62,14 @@ def run_in_process(
         clients: one script per client, in client order.
         meter: counts what is sent.
         watch: where the server's seconds are added up.
-        observe: is told the server's events.
+        observe: is told the server's events, and how far clients are with a long evaluation, from their threads.
         carry: what the wire does to a message.
         each: `map`, or one that runs clients in parallel.
         observers: are told the clients' events, one for each client.
         before_sending: is called whenever clients are about to send.
     """
-    told = observers or [lambda event: None] * len(clients)
+    own: Sequence[Observer] = observers or [lambda event: None] * len(clients)
+    told = [_told_to(observer, observe) for observer in own]
     _advance(server, None, observe)
     outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients), told)]
     while any(outboxes):
@@ -87,6 +88,17 @@ def run_in_process(
                 inbox.append(carry(answer))
         meter.exchanged(together)
         outboxes = [deque(messages) for messages in each(_advance, clients, inboxes, told)]
+
+
+def _told_to(own: Observer, observe: Observer) -> Observer:
+    """Return who is told a client's events: its own observer, and of long evaluations also the run's."""
+
+    def notice(event: Event) -> None:
+        own(event)
+        if isinstance(event, Evaluating):  # the rest the server tells
+            observe(event)
+
+    return notice
 
 
 def run_alone(

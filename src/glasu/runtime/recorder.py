@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from glasu.protocol.messages import Evaluated, Event
+from glasu.protocol.messages import Evaluated, Event, RoundDone
 from glasu.report import SplitScores
 from glasu.runtime.meter import Meter
 
@@ -25,7 +25,7 @@ class Recorder:
         if isinstance(event, Evaluated):
             spent = (self.meter.total, self.meter.exchanges, self.elapsed())
             self.evaluations[event.party].append((event, *spent))
-        elif event.loss is not None:
+        elif isinstance(event, RoundDone) and event.loss is not None:
             self.losses[event.party].append(event.loss)
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""What do the compiled kernels gain over their numpy twins and over the libraries they stand in for?
+
+CPU time of one thread, turn by turn in one process; each ratio is the median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from glasu.data.party import Graph
+from glasu.model import kernels
+from glasu.model.blocks import Adjacency, Block, draw_layer, draw_neighbors
+from glasu.model.kernels import arrays
+from glasu.model.layers import sparse_product
+from glasu.model.sparse import SparseRows
+from glasu.randomness import halves
+from glasu.runtime.inprocess import one_thread_each
+from reference import csr
+from tables import markdown, show
+from timing import Work, in_turns, per_call, ratio
+
+ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # of a block in the paper's setting
+LOOPS = {name: getattr(kernels, name) for name in kernels.__all__}
+TWINS = {name: getattr(arrays, name) for name in kernels.__all__}
+
+
+def with_kernels(path: dict[str, Any], work: Work) -> Work:
+    """Return the work, done with one of the two paths."""
+
+    def done() -> object:
+        for name, kernel in path.items():
+            setattr(kernels, name, kernel)
+        return work()
+
+    return done
+
+
+def random_graph(num_nodes: int, degree: int) -> Graph:
+    """Return a graph in which every node hears `degree` others, spread over all nodes."""
+    rng = np.random.default_rng(0)
+    gaps = rng.integers(1, num_nodes // degree, (num_nodes, degree), np.int32)
+    sources = np.cumsum(gaps, axis=1, dtype=np.int32)
+    return Graph(np.arange(0, degree * num_nodes + 1, degree), sources.ravel())
+
+
+def sampled(graph: Graph, sampling: str) -> Work:
+    """Return the drawing of four layers from 16 nodes, fan-out 3, with their blocks."""
+    adjacency = Adjacency(graph, "symmetric")
+    draw_edges = draw_neighbors if sampling == "node" else draw_layer
+    batch = np.arange(0, graph.num_nodes, graph.num_nodes // 16)[:16]
+
+    def work() -> list[Block]:
+        blocks, targets = [], batch
+        for layer in range(4):
+            draw = draw_edges(graph, targets, 3, layer, adjacency.labels)
+            blocks.append(adjacency.block(targets, draw.nodes, draw))
+            targets = draw.nodes
+        return blocks
+
+    return work
+
+
+def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
+    """Return a product with a random matrix, forward and backward."""
+    dense, probe = torch.randn(COLUMNS, WIDTH, requires_grad=True), torch.randn(ROWS, WIDTH)
+
+    def work() -> None:
+        dense.grad = None
+        multiply(dense).backward(probe)  # type: ignore[no-untyped-call]
+
+    return work
+
+
+def main() -> None:
+    """Print one table: microseconds of the compiled path, and how many times as long the others take."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer turns")
+    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    args = parser.parse_args()
+    turns = 3 if args.quick else 15
+    matrix = sp.random_array(
+        (ROWS, COLUMNS), density=ENTRIES / ROWS / COLUMNS, rng=np.random.default_rng(0), format="csr", dtype=np.float32
+    )
+    ours = SparseRows.of(matrix)
+    theirs = csr(ours)
+    mask = np.empty(COLUMNS * WIDTH, np.float32)
+    rows: list[list[str]] = []
+
+    def add(what: str, work: Work, library: str = "-", other: Work | None = None, repeats: int = 20) -> None:
+        contenders = [with_kernels(LOOPS, work), with_kernels(TWINS, work), *([other] if other else [])]
+        measures = {f"{index}": partial(per_call, each, repeats) for index, each in enumerate(contenders)}
+        own, *rest = in_turns(measures, turns).values()
+        ratios = [ratio(each, own) for each in rest]
+        row = [what, f"{1e6 * statistics.median(own):.0f}", f"{ratios[0]:.1f}", library]
+        rows.append([*row, f"{ratios[1]:.1f}" if other else "-"])
+
+    product = product_of(lambda dense: sparse_product(ours, dense))
+    add("block x rows and back", product, "torch CSR", product_of(lambda dense: theirs @ dense))
+    add(
+        "the same, forward alone",
+        lambda: sparse_product(ours, torch.zeros(COLUMNS, WIDTH)),
+        "scipy",
+        lambda: matrix @ np.zeros((COLUMNS, WIDTH), np.float32),
+    )
+    add(
+        "mask of as many values",
+        lambda: kernels.fill_mask(*halves(1), 128, np.float32(2), mask),
+        "Philox",
+        lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
+    )
+    chosen = np.arange(0, ROWS, 2)
+    add("half of the rows", lambda: ours.rows(chosen), "scipy", lambda: matrix[chosen])
+    for name, graph in (("2,708 nodes", random_graph(2_708, 4)), ("200,000 nodes", random_graph(200_000, 50))):
+        add(f"four layers, node-wise, {name}", sampled(graph, "node"))
+        add(f"four layers, layer-wise, {name}", sampled(graph, "layer"), repeats=5)
+    for name, kernel in LOOPS.items():
+        setattr(kernels, name, kernel)
+    header = ["kernel", "us", "numpy twin x", "library", "library x"]
+    text = f"{ROWS} x {COLUMNS} block with {ENTRIES} entries, width {WIDTH}; four layers: batch 16, fan-out 3\n\n"
+    text += markdown(header, rows)
+    show(text, args.out)
+
+
+if __name__ == "__main__":
+    with one_thread_each():
+        main()

@@ -1,0 +1,161 @@
+"""How many times as long does a round take that is written plainly, and how far is ours from what the machine can do?
+
+CPU time of one process with one torch thread, turn by turn; each ratio is the median over the turns. Ours is the whole
+round of all parties and the server: sampling, exchange, encoding, ledger, optimiser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from glasu.config import DataConfig, RunConfig
+from glasu.data.datasets import load_parties
+from glasu.data.party import PartyData
+from glasu.protocol.actor import Batch
+from glasu.runtime.inprocess import one_thread_each
+from reference import PlainRounds, PyGPasses, by_dict
+from tables import markdown, show
+from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_rounds
+
+METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
+PLAIN_ROUNDS = 4  # per turn
+SIZE, COPIED = 768, 2**24  # of the matrices multiplied, and numbers copied, to see what the machine can do
+
+
+def dense_twin(party: PartyData) -> PartyData:
+    """Return the party with its features as a dense array, which it would not keep by itself."""
+    twin = copy.copy(party)
+    dense = party.features if isinstance(party.features, np.ndarray) else party.features.toarray()
+    object.__setattr__(twin, "features", dense)
+    return twin
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One setting: CPU seconds per round of each contender in each turn, and what the rounds were."""
+
+    seconds: dict[str, list[float]]
+    same: Timing  # our round on the same edges and rows as the plain one
+    lean: Timing  # our round as it is by default
+
+    def times(self, other: str, own: str) -> float:
+        """Return how many times as long as our own round another takes."""
+        return ratio(self.seconds[other], self.seconds[own])
+
+
+def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> Comparison:
+    """Compare our round, on the same work and as it is by default, with the plain one and with PyG's passes alone."""
+    lean = paper_settings(optimizer="sgd", **METHODS[num_local_steps])
+    same = paper_settings(optimizer="sgd", blocks="induced", **METHODS[num_local_steps])
+    timings: dict[str, Timing] = {}
+    dense = [dense_twin(party) for party in parties]
+    plain, with_dicts = PlainRounds(lean, parties), PlainRounds(lean, parties, by_dict)
+
+    def own(name: str, parties: Sequence[PartyData], config: RunConfig) -> Callable[[], float]:
+        def measure() -> float:
+            timings[name] = timed_rounds(parties, config)
+            return timings[name].seconds
+
+        return measure
+
+    contenders = {
+        "lean": own("lean", parties, lean),
+        "same": own("same", dense, same),
+        "plain": lambda: per_call(plain.round, PLAIN_ROUNDS),
+        "dicts": lambda: per_call(with_dicts.round, PLAIN_ROUNDS),
+        "pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
+    }
+    found = in_turns(contenders, turns)
+    return Comparison(found, timings["same"], timings["lean"])
+
+
+def pyg_seconds(config: RunConfig, parties: Sequence[PartyData], batches: Sequence[Sequence[Batch]]) -> float:
+    """Return seconds per round of the passes alone, all clients together."""
+    total = 0.0
+    for party, own in zip(parties, batches, strict=True):
+        passes = PyGPasses(config, party.num_features, len(party.classes))
+        ready = iter([passes.inputs(batch) for batch in own[: PLAIN_ROUNDS + 1]])
+        total += per_call(lambda passes=passes, ready=ready: passes.passes(*next(ready)), PLAIN_ROUNDS)  # type: ignore[misc]
+    return total
+
+
+def gemm_peak() -> float:
+    """Return the multiplications and additions per second of one torch thread, in single precision."""
+    left, right, out = (torch.randn(SIZE, SIZE) for _ in range(3))
+    return 2 * SIZE**3 / per_call(lambda: torch.mm(left, right, out=out), 5)
+
+
+def copy_peak() -> float:
+    """Return the bytes per second that one thread reads and writes, in a copy too large for the caches."""
+    source, target = torch.zeros(COPIED), torch.zeros(COPIED)
+    return 2 * 4 * COPIED / per_call(lambda: target.copy_(source), 3)
+
+
+def operations(batch: Batch, hidden: int, steps: int) -> float:
+    """Count the multiplications and additions of a client's Q passes, forward and backward, as gcnii needs them.
+
+    A product of rows and a weight matrix is done three times (forward, and for two gradients), one with a constant
+    matrix twice.
+    """
+    entries = batch.features.numel() if isinstance(batch.features, torch.Tensor) else batch.features.nnz
+    products = 2 * entries + 3 * hidden * sum(block.matrix.shape[0] for block in batch.blocks)
+    return 2.0 * steps * hidden * (products + 2 * sum(block.matrix.nnz for block in batch.blocks))
+
+
+def of_the_peak(timing: Timing, steps: int, hidden: int, peak: float) -> float:
+    """Return which share of a round's time the machine's best matrix product would need for the same operations."""
+    counts = [[operations(batch, hidden, steps) for batch in own] for own in timing.batches]
+    return sum(statistics.fmean(own) for own in counts) / peak / timing.seconds
+
+
+def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
+    """Return the tables of this benchmark."""
+    peak, copied = gemm_peak(), copy_peak()
+    rows, work = [], []
+    for steps in METHODS:
+        found = compare(parties, steps, turns)
+        for label, own, timing in (("same edges and rows", "same", found.same), ("lean", "lean", found.lean)):
+            milliseconds = 1e3 * statistics.median(found.seconds[own])
+            row = [
+                f"{steps}",
+                label,
+                f"{milliseconds:.1f}",
+                f"{found.times('plain', own):.1f}",
+                f"{found.times('dicts', own):.1f}",
+            ]
+            rows.append(
+                [*row, f"{found.times('pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
+            )
+            shares = [f"{100 * share:.0f} %" for share in timing.shares.values()]
+            sent = [f"{timing.bytes / 1e3:.0f}", f"{timing.exchanges:.2f}"]
+            work.append([f"{steps}", label, f"{timing.rows:.0f}", f"{timing.edges:.0f}", *shares, *sent])
+    header = ["Q", "ours", "ms / round", "plain x", "plain with dicts x", "PyG passes x", "of GEMM peak"]
+    text = f"{name}, M = 3, K = 2, batch 16, fan-out 2, hidden 192, {turns} turns; "
+    text += f"the machine: {peak / 1e9:.0f} GFLOP/s, copies {copied / 1e9:.1f} GB/s\n\n{markdown(header, rows)}\n\n"
+    header = ["Q", "ours", "rows", "edges", "sampling", "compute", "communication", "other", "KB / round", "exchanges"]
+    return text + f"per round; rows and edges of one client\n\n{markdown(header, work)}"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer turns")
+    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    args = parser.parse_args()
+    name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
+    text = report(load_parties(RunConfig(data=DataConfig(name=name))), name, 2 if args.quick else 7)
+    show(text, args.out)
+
+
+if __name__ == "__main__":
+    with one_thread_each():
+        main()

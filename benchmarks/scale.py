@@ -1,0 +1,168 @@
+"""Does a graph of Reddit's size fit: what do making, storing, opening, training and evaluating it take?
+
+A synthetic graph with Reddit's 232,965 nodes, 602 features and 41 classes, and 492 edges per node as there, is divided
+among three clients with 80 % of the edges each, all in this one process. Raw data is what the clients hold: 4 bytes per
+edge and per feature value; the peak is the process's largest resident size, to which memory maps count as far as they
+were read. The paper trains on Reddit, but tells neither its memory nor its seconds per round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasu.config import DataConfig, RunConfig, TrainConfig
+from glasu.data.datasets import load
+from glasu.data.party import PartyData
+from glasu.data.reddit import STAND_IN
+from glasu.protocol.messages import Evaluated, Event, RoundDone
+from glasu.runtime.simulation import simulate
+from tables import markdown, show
+
+OPENINGS = 5
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size of this process so far; memory maps count as far as they were read."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something was done."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, start: Moment) -> Moment:
+        return Moment(self.wall - start.wall, self.cpu - start.cpu)
+
+
+def settings(args: argparse.Namespace) -> RunConfig:
+    """Return the settings of a large graph, with one evaluation on validation and one on test, at the end."""
+    data = DataConfig(
+        name="synthetic",
+        num_nodes=round(args.nodes / args.part),
+        average_degree=args.degree,
+        num_features=args.features,
+        num_classes=args.classes,
+        num_clients=args.clients,
+    )
+    train = TrainConfig(
+        num_rounds=args.rounds,
+        evaluate_every=args.rounds,
+        sampler="neighbor",
+        batch_size=args.batch,
+        fanout=args.fanout,
+    )
+    return RunConfig(data=data, train=train)
+
+
+def bytes_per_edge(parties: Sequence[PartyData]) -> float:
+    """Return what the clients' graphs take, as they are stored and opened."""
+    graphs = [party.graph for party in parties]
+    return sum(graph.indptr.nbytes + graph.indices.nbytes for graph in graphs) / sum(g.num_edges for g in graphs)
+
+
+def main() -> None:
+    """Make, open, train and evaluate; print what each step took, and the peak of memory after it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=float, default=1, help="16: a sixteenth of the nodes, as many edges for each")
+    parser.add_argument("--nodes", type=int, default=int(STAND_IN["num_nodes"]))
+    parser.add_argument("--degree", type=float, default=STAND_IN["average_degree"])
+    parser.add_argument("--features", type=int, default=int(STAND_IN["num_features"]))
+    parser.add_argument("--classes", type=int, default=int(STAND_IN["num_classes"]))
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=64, help="nodes per round; the default of large graphs is 512")
+    parser.add_argument("--fanout", type=int, default=TrainConfig().fanout)
+    parser.add_argument("--cache", type=Path, help="where to store the graph, and keep it; else it is made and removed")
+    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    parser.add_argument("--quick", action="store_true", help="a sixteenth of the nodes, 20 rounds")
+    args = parser.parse_args()
+    if args.quick:
+        args.part, args.rounds = 16, 20
+    with tempfile.TemporaryDirectory(prefix="glasu-scale-") as temporary:
+        os.environ["GLASU_CACHE"] = str(args.cache or temporary)
+        text = measured(settings(args))
+    show(text, args.out)
+
+
+def measured(config: RunConfig) -> str:
+    """Return the tables."""
+    steps: list[tuple[str, Moment]] = []
+    peaks = []
+
+    def step(name: str, start: Moment) -> Moment:
+        steps.append((name, Moment.now().since(start)))
+        peaks.append(peak_bytes())
+        print(f"{name}: {steps[-1][1].wall:.1f} s, peak {peaks[-1] / 2**30:.2f} GiB", file=sys.stderr, flush=True)
+        return Moment.now()
+
+    start = Moment.now()
+    parties = load(config).parties
+    start = step("make, store, divide", start)
+    openings = []
+    for _ in range(OPENINGS):
+        del parties
+        before = time.perf_counter()
+        parties = load(config).parties
+        openings.append(time.perf_counter() - before)
+    step("open, five times", start)
+
+    rounds: list[Moment] = []
+    evaluations: list[Moment] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RoundDone):
+            rounds.append(Moment.now())
+            if len(rounds) % 20 == 0:
+                print(f"{len(rounds)} rounds, peak {peak_bytes() / 2**30:.2f} GiB", file=sys.stderr, flush=True)
+        elif isinstance(event, Evaluated):
+            evaluations.append(Moment.now())
+
+    start = Moment.now()
+    report = simulate(parties, config, observe=observe).report
+    step(f"train {config.train.num_rounds} rounds, evaluate twice", start)
+    nodes, edges = parties[0].num_nodes, sum(party.graph.num_edges for party in parties)
+    raw = 4 * edges + 4 * nodes * config.data.num_features
+    training = rounds[-2].since(rounds[0])  # the last round ends with an evaluation
+    per_second = (len(rounds) - 2) / training.wall, (len(rounds) - 2) / training.cpu
+    evaluation = evaluations[1].since(evaluations[0])
+    tested = 0 if parties[0].splits is None else len(parties[0].splits.test)
+    table = [
+        [name, f"{spent.wall:.1f}", f"{spent.cpu:.1f}", f"{peak / 2**30:.2f}", f"{peak / raw:.2f}"]
+        for (name, spent), peak in zip(steps, peaks, strict=True)
+    ]
+    train = config.train
+    figures = [
+        ["opening, best and median", f"{1e3 * min(openings):.1f}, {1e3 * sorted(openings)[OPENINGS // 2]:.1f} ms"],
+        ["graph on disk", f"{bytes_per_edge(parties):.3f} bytes per edge"],
+        ["rounds per second, and per CPU second", f"{per_second[0]:.2f}, {per_second[1]:.2f}"],
+        ["one exact evaluation", f"{evaluation.wall:.1f} s, {evaluation.cpu:.1f} CPU s ({tested} nodes)"],
+        ["test accuracy", f"{100 * report.test.accuracy:.1f} %"],
+    ]
+    return (
+        f"synthetic, {nodes} nodes, {edges} edges of {len(parties)} clients, {config.data.num_features} features, "
+        f"raw data {raw / 2**30:.2f} GiB;\nbatch {train.batch_size}, fan-out {train.fanout}, sampler {train.sampler}, "
+        f"Q = {train.num_local_steps}, hidden {config.model.hidden}, {config.model.num_layers} layers\n\n"
+        + markdown(["step", "s", "CPU s", "peak, GiB", "peak / raw"], table)
+        + "\n\n"
+        + markdown(["figure", "value"], figures)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""CPU time of this process: of work done in turns, and of whole rounds, all parties and the server together."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.data.party import PartyData
+from glasu.protocol.actor import Batch, Client
+from glasu.protocol.client import client_script
+from glasu.protocol.messages import Event, RoundDone
+from glasu.protocol.sampling import Sample
+from glasu.protocol.server import server_script
+from glasu.runtime.inprocess import run_in_process
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import make_clients, make_server
+from glasu.timing import Stopwatch
+
+WINDOW = 16  # rounds whose node sets are drawn together: only whole windows are timed
+PHASES = ("sampling", "compute", "communication")
+Work = Callable[[], object]
+
+
+def per_call(work: Work, repeats: int) -> float:
+    """Return CPU seconds per call, after a call to warm up."""
+    work()
+    start = time.process_time()
+    for _ in range(repeats):
+        work()
+    return (time.process_time() - start) / repeats
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Have each contender measure its seconds once per turn, so that all meet the machine in the same moods."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(turns):
+        for name, measure in contenders.items():
+            found[name].append(measure())
+    return found
+
+
+def ratio(others: Sequence[float], own: Sequence[float]) -> float:
+    """Return how many times as long the others took: the median over the turns."""
+    return statistics.median(other / mine for other, mine in zip(others, own, strict=True))
+
+
+def paper_settings(**train: object) -> RunConfig:
+    """K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
+    keys = {
+        "num_rounds": 2 * WINDOW + 1,
+        "num_local_steps": 4,
+        "batch_size": 16,
+        "sampler": "neighbor",
+        "fanout": 2,
+        "evaluate_every": 10**6,
+        "evaluate_nodes": 64,
+        "sampled_evaluation": True,
+        "prefetch": WINDOW,
+    }
+    return RunConfig(model=ModelConfig(hidden=192), train=TrainConfig(**{**keys, **train}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one run's whole windows cost, after one to warm up."""
+
+    seconds: float  # of CPU per round
+    shares: dict[str, float]  # of these seconds, by phase
+    bytes: float  # per round
+    exchanges: float  # per round
+    batches: tuple[tuple[Batch, ...], ...]  # per client, those of the timed rounds
+
+    @property
+    def rows(self) -> float:
+        """|S_m[0]|, the mean over clients and rounds."""
+        return statistics.fmean(batch.features.shape[0] for own in self.batches for batch in own)
+
+    @property
+    def edges(self) -> float:
+        """Entries of a client's blocks in one round, the mean over clients and rounds."""
+        counts = (sum(block.matrix.nnz for block in batch.blocks) for own in self.batches for batch in own)
+        return statistics.fmean(counts)
+
+
+def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
+    """Train as many whole windows as fit into `train.num_rounds`, and time all but the first."""
+    watch, meter, last = Stopwatch(time.process_time), Meter(), config.train.num_rounds // WINDOW * WINDOW
+    marks: list[tuple[float, dict[str, float], int, int]] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RoundDone):
+            watches = [watch, *(client.watch for client in clients)]
+            spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
+            marks.append((time.process_time(), spent, meter.total, meter.exchanges))
+
+    clients = make_clients(config, parties, time.process_time)
+    batches = [_noted(client) for client in clients]
+    scripts = [client_script(client) for client in clients]
+    run_in_process(server_script(make_server(config, clients)), scripts, meter, watch, observe)
+    (start, before, sent, met), (stop, after, sent_then, met_then) = marks[WINDOW - 1], marks[last - 1]
+    count, seconds = last - WINDOW, stop - start
+    shares = {name: (after[name] - before[name]) / seconds for name in PHASES}
+    shares["other"] = 1 - sum(shares.values())
+    timed = tuple(tuple(own[WINDOW:last]) for own in batches)
+    return Timing(seconds / count, shares, (sent_then - sent) / count, (met_then - met) / count, timed)
+
+
+def _noted(client: Client) -> list[Batch]:
+    """Have the client note what each round reads."""
+    gather, noted = client.batch, []
+
+    def batch(sample: Sample, *, to_learn: bool = True) -> Batch:
+        found = gather(sample, to_learn=to_learn)
+        noted.append(found)
+        return found
+
+    client.batch = batch  # type: ignore[method-assign]
+    return noted

@@ -1,0 +1,66 @@
+"""The inner loops of sampling and of sparse products, each twice with equal results, bit for bit.
+
+`loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
+
+`labels` is a caller's array of one int32 per node, -1 everywhere; a kernel resets what it touched, so that no call
+costs time or memory in proportion to the graph. One array must not be used by two threads at a time.
+"""
+
+from __future__ import annotations
+
+from glasu.compiling import COMPILES
+
+if COMPILES:
+    from glasu.model.kernels.loops import (
+        add_product,
+        add_rows,
+        add_transposed,
+        distinct,
+        draw_bytes,
+        draw_neighbors,
+        drop,
+        edges_between,
+        fill_block,
+        fill_mask,
+        gather_rows,
+        mix_dropped,
+        neighbors_outside,
+        rectified,
+        rectified_gradients,
+    )
+else:
+    from glasu.model.kernels.arrays import (
+        add_product,
+        add_rows,
+        add_transposed,
+        distinct,
+        draw_bytes,
+        draw_neighbors,
+        drop,
+        edges_between,
+        fill_block,
+        fill_mask,
+        gather_rows,
+        mix_dropped,
+        neighbors_outside,
+        rectified,
+        rectified_gradients,
+    )
+
+__all__ = [
+    "add_product",
+    "add_rows",
+    "add_transposed",
+    "distinct",
+    "draw_bytes",
+    "draw_neighbors",
+    "drop",
+    "edges_between",
+    "fill_block",
+    "fill_mask",
+    "gather_rows",
+    "mix_dropped",
+    "neighbors_outside",
+    "rectified",
+    "rectified_gradients",
+]

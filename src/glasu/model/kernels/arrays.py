@@ -1,0 +1,207 @@
+"""The kernels in plain numpy, for where numba is absent: the same names, arguments and bits as in `loops`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.randomness import below, contains, words
+
+Ids = NDArray[np.int64]
+Labels = NDArray[np.int32]
+Array = NDArray[Any]
+
+
+def draw_neighbors(
+    indptr: Array, indices: Array, targets: Ids, fanout: int, low: np.uint64, high: np.uint64, labels: Labels
+) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
+    """Draw up to `fanout` edges into each target: (new nodes in any order; starts, edges, scale of a `Draw`)."""
+    first = indptr[targets]
+    degrees = indptr[targets + 1] - first
+    counts = np.minimum(degrees, fanout)
+    starts = _starts(counts)
+    edges = _runs(first, counts, starts)  # the first ones; right where all are taken
+    crowded = np.flatnonzero(degrees > fanout)
+    chosen = np.empty((len(crowded), fanout), np.int64)
+    for step in range(fanout if len(crowded) else 0):  # Floyd: below top + 1, or top where that one was drawn before
+        top = degrees[crowded] - fanout + step
+        pick = below(words(low, high, crowded * fanout + step), top + 1)
+        again = (chosen[:, :step] == pick[:, None]).any(axis=1)
+        chosen[:, step] = np.where(again, top, pick)
+    edges[starts[crowded][:, None] + np.arange(fanout)] = first[crowded][:, None] + np.sort(chosen, axis=1)
+    scale = np.repeat(degrees / np.maximum(counts, 1), counts)
+    return _fresh(indices[edges], targets), starts, edges, scale
+
+
+def _fresh(sources: NDArray[np.integer], targets: Ids) -> Ids:
+    found = np.unique(sources).astype(np.int64)
+    fresh: Ids = found[~contains(targets, found)]
+    return fresh
+
+
+def _starts(counts: Ids) -> Ids:
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _runs(first: Ids, counts: Ids, starts: Ids) -> Ids:
+    """Return first, first + 1, ... of each row, `counts` numbers each, one row after the other."""
+    return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
+
+
+def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
+    """List every edge into the targets: (where those of each target start, the edges)."""
+    first = indptr[targets]
+    degrees = indptr[targets + 1] - first
+    starts = _starts(degrees)
+    return starts, _runs(first, degrees, starts)
+
+
+def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
+    """Return the sources of edges into the targets that are no targets themselves, in any order."""
+    _, edges = edges_into(indptr, targets)
+    return _fresh(indices[edges], targets)
+
+
+def edges_between(
+    indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
+) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+    """List the edges into the targets from targets and others: (starts, edges, whether from others)."""
+    starts, edges = edges_into(indptr, targets)
+    rows = np.repeat(np.arange(len(targets)), np.diff(starts))
+    labels[others] = 1
+    labels[targets] = 0
+    found = labels[indices[edges]]
+    labels[others] = -1
+    labels[targets] = -1
+    used = found >= 0
+    return _starts(np.bincount(rows[used], minlength=len(targets))), edges[used], found[used] == 1
+
+
+def fill_block(
+    indices: Array,
+    weights: Array,
+    targets: Ids,
+    nodes: Ids,
+    starts: Ids,
+    edges: Ids,
+    scale: NDArray[np.float64],
+    inverse: NDArray[np.float64],
+    kind: int,
+    labels: Labels,
+    indptr: Array,
+    columns: Array,
+    values: Array,
+    positions: Ids,
+) -> None:
+    """Write the rows of a block: self loops first where there are any, then the drawn edges (see `Adjacency`)."""
+    sources, counts = indices[edges], np.diff(starts)
+    own: Array = targets  # right where all nodes are there: then a node's position is its number
+    others = sources
+    if len(nodes) < len(labels):
+        labels[nodes] = np.arange(len(nodes))
+        own, others = labels[targets], labels[sources]
+        labels[nodes] = -1
+    shares = np.ones(len(edges))
+    if kind != 0:
+        shares = scale if len(scale) else shares
+        shares = shares * weights[edges] if len(weights) else shares
+        shares = shares * np.repeat(inverse[targets], counts)
+        shares = shares * inverse[sources] if kind == 2 else shares
+    positions[:] = own
+    loops = kind != 1  # mean has no self loops
+    indptr[:] = starts + np.arange(len(starts)) if loops else starts
+    at = np.arange(len(edges))
+    if loops:
+        columns[indptr[:-1]] = own
+        values[indptr[:-1]] = inverse[targets] * inverse[targets] if kind == 2 else 1.0
+        at += np.repeat(np.arange(1, len(counts) + 1), counts)
+    columns[at], values[at] = others, shares
+
+
+def distinct(numbers: NDArray[np.integer], labels: Labels) -> Ids:
+    """Return the distinct ones among numbers below the number of nodes, in any order."""
+    return np.unique(numbers).astype(np.int64)
+
+
+def gather_rows(indptr: Array, indices: Array, data: Array, rows: Ids) -> tuple[Array, Array, Array]:
+    """Return some rows of a sparse matrix, as the arrays of another one."""
+    first, counts = indptr[rows].astype(np.int64), (indptr[rows + 1] - indptr[rows]).astype(np.int64)
+    starts = _starts(counts)
+    at = _runs(first, counts, starts)
+    return starts.astype(indptr.dtype), indices[at], data[at]
+
+
+def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
+    """Add matrix @ dense to `total`, the entries of a row in their order."""
+    counts = np.diff(indptr)
+    rows = np.argsort(-counts, kind="stable")  # the longest first: those with a k-th entry come before the others
+    for k in range(int(counts.max(initial=0))):
+        rows = rows[: np.searchsorted(-counts[rows], -k)]
+        at = indptr[rows] + k
+        total[rows] += data[at][:, None] * dense[indices[at]]
+
+
+def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
+    """Add matrix.T @ dense to `total`, the entries of a column in the order of the rows."""
+    order = np.argsort(indices, kind="stable")
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    add_product(_starts(np.bincount(indices, minlength=len(total))), rows[order], data[order], dense, total)
+
+
+def add_rows(rows: Ids, dense: Array, total: Array) -> None:
+    """Add each row of `dense` to one row of `total`; `rows` are distinct."""
+    total[rows] += dense
+
+
+def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
+    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
+    np.multiply(draw_bytes(low, high, len(mask)) >= threshold, scale, out=mask)
+
+
+def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> NDArray[np.uint8]:
+    """Return so many bytes of the key's words, eight a word, lowest first."""
+    return words(low, high, np.arange(-(-count // 8))).astype("<u8", copy=False).view(np.uint8)[:count]
+
+
+def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+    """Write ReLU(matrix @ weight + bias)."""
+    result[:] = 0
+    add_product(indptr, indices, data, weight, result)
+    np.maximum(result + bias, 0, out=result)
+
+
+def rectified_gradients(
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+) -> None:
+    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
+    gated = np.where(result > 0, gradient, 0)
+    for row in gated:  # one after the other, for numpy's own sum adds in another order
+        bias += row
+    add_transposed(indptr, indices, data, gated, weight)
+
+
+def mix_dropped(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    initial: Array,
+    share: Any,
+    result: Array,
+) -> None:
+    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
+    np.multiply(initial, share, out=result)
+    kept = hidden * np.multiply(draws >= threshold, scale, dtype=hidden.dtype) if len(draws) else hidden
+    add_product(indptr, indices, data, kept, result)
+
+
+def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
+    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
+    values *= np.multiply(draws >= threshold, scale, dtype=values.dtype)

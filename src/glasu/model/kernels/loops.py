@@ -1,0 +1,345 @@
+"""The kernels as loops, compiled by numba. Integers are int64 and node labels int32 unless a caller says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from glasu.compiling import compiled
+from glasu.randomness import FIRST, GOLDEN, SECOND
+
+Array = Any  # numba knows the types better than an annotation could
+S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+# Randomness: as in glasu.randomness, one word at a time.
+
+
+@compiled
+def _mix(value: np.uint64) -> Any:
+    value = (value ^ (value >> S30)) * FIRST
+    value = (value ^ (value >> S27)) * SECOND
+    return value ^ (value >> S31)
+
+
+@compiled
+def _word(low: np.uint64, high: np.uint64, counter: int) -> Any:
+    return _mix(_mix(low + np.uint64(counter) * GOLDEN) ^ high)
+
+
+@compiled
+def _below(word: np.uint64, bound: int) -> Any:
+    return np.int64(np.float64(word >> S11) * 2.0**-53 * bound)
+
+
+# Node sets and edges.
+
+
+@compiled
+def draw_neighbors(
+    indptr: Array, indices: Array, targets: Array, fanout: int, low: np.uint64, high: np.uint64, labels: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Draw up to `fanout` edges into each target: (new nodes in any order; starts, edges, scale of a `Draw`)."""
+    starts = np.empty(len(targets) + 1, np.int64)
+    starts[0] = 0
+    for row in range(len(targets)):
+        degree = indptr[targets[row] + 1] - indptr[targets[row]]
+        starts[row + 1] = starts[row] + min(degree, fanout)
+        labels[targets[row]] = 0
+    edges = np.empty(starts[-1], np.int64)
+    scale = np.empty(starts[-1], np.float64)
+    fresh = np.empty(starts[-1], np.int64)
+    found = 0
+    for row in range(len(targets)):
+        first, start, stop = indptr[targets[row]], starts[row], starts[row + 1]
+        degree = indptr[targets[row] + 1] - first
+        if degree <= fanout:
+            for k in range(start, stop):
+                edges[k] = first + k - start
+        else:
+            for step in range(fanout):  # Floyd: a number below top + 1, or top where that one was drawn before
+                top = degree - fanout + step
+                pick = first + _below(_word(low, high, row * fanout + step), top + 1)
+                at = start + step  # the drawn ones are kept in order
+                while at > start and edges[at - 1] > pick:
+                    at -= 1
+                if at > start and edges[at - 1] == pick:
+                    edges[start + step] = first + top
+                else:
+                    for k in range(start + step, at, -1):
+                        edges[k] = edges[k - 1]
+                    edges[at] = pick
+        for k in range(start, stop):
+            scale[k] = degree / (stop - start)
+            source = indices[edges[k]]
+            if labels[source] < 0:
+                labels[source] = 0
+                fresh[found] = source
+                found += 1
+    for k in range(found):
+        labels[fresh[k]] = -1
+    for node in targets:
+        labels[node] = -1
+    return fresh[:found].copy(), starts, edges, scale
+
+
+@compiled
+def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
+    """Return the sources of edges into the targets that are no targets themselves, in any order."""
+    most = 0
+    for node in targets:
+        labels[node] = 0
+        most += indptr[node + 1] - indptr[node]
+    fresh = np.empty(most, np.int64)
+    found = 0
+    for node in targets:
+        for edge in range(indptr[node], indptr[node + 1]):
+            source = indices[edge]
+            if labels[source] < 0:
+                labels[source] = 0
+                fresh[found] = source
+                found += 1
+    for k in range(found):
+        labels[fresh[k]] = -1
+    for node in targets:
+        labels[node] = -1
+    return fresh[:found].copy()
+
+
+@compiled
+def edges_between(
+    indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
+) -> tuple[Array, Array, Array]:
+    """List the edges into the targets from targets and others: (starts, edges, whether from others)."""
+    most = 0
+    for node in others:
+        labels[node] = 1
+    for node in targets:
+        labels[node] = 0
+        most += indptr[node + 1] - indptr[node]
+    starts = np.empty(len(targets) + 1, np.int64)
+    edges = np.empty(most, np.int64)
+    outside = np.empty(most, np.bool_)
+    found = starts[0] = 0
+    for row in range(len(targets)):
+        for edge in range(indptr[targets[row]], indptr[targets[row] + 1]):
+            label = labels[indices[edge]]
+            if label >= 0:
+                edges[found] = edge
+                outside[found] = label == 1
+                found += 1
+        starts[row + 1] = found
+    for node in others:
+        labels[node] = -1
+    for node in targets:
+        labels[node] = -1
+    return starts, edges[:found].copy(), outside[:found].copy()
+
+
+@compiled
+def fill_block(
+    indices: Array,
+    weights: Array,
+    targets: Array,
+    nodes: Array,
+    starts: Array,
+    edges: Array,
+    scale: Array,
+    inverse: Array,
+    kind: int,
+    labels: Array,
+    indptr: Array,
+    columns: Array,
+    values: Array,
+    positions: Array,
+) -> None:
+    """Write the rows of a block: self loops first where there are any, then the drawn edges (see `Adjacency`)."""
+    everything = len(nodes) == len(labels)  # then a node's position is its number
+    if not everything:
+        for position in range(len(nodes)):
+            labels[nodes[position]] = position
+    found = indptr[0] = 0
+    for row in range(len(targets)):
+        target = targets[row]
+        own = target if everything else labels[target]
+        positions[row] = own
+        if kind != 1:  # mean has no self loops
+            columns[found] = own
+            values[found] = inverse[target] * inverse[target] if kind == 2 else 1.0
+            found += 1
+        for k in range(starts[row], starts[row + 1]):
+            source = indices[edges[k]]
+            value = 1.0
+            if kind != 0:
+                if len(scale):
+                    value = scale[k]
+                if len(weights):
+                    value = value * weights[edges[k]]
+                value = value * inverse[target]
+                if kind == 2:
+                    value = value * inverse[source]
+            columns[found] = source if everything else labels[source]
+            values[found] = value
+            found += 1
+        indptr[row + 1] = found
+    if not everything:
+        for node in nodes:
+            labels[node] = -1
+
+
+@compiled
+def distinct(numbers: Array, labels: Array) -> Array:
+    """Return the distinct ones among numbers below the number of nodes, in any order."""
+    fresh = np.empty(min(len(numbers), len(labels)), np.int64)
+    found = 0
+    for number in numbers:
+        if labels[number] < 0:
+            labels[number] = 0
+            fresh[found] = number
+            found += 1
+    for k in range(found):
+        labels[fresh[k]] = -1
+    return fresh[:found].copy()
+
+
+# Sparse matrices by rows, and masks.
+
+
+@compiled
+def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tuple[Array, Array, Array]:
+    """Return some rows of a sparse matrix, as the arrays of another one."""
+    starts = np.empty(len(rows) + 1, indptr.dtype)
+    starts[0] = 0
+    for k in range(len(rows)):
+        starts[k + 1] = starts[k] + indptr[rows[k] + 1] - indptr[rows[k]]
+    columns, values = np.empty(starts[-1], indices.dtype), np.empty(starts[-1], data.dtype)
+    for k in range(len(rows)):
+        first = indptr[rows[k]]
+        for at in range(starts[k], starts[k + 1]):
+            columns[at] = indices[first + at - starts[k]]
+            values[at] = data[first + at - starts[k]]
+    return starts, columns, values
+
+
+@compiled
+def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
+    """Add matrix @ dense to `total`, the entries of a row in their order."""
+    for row in range(len(indptr) - 1):
+        result = total[row]
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], dense[indices[k]]
+            for column in range(len(result)):
+                result[column] += value * source[column]
+
+
+@compiled
+def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
+    """Add matrix.T @ dense to `total`, the entries of a column in the order of the rows."""
+    for row in range(len(indptr) - 1):
+        source = dense[row]
+        for k in range(indptr[row], indptr[row + 1]):
+            value, result = data[k], total[indices[k]]
+            for column in range(len(source)):
+                result[column] += value * source[column]
+
+
+@compiled
+def add_rows(rows: Array, dense: Array, total: Array) -> None:
+    """Add each row of `dense` to one row of `total`; `rows` are distinct."""
+    for k in range(len(rows)):
+        source, result = dense[k], total[rows[k]]
+        for column in range(len(source)):
+            result[column] += source[column]
+
+
+@compiled
+def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> Array:
+    """Return so many bytes of the key's words, eight a word, lowest first."""
+    words = np.empty((count + 7) // 8, np.uint64)
+    for k in range(len(words)):
+        words[k] = _word(low, high, k)
+    return words.view(np.uint8)[:count]
+
+
+@compiled
+def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
+    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
+    draws = draw_bytes(low, high, len(mask))
+    zero = scale - scale
+    for k in range(len(mask)):
+        mask[k] = scale if draws[k] >= threshold else zero
+
+
+# Layers in one pass over the rows, for what a row needs is in the nearest cache by then.
+
+
+@compiled
+def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+    """Write ReLU(matrix @ weight + bias)."""
+    for row in range(len(indptr) - 1):
+        total = result[row]
+        total[:] = 0
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], weight[indices[k]]
+            for column in range(len(total)):
+                total[column] += value * source[column]
+        for column in range(len(total)):
+            value = total[column] + bias[column]
+            total[column] = 0 if value < 0 else value  # what is not a number stays so, as everywhere
+
+
+@compiled
+def rectified_gradients(
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+) -> None:
+    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
+    gated = np.empty_like(bias)
+    for row in range(len(indptr) - 1):
+        for column in range(len(gated)):
+            gated[column] = gradient[row, column] if result[row, column] > 0 else 0
+            bias[column] += gated[column]
+        for k in range(indptr[row], indptr[row + 1]):
+            value, total = data[k], weight[indices[k]]
+            for column in range(len(gated)):
+                total[column] += value * gated[column]
+
+
+@compiled
+def mix_dropped(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    initial: Array,
+    share: Any,
+    result: Array,
+) -> None:
+    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
+    zero = scale - scale
+    for row in range(len(indptr) - 1):
+        total, own = result[row], initial[row]
+        for column in range(len(total)):
+            total[column] = own[column] * share
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], hidden[indices[k]]
+            if len(draws):
+                kept = draws[indices[k]]
+                for column in range(len(total)):
+                    total[column] += value * (source[column] * (scale if kept[column] >= threshold else zero))
+            else:
+                for column in range(len(total)):
+                    total[column] += value * source[column]
+
+
+@compiled
+def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
+    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
+    zero = scale - scale
+    for row in range(len(draws)):
+        kept, total = draws[row], values[row]
+        for column in range(len(total)):
+            total[column] *= scale if kept[column] >= threshold else zero

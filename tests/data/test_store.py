@@ -1,0 +1,370 @@
+"""The store: entries are whole, are what they were made of, and are made again where they are not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glasu.data import store
+from glasu.data.store import key_of, stored, stored_from_files
+from glasu.data.workspace import Folder, Memory
+from glasu.errors import DataError
+
+ABOUT = {"kind": "test", "seed": 1}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "store"
+
+
+class Build:
+    """Makes the same small entry each time, and counts how often."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self, workspace):
+        self.times += 1
+        numbers = workspace.growing("numbers", np.int32)
+        for start in range(0, 100, 10):
+            numbers.append(np.arange(start, start + 10))
+        numbers.finish()
+        workspace.keep("rows", np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3))
+        workspace.keep("names", np.array(["x", "long"]))
+        workspace.keep("nothing", np.empty(0, np.int64))
+        workspace.keep("scratch", np.ones(5))
+        workspace.drop("scratch")
+        return {"sum": 4950}
+
+
+def check(entry):
+    assert entry.facts == {"sum": 4950}
+    assert sorted(entry.arrays) == ["names", "nothing", "numbers", "rows"]
+    np.testing.assert_array_equal(entry.arrays["numbers"], np.arange(100, dtype=np.int32))
+    np.testing.assert_array_equal(entry.arrays["rows"], np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3))
+    assert entry.arrays["names"].tolist() == ["x", "long"]
+    assert entry.arrays["nothing"].shape == (0,)
+    kinds = {name: array.dtype.str for name, array in entry.arrays.items()}
+    assert kinds == {"names": "<U4", "nothing": "<i8", "numbers": "<i4", "rows": "<f4"}
+
+
+def left_over(cache):
+    return [path.name for path in cache.iterdir() if path.name.startswith(".")]
+
+
+def test_an_entry_is_made_once_and_opened_with_the_same_bits(cache):
+    build = Build()
+    for _ in range(3):
+        check(stored(ABOUT, build))
+    assert build.times == 1
+    assert left_over(cache) == []
+
+
+def test_the_arrays_of_an_entry_are_npy_files_that_cannot_be_written_to(cache):
+    arrays = stored(ABOUT, Build()).arrays
+    for name in ("numbers", "rows", "names"):
+        assert not arrays[name].flags.writeable
+        np.testing.assert_array_equal(np.load(cache / key_of(ABOUT) / f"{name}.npy"), arrays[name])
+
+
+def test_only_its_owner_may_read_an_entry(cache):
+    stored(ABOUT, Build())
+    assert (cache / key_of(ABOUT)).stat().st_mode & 0o077 == 0
+
+
+def test_another_description_is_another_entry(cache):
+    assert len({key_of(ABOUT), key_of({**ABOUT, "seed": 2}), key_of({**ABOUT, "more": None})}) == 3
+    build = Build()
+    stored(ABOUT, build)
+    stored({**ABOUT, "seed": 2}, build)
+    assert build.times == 2
+
+
+def change_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def make_older(path):
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 10**9))
+
+
+DAMAGE = {
+    "an array is cut short": lambda place: os.truncate(place / "numbers.npy", 300),
+    "an array is emptied": lambda place: os.truncate(place / "rows.npy", 0),
+    "a byte of an array changed": lambda place: change_a_byte(place / "numbers.npy"),
+    "an array is missing": lambda place: (place / "nothing.npy").unlink(),
+    "an array is a folder": lambda place: ((place / "rows.npy").unlink(), (place / "rows.npy").mkdir()),
+    "the manifest is missing": lambda place: (place / "entry.json").unlink(),
+    "the manifest is empty": lambda place: (place / "entry.json").write_text(""),
+    "the manifest is no text": lambda place: (place / "entry.json").write_bytes(b"\xff\xfe\n{}"),
+    "the manifest says something else": lambda place: (place / "entry.json").write_text(
+        (place / "entry.json").read_text().replace("4950", "4951")
+    ),
+    "a file stands in its place": lambda place: (shutil.rmtree(place), place.write_text("no folder")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_entry_is_noticed_and_made_again(cache, damage):
+    build = Build()
+    stored(ABOUT, build)
+    damage(cache / key_of(ABOUT))
+    check(stored(ABOUT, build))
+    check(stored(ABOUT, build))
+    assert build.times == 2
+    assert left_over(cache) == []
+
+
+def test_an_entry_that_was_touched_or_copied_but_is_as_written_is_kept_and_read_through_once(cache, monkeypatch):
+    build, place = Build(), cache / key_of(ABOUT)
+    stored(ABOUT, build)
+    make_older(place / "numbers.npy")
+    check(stored(ABOUT, build))
+    monkeypatch.setattr(store, "values_sha256", lambda path: pytest.fail("it was read again"))
+    check(stored(ABOUT, build))
+    assert build.times == 1
+
+
+def test_a_conversion_that_fails_leaves_nothing_behind(cache):
+    def fails(workspace):
+        workspace.growing("numbers", np.int32).append(np.arange(10))
+        raise DataError("no such column")
+
+    with pytest.raises(DataError, match="no such column"):
+        stored(ABOUT, fails)
+    assert list(cache.iterdir()) == []
+    check(stored(ABOUT, Build()))
+
+
+def test_many_may_make_the_same_entry_at_once(cache):
+    together = threading.Barrier(4)
+
+    def build(workspace):
+        together.wait(60)  # nobody has finished when the last one begins
+        return Build()(workspace)
+
+    with ThreadPoolExecutor(4) as pool:
+        entries = list(pool.map(lambda _: stored(ABOUT, build), range(4)))
+    for entry in entries:
+        check(entry)
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+def test_many_may_mend_the_same_damaged_entry_at_once(cache):
+    stored(ABOUT, Build())
+    change_a_byte(cache / key_of(ABOUT) / "numbers.npy")
+    together = threading.Barrier(4)
+
+    def build(workspace):
+        together.wait(60)
+        return Build()(workspace)
+
+    with ThreadPoolExecutor(4) as pool:
+        for entry in list(pool.map(lambda _: stored(ABOUT, build), range(4))):
+            check(entry)
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+IN_A_PROCESS = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from glasu.data.store import stored
+
+def build(workspace):
+    numbers = workspace.growing("numbers", np.int32)
+    numbers.append(np.arange(50))
+    if sys.argv[1] == "is killed":
+        workspace.keep("rows", np.ones(9))  # this one is complete
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(sys.argv[2], sys.argv[1]).touch()
+    while len(list(Path(sys.argv[2]).iterdir())) < 2:  # both are at it
+        time.sleep(0.01)
+    numbers.append(np.arange(50, 100))
+    numbers.finish()
+    return {"sum": 4950}
+
+print(stored({"kind": "test", "seed": 1}, build).arrays["numbers"].sum())
+"""
+
+
+def start(*arguments):
+    return subprocess.Popen([sys.executable, "-c", IN_A_PROCESS, *map(str, arguments)], stdout=subprocess.PIPE)
+
+
+def test_what_a_killed_process_has_half_written_is_never_opened(cache, tmp_path):
+    process = start("is killed", tmp_path)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert len(left_over(cache)) == 1  # what it wrote is there, but under no name that is ever opened
+    build = Build()
+    check(stored(ABOUT, build))
+    assert build.times == 1
+
+
+def test_two_processes_may_make_the_same_entry_at_once(cache, tmp_path):
+    (tmp_path / "here").mkdir()
+    both = [start(name, tmp_path / "here") for name in ("one", "other")]
+    assert [process.communicate(timeout=120)[0].strip() for process in both] == [b"4950", b"4950"]
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+def test_a_folder_that_may_not_be_written_to_is_read(cache, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    build = Build()
+    stored(ABOUT, build)
+    monkeypatch.setattr(store.tempfile, "mkdtemp", refused)
+    check(stored(ABOUT, build))
+    assert build.times == 1
+    check(stored({**ABOUT, "seed": 2}, build))  # in memory
+    assert build.times == 2
+    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+
+
+def test_where_nothing_can_be_written_the_entry_is_made_in_memory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "file" / "cache"))
+    build = Build()
+    check(stored(ABOUT, build))
+    check(stored(ABOUT, build))
+    assert build.times == 2
+
+
+def test_a_full_disk_is_reported_with_what_to_do(cache, monkeypatch):
+    def full(self, name):
+        return Path("/dev/full")
+
+    monkeypatch.setattr(Folder, "path", full)
+    with pytest.raises(DataError, match=r"cannot be written .*set GLASU_CACHE"):
+        stored(ABOUT, Build())
+    assert list(cache.iterdir()) == []
+
+
+def test_a_full_disk_is_no_signal_for_arrays_that_are_written_in_place(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DataError, match=r"No space left on device.*GLASU_CACHE"):
+        Folder(tmp_path).scratch("kept", np.uint8, 10)
+
+
+def test_what_killed_processes_left_is_cleared_away_after_a_day(cache):
+    for name, age in ((".old", 2 * store.ABANDONED), (".young", 60.0)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "numbers.npy").write_text("half")
+        then = (cache / name).stat().st_mtime - age
+        os.utime(cache / name, (then, then))
+    stored(ABOUT, Build())
+    assert left_over(cache) == [".young"]
+
+
+@pytest.mark.parametrize("place", [Memory, Folder])
+def test_a_workspace_gives_back_what_was_appended(tmp_path, place):
+    workspace = place() if place is Memory else place(tmp_path)
+    rows = workspace.growing("rows", np.float32, 3)
+    for count in (0, 2, 1):
+        rows.append(np.full((count, 3), count, np.float64))
+    np.testing.assert_array_equal(rows.finish(), np.array([[2] * 3, [2] * 3, [1] * 3], np.float32))
+    assert workspace.growing("empty", np.int64, 2).finish().shape == (0, 2)
+    scratch = workspace.scratch("scratch", np.uint8, 4)
+    scratch[1:3] = 7
+    assert scratch.tolist() == [0, 7, 7, 0]
+    assert sorted(workspace.arrays) == ["empty", "rows"]
+
+
+# Files
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source.txt").write_text("1 2 3")
+    return tmp_path / "source.txt"
+
+
+def reader(source):
+    build = Build()
+
+    def read(workspace):
+        workspace.keep("content", np.array(source.read_text().split(), np.int64))
+        return build(workspace)
+
+    return read, build
+
+
+def content(source, read):
+    return stored_from_files([source], {"kind": "text"}, read).arrays["content"].tolist()
+
+
+def test_a_changed_file_is_noticed_even_if_size_and_time_are_as_before(cache, source, monkeypatch):
+    monkeypatch.setattr(store, "SETTLED", -(10**18))  # as if the file had been left alone for long
+    read, build = reader(source)
+    assert content(source, read) == content(source, read) == [1, 2, 3]
+    assert build.times == 1
+    before = source.stat()
+    source.write_text("4 5 6")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert content(source, read) == [4, 5, 6]
+    source.write_text("1 2 3")  # the first entry is still there
+    assert content(source, read) == [1, 2, 3]
+    assert build.times == 2
+
+
+def test_a_file_that_lies_elsewhere_with_the_same_content_is_the_same_source(cache, source, tmp_path):
+    read, build = reader(source)
+    content(source, read)
+    shutil.copy(source, tmp_path / "copy.txt")
+    assert content(tmp_path / "copy.txt", read) == [1, 2, 3]
+    assert build.times == 1
+
+
+def test_a_file_that_was_left_alone_is_not_read_again_and_one_that_was_not_is(cache, source, monkeypatch):
+    read, _ = reader(source)
+    reads = []
+    digest = store.hashlib.file_digest
+    monkeypatch.setattr(store.hashlib, "file_digest", lambda *args: reads.append(1) or digest(*args))
+    for _ in range(2):
+        content(source, read)
+    assert len(reads) == 2  # it was written a moment ago: its time could stay while it changes
+    monkeypatch.setattr(store, "SETTLED", -(10**18))
+    for _ in range(3):
+        content(source, read)
+    assert len(reads) == 3
+
+
+def test_a_damaged_note_of_a_digest_is_not_believed(cache, source, monkeypatch):
+    monkeypatch.setattr(store, "SETTLED", -(10**18))
+    read, _ = reader(source)
+    content(source, read)
+    (note,) = (cache / "digests").iterdir()
+    for text in ("", "[]", '{"identity": 1}'):
+        note.write_text(text)
+        assert content(source, read) == [1, 2, 3]
+
+
+def test_a_file_that_changes_while_it_is_read_makes_no_entry(cache, source):
+    def read(workspace):
+        workspace.keep("content", np.arange(3))
+        source.write_text("something longer")
+        return {}
+
+    with pytest.raises(DataError, match=r"source\.txt: has changed while it was read"):
+        content(source, read)
+    assert [path.name for path in cache.iterdir() if path.name != "digests"] == []

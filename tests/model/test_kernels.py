@@ -1,0 +1,218 @@
+"""The two paths of every kernel give equal results, bit for bit, and leave the labels as they found them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glasu.compiling import COMPILES
+from glasu.data.party import Graph
+from glasu.model import kernels
+from glasu.model.blocks import fresh_labels
+from glasu.model.kernels import arrays
+from glasu.randomness import halves
+
+if COMPILES:
+    from glasu.model.kernels import loops
+else:
+    pytest.skip("numba is absent: there is one path only", allow_module_level=True)
+
+NODES = 30
+graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=300).map(
+    lambda pairs: Graph.from_edges(*np.array(pairs, np.int64).reshape(-1, 2).T, NODES)
+)
+node_sets = st.sets(st.integers(0, NODES - 1)).map(lambda chosen: np.array(sorted(chosen), np.int64))
+keys = st.integers(0, 2**128 - 1).map(halves)
+quick = settings(deadline=None, max_examples=80)
+
+
+def assert_equal_paths(name: str, *args: Any, labels: bool = True) -> Any:
+    """Call both paths with the same arguments; return what they found."""
+    found = []
+    for path in (loops, arrays):
+        scratch = [fresh_labels(NODES)] if labels else []
+        found.append(getattr(path, name)(*args, *scratch))
+        for own in scratch:
+            assert (own == -1).all()
+    first, second = (list(value) if isinstance(value, tuple) else [value] for value in found)
+    if labels and name != "edges_between":  # new nodes come in any order
+        first[0], second[0] = np.sort(first[0]), np.sort(second[0])
+    for one, other in zip(first, second, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    return first
+
+
+def test_both_paths_have_every_kernel():
+    for name in kernels.__all__:
+        assert callable(getattr(loops, name))
+        assert callable(getattr(arrays, name))
+
+
+@quick
+@given(graphs, node_sets, st.integers(1, 8), keys)
+def test_neighbours_are_drawn_alike(graph, targets, fanout, key):
+    assert_equal_paths("draw_neighbors", graph.indptr, graph.indices, targets, fanout, *key)
+
+
+@quick
+@given(graphs, node_sets, node_sets)
+def test_edges_and_neighbours_are_listed_alike(graph, targets, others):
+    assert_equal_paths("neighbors_outside", graph.indptr, graph.indices, targets)
+    assert_equal_paths("edges_between", graph.indptr, graph.indices, targets, np.setdiff1d(others, targets))
+    assert_equal_paths("edges_between", graph.indptr, graph.indices, targets, np.union1d(others, targets))
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
+    rng = np.random.default_rng(0)
+    graph = Graph.from_edges(*rng.integers(0, NODES, (2, 200)), NODES, rng.random(200))
+    targets = np.array([1, 4, 5, 20])
+    new, starts, edges, scale = arrays.draw_neighbors(
+        graph.indptr, graph.indices, targets, 3, *halves(1), fresh_labels(NODES)
+    )
+    nodes = np.arange(NODES) if everything else np.unique([*targets, *new, 2, 29])
+    size = len(edges) + (len(targets) if kind != 1 else 0)
+    weights, inverse = graph.weights if weighted else np.empty(0, np.float32), rng.random(NODES)
+    scale = scale if scaled else np.empty(0)
+    results = []
+    for path in (loops, arrays):
+        out = np.empty(5, np.int32), np.empty(size, np.int32), np.empty(size, dtype), np.empty(4, np.int64)
+        labels = fresh_labels(NODES)
+        path.fill_block(graph.indices, weights, targets, nodes, starts, edges, scale, inverse, kind, labels, *out)
+        assert (labels == -1).all()
+        results.append(out)
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@quick
+@given(st.lists(st.integers(0, NODES - 1)))
+def test_distinct_numbers_are_found_alike(numbers):
+    (found,) = assert_equal_paths("distinct", np.array(numbers, np.int32))
+    assert found.tolist() == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 12), (40, 9), (0, 4), (5, 0)])
+def test_products_and_rows_are_computed_alike(shape, dtype):
+    rng = np.random.default_rng(2)
+    matrix = sp.random_array(shape, density=0.3, rng=rng, format="csr", dtype=dtype)
+    parts = matrix.indptr, matrix.indices, matrix.data
+    rows = np.sort(rng.permutation(shape[0])[: shape[0] // 2])
+    assert_equal_paths("gather_rows", *parts, rows, labels=False)
+    for name, read, written in (("add_product", 1, 0), ("add_transposed", 0, 1)):
+        dense, start = (rng.standard_normal((shape[side], 5)).astype(dtype) for side in (read, written))
+        totals = start.copy(), start.copy()
+        for path, total in zip((loops, arrays), totals, strict=True):
+            getattr(path, name)(*parts, dense, total)
+        np.testing.assert_array_equal(*totals)
+        expected = start + (matrix if name == "add_product" else matrix.T) @ dense
+        np.testing.assert_allclose(totals[0], expected, rtol=1e-5 if dtype is np.float32 else 1e-12, atol=1e-6)
+    dense, start = (rng.standard_normal((count, 5)).astype(dtype) for count in (len(rows), shape[0]))
+    totals = start.copy(), start.copy()
+    loops.add_rows(rows, dense, totals[0])
+    arrays.add_rows(rows, dense, totals[1])
+    np.testing.assert_array_equal(*totals)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_masks_are_drawn_alike(count, dtype):
+    masks = np.empty(count, dtype), np.empty(count, dtype)
+    for path, mask in zip((loops, arrays), masks, strict=True):
+        path.fill_mask(*halves(3**60), 77, dtype(256 / 179), mask)
+    np.testing.assert_array_equal(*masks)
+    assert set(np.unique(masks[0]).tolist()) <= {0.0, float(dtype(256 / 179))}
+
+
+PROGRAM = """
+import json, sys
+import numpy as np
+import glasu
+from glasu.compiling import COMPILES
+found = []
+for keys in json.loads(sys.argv[1]):
+    parties = glasu.load_parties(glasu.RunConfig(data=glasu.DataConfig(name="synthetic", num_nodes=300)))
+    train = glasu.TrainConfig(num_rounds=3, batch_size=8, evaluate_every=3, **keys)
+    found.append(glasu.train(parties, glasu.RunConfig(model=glasu.ModelConfig(hidden=8), train=train)).weights_sha256)
+print(json.dumps([COMPILES, found]))
+"""
+SETTINGS = [
+    {"sampler": "neighbor", "fanout": 2},
+    {"sampler": "neighbor", "sampling": "layer", "max_nodes": 40},
+    {"sampler": "shared", "blocks": "induced"},
+    {"sampler": "full"},
+]
+
+
+def test_a_run_without_numba_has_the_same_weights_bit_for_bit():
+    found = []
+    for switch in ("0", "1"):
+        finished = subprocess.run(
+            [sys.executable, "-c", PROGRAM, json.dumps(SETTINGS)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "GLASU_NO_NUMBA": switch},
+        )
+        found.append(json.loads(finished.stdout))
+    (compiles, first), (falls_back, second) = found
+    assert (compiles, falls_back) == (True, False)
+    assert first == second
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_stored_arrays_may_be_read_only(index):
+    matrix = sp.random_array((NODES, NODES), density=0.3, rng=np.random.default_rng(0), dtype=np.float32).tocsr()
+    graph = Graph.from_edges(*np.array(matrix.nonzero()), NODES)
+    stored = [graph.indptr.astype(np.int64), graph.indices.astype(index)]
+    parts = [matrix.indptr.astype(index), matrix.indices.astype(index), matrix.data]
+    for array in (*stored, *parts):
+        array.flags.writeable = False
+    targets, key = np.arange(0, NODES, 4), halves(5)
+    assert_equal_paths("draw_neighbors", *stored, targets, 2, *key)
+    assert_equal_paths("neighbors_outside", *stored, targets)
+    assert_equal_paths("edges_between", *stored, targets, np.arange(NODES))
+    assert_equal_paths("gather_rows", *parts, targets, labels=False)
+    total = np.zeros((NODES, 2), np.float32)
+    loops.add_product(*parts, np.eye(NODES, 2, dtype=np.float32), total)
+    np.testing.assert_array_equal(total, matrix.toarray()[:, :2])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fused_rows_are_computed_alike(dtype, dropped):
+    rng = np.random.default_rng(7)
+    matrix = sp.csr_array(sp.random_array((NODES, NODES), density=0.2, rng=rng, dtype=dtype))
+    parts = (matrix.indptr, matrix.indices, matrix.data)
+    hidden, initial, gradient = rng.standard_normal((3, NODES, 5)).astype(dtype)
+    bias = rng.standard_normal(5).astype(dtype)
+    found = []
+    for path in (loops, arrays):
+        draws = path.draw_bytes(*halves(9), NODES * 5).reshape(NODES, 5)
+        result, mixed, change = np.empty((3, NODES, 5), dtype)
+        path.rectified(*parts, hidden, bias, result)
+        at_bias, at_weight = np.zeros(5, dtype), np.zeros((NODES, 5), dtype)
+        path.rectified_gradients(*parts, result, gradient, at_weight, at_bias)
+        used = draws if dropped else draws[:0]
+        path.mix_dropped(*parts, hidden, used, 100, dtype(1.6), initial, dtype(0.1), mixed)
+        change[:] = hidden
+        path.drop(draws, 100, dtype(1.6), change)
+        found.append((draws, result, at_weight, at_bias, mixed, change))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
