@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from glasu.errors import ConfigError, ProtocolError, TrainingError, TransportError
 from glasu.protocol.messages import Evaluated, RoundDone
 from glasu.runtime.network import session as sessions
 from glasu.runtime.simulation import simulate
-from runtime.network.cluster import Cluster, Killed
+from runtime.network.cluster import Cluster, Killed, SeenHub
 from runtime.network.test_runs import tiny
 
 CASES = {
@@ -218,7 +220,8 @@ def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
     same_end(server.outcome(), simulate(parties, other).report)
 
 
-def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_return(kits, tmp_path, monkeypatch):
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the others"])
+def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_return(late, kits, tmp_path, monkeypatch):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     wait, left = sessions.Session.wait_for_goodbye, [1]
@@ -226,6 +229,8 @@ def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_re
     def die_once(self):
         if self.kit.name == "b" and left:
             left.clear()
+            while late and SeenHub.last.links["b"].finished is None:
+                time.sleep(0.01)
             raise Killed
         wait(self)
 
@@ -233,6 +238,8 @@ def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_re
     server = cluster.serve()
     a, b, c = (cluster.join(name) for name in "abc")
     assert isinstance(b.error(), Killed)
+    while late and not SeenHub.last.closing and server.is_alive():
+        time.sleep(0.01)
     again = cluster.join("b")
     for role in (a, c):
         role.outcome()

@@ -52,6 +52,18 @@ class Stream:
         yield from iter(self._frames.get, None)
 
 
+@dataclass(frozen=True)
+class Hello:
+    """What a party's process says of itself when it comes."""
+
+    process: tuple[int, str]  # which start of its command, and which process
+    run: str | None
+    attempt: int
+    facts: dict[str, Any]
+    rounds: dict[int, str]  # its checkpoints and their digests
+    finished: dict[str, Any] | None  # what it found, once it has written its results
+
+
 @dataclass(eq=False)
 class Link:
     """One party, as the server sees it."""
@@ -59,7 +71,7 @@ class Link:
     name: str
     index: int
     stream: Stream | None = None
-    hello: dict[str, Any] | None = None  # of the process that takes part
+    hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
@@ -69,6 +81,7 @@ class Link:
     receipts: Receipts = field(default_factory=Receipts)
     assembler: Assembler = field(default_factory=lambda: Assembler(0))
     refused: str = ""  # why its last process was not accepted
+    dismissed: bool = False  # it was told that everyone is finished
 
     def send(self, frame: bytes) -> None:
         if self.stream is not None:
@@ -96,6 +109,17 @@ def _rounds(fields: Mapping[str, Any]) -> dict[int, str]:
         return {int(key): str(value) for key, value in fields["rounds"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("it does not say which checkpoints it has.") from None
+
+
+def _read_hello(fields: Mapping[str, Any]) -> Hello:
+    if fields["kind"] != "hello":
+        raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
+    try:
+        process = (int(fields["incarnation"]), str(fields["process"]))
+        attempt, finished = int(fields["attempt"]), fields["finished"]
+        return Hello(process, fields["run"], attempt, _facts(fields), _rounds(fields), finished and dict(finished))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
 
 
 class Hub:
@@ -183,64 +207,63 @@ class Hub:
         while stream.open and link.stream is stream and link.waiting_bytes() > ROOM:
             self.changed.wait(1.0)
 
-    def _hello(self, link: Link, stream: Stream, hello: dict[str, Any]) -> bool:
+    def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
-        try:
-            if hello["kind"] != "hello":
-                raise ProtocolError(f"expected a hello, got {hello['kind']!r}.")
-            process = (int(hello["incarnation"]), str(hello["process"]))
-            rounds = _rounds(hello)
-            facts, run, attempt = _facts(hello), hello["run"], int(hello["attempt"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
+        hello = _read_hello(fields)
         known = (*self.durable["incarnations"].get(link.name, (0, "")),)
-        again = process == known and link.hello is not None
-        table: list[str] = []
-        why = ""
-        if process != known and process[0] <= known[0]:
-            why = (
-                f"another process of party {link.name!r} takes part, or has taken part, in this run (its start "
-                f"{known[0]}, this is start {process[0]} of another folder); stop one of them, and go on with the "
-                "--out folder of the other."
-            )
-        elif run is not None and run != self.welcome["run"]:
-            why = (
-                "its --out folder holds a party's part of another run; choose another --out, or start over with "
-                "--fresh at this party."
-            )
-        else:
-            why, table = self._difference(link, facts)
-            if not why and not set(rounds) & set(self.rounds()):
-                here, there = (", ".join(map(str, own)) for own in (self.rounds(), rounds))
-                why = (
-                    f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
-                    "the --out folder of whoever lost it, or start over with --fresh everywhere."
-                )
+        again = hello.process == known and link.hello is not None
+        why, table = self._objection(link, hello, known)
         if why:
             self._refuse(link, stream, why, table)
             return False
-        self._replace(link, stream, process, known)
-        link.hello, link.facts = hello, {**link.facts, **facts} if again else facts
+        self._replace(link, stream, hello.process, known)
+        link.hello, link.facts = hello, {**link.facts, **hello.facts} if again else hello.facts
         link.refused = ""
         if not again:
             link.prepared, link.ready, link.finished = None, 0, None
             self._new_process = self._new_process or self.under_way
-            self.tell(f"{link.name}: connected (start {process[0]}).")
-        else:
-            self.tell(f"{link.name}: connected again.")
-        index = {"index": link.index}
-        stream.send(control("welcome", **self.welcome, **index))
-        if not self.under_way:
+        self.tell(f"{link.name}: connected {'again' if again else f'(start {hello.process[0]})'}.")
+        stream.send(control("welcome", **self.welcome, index=link.index))
+        self._bring_up_to_date(link, stream, hello, again=again)
+        return True
+
+    def _objection(self, link: Link, hello: Hello, known: tuple[Any, ...]) -> tuple[str, list[str]]:
+        """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
+        start = hello.process[0]
+        if hello.process != known and start <= known[0]:
+            return (
+                f"another process of party {link.name!r} takes part, or has taken part, in this run (its start "
+                f"{known[0]}, this is start {start} of another folder); stop one of them, and go on with the "
+                "--out folder of the other."
+            ), []
+        if hello.run not in (None, self.welcome["run"]):
+            return (
+                "its --out folder holds a party's part of another run; choose another --out, or start over with "
+                "--fresh at this party."
+            ), []
+        if self.closing:  # a party of this run may come once more to hear that all is done
+            return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
+        why, table = self._difference(link, hello.facts)
+        if not why and not set(hello.rounds) & set(self.rounds()):
+            here, there = (", ".join(map(str, own)) for own in (self.rounds(), hello.rounds))
+            why = (
+                f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
+                "the --out folder of whoever lost it, or start over with --fresh everywhere."
+            )
+        return why, table
+
+    def _bring_up_to_date(self, link: Link, stream: Stream, hello: Hello, *, again: bool) -> None:
+        """Tell a party that was accepted what is going on."""
+        if self.closing:
+            self._dismiss(link)
+        elif not self.under_way:
             stream.send(control("report"))
         elif again and self.begin is not None:
-            if attempt == self.begin["attempt"]:
-                link.ready = attempt
-                link.finished = hello.get("finished") or link.finished
+            if hello.attempt == self.begin["attempt"]:
+                link.ready = hello.attempt
+                link.finished = hello.finished or link.finished
             else:
                 stream.send(self._begin_frame(link))
-        if self.closing:
-            stream.send(control("goodbye"))
-        return True
 
     def _replace(self, link: Link, stream: Stream, process: tuple[int, str], known: tuple[Any, ...]) -> None:
         """Let this stream be the party's; an earlier one is told and ended."""
@@ -310,7 +333,7 @@ class Hub:
         key, begin, hello = message.key, self.begin, link.hello
         assert begin is not None
         assert hello is not None
-        expected = (begin["attempt"] % 65536, hello["incarnation"], link.index)
+        expected = (begin["attempt"] % 65536, hello.process[0], link.index)
         if (key.attempt, key.incarnation, key.client) != expected:
             raise ProtocolError(
                 f"{key}: expected attempt, start and client {expected}, "
@@ -399,17 +422,22 @@ class Hub:
             self._await(lambda: [link for link in self.links.values() if link.finished is None], wait, "to finish")
             return [link.finished or {} for link in self.links.values()]
 
-    def say_goodbye(self, seconds: float, *, to_those_who_come: bool = False) -> None:
-        """Let the parties go, and wait a little for them to hang up, or to come and hear it."""
+    def say_goodbye(self, seconds: float) -> None:
+        """Let the parties go; wait a little for them to hang up, and for those who are away to come and hear it."""
         with self.changed:
             self.closing = True
             for link in self.links.values():
-                link.send(control("goodbye"))
+                self._dismiss(link)
             deadline = self.clock() + seconds
             while self.clock() < deadline:
-                if not to_those_who_come and all(link.stream is None for link in self.links.values()):
+                if all(link.dismissed and link.stream is None for link in self.links.values()):
                     return
                 self.changed.wait(0.2)
+
+    def _dismiss(self, link: Link) -> None:
+        if link.stream is not None:
+            link.send(control("goodbye"))
+            link.dismissed = True
 
     def announce_failure(self, error: GlasuError) -> None:
         """Tell every party why the run ends."""

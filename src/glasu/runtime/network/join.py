@@ -155,7 +155,7 @@ class _Joining:
             "incarnation": self.durable["incarnation"],
             "run": self.durable["run"],
             "attempt": 0 if self.client is None else self.client.attempt,
-            "finished": self.durable["finished"] if self.client is not None else None,
+            "finished": self.durable["finished"],
             "rounds": self._rounds(),
         }
 
@@ -246,6 +246,8 @@ class _Joining:
     def _train(self, session: Session, client: Client) -> dict[str, Any]:
         """Train until the server says that everyone is finished; every attempt begins where the server says."""
         first, begin = client.state(), session.begin()
+        if begin is None:  # this party's last process had heard no more of it
+            return self._written()
         while True:
             try:
                 self._go_to(client, first, begin)

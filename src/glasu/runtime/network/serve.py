@@ -30,7 +30,7 @@ from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import server_from_plain, server_to_plain
 from glasu.timing import Clock
 
-FAREWELL = 10.0  # seconds that parties have to hang up when all is done
+FAREWELL = 10.0  # seconds that parties have to hear that all is done, and to hang up
 
 
 def serve(
@@ -129,7 +129,8 @@ class _Serving:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
             with listening(self.hub, self.kit, listen, self.tell) as port:
                 listened(port)
-                self.hub.say_goodbye(FAREWELL, to_those_who_come=True)
+                self.hub.say_goodbye(FAREWELL)
+            self.store.clear()
             return None
         saved = max(self.store.digests())
         if saved:
@@ -141,8 +142,8 @@ class _Serving:
                 report = self._until_finished()
                 write_atomically(self.out / "report.json", report.to_json().encode())
                 self.durable.update(closed=True)
-                self.store.clear()
                 self.hub.say_goodbye(FAREWELL)
+                self.store.clear()
             except GlasuError as error:
                 self.hub.announce_failure(error)
                 raise
@@ -193,7 +194,7 @@ class _Serving:
         return server
 
     def _attempts(self) -> list[int]:
-        return [int((link.hello or {}).get("attempt", 0)) for link in self.hub.links.values()]
+        return [0 if link.hello is None else link.hello.attempt for link in self.hub.links.values()]
 
     def _agreed(self) -> tuple[RunConfig, Sizes, int]:
         """Return the resolved settings, the sizes, and the number of classes, on which all parties agree."""

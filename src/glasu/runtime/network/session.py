@@ -101,13 +101,14 @@ class Session:
         self._over = True
         self._line.finish()
 
-    def begin(self) -> dict[str, Any]:
-        """Wait until the server says where to go on; it says so when all parties are there."""
+    def begin(self) -> dict[str, Any] | None:
+        """Wait until the server says where to go on, when all parties are there; None: everyone is finished."""
         try:
-            while True:
+            while not self._goodbye:
                 self._step("for the other parties", None)
         except NewAttempt as attempt:
             return attempt.begin
+        return None
 
     def wait_for_goodbye(self) -> None:
         """Wait until everyone is finished: until then, another party may need this one to do its last step again."""
