@@ -37,16 +37,20 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.progress import say, shown
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
+    from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.serve import serve
     from glasu.runtime.network.streams import check_address
 
     address, kit = check_address(args.listen), open_kit(args.kit, "server")
     host = address.rpartition(":")[0]
 
-    def listened(port: int) -> None:
-        say([f"glasu serve: listening on {host}:{port}, waiting for {', '.join(kit.roster)}"])
+    def tell(line: str) -> None:
+        say([f"glasu serve: {line}"])
 
-    with held(out), shown("serve", config.train.num_rounds, quiet=args.quiet) as observe:
+    def listened(port: int) -> None:
+        tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
+
+    with held(out), handshakes_told(tell), shown("serve", config.train.num_rounds, quiet=args.quiet) as observe:
         report = serve(
             config,
             kit,
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
             fresh=args.fresh,
             wait=args.wait,
             observe=observe,
-            tell=lambda line: say([f"glasu serve: {line}"]),
+            tell=tell,
             listened=listened,
         )
     if report is not None:

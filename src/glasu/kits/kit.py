@@ -18,7 +18,7 @@ For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,12 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
         roster=tuple(manifest["roster"]) if is_server else (),
         revoked=_read_revocations(folder / REVOKED, authority.certificate) if is_server else frozenset(),
     )
+
+
+def with_revocations_of_now(kit: Kit) -> Kit:
+    """Return a server's kit with what its folder's revocation list says now; the rest stays as it was opened."""
+    authority = x509.load_pem_x509_certificate(kit.ca_pem)
+    return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 
 
 def manifest_of(own: Passport, authority: x509.Certificate, roster: tuple[str, ...]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from glasu.errors import ConfigError, TransportError
-from glasu.kits.kit import Kit
+from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
@@ -40,11 +40,11 @@ def listening(hub: Hub, kit: Kit, address: str, tell: Callable[[str], None]) -> 
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        why = refusal(certificate, kit)
-        name = None if why else peer_name(certificate)
-        if name is None or name not in hub.links:
-            tell(f"{context.peer()}: refused: {why or 'it is not on the roster'}.")
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why or 'not on the roster'}.")
+        why = _refusal_now(certificate, kit)
+        if why:
+            tell(f"{context.peer()}: refused: {why}.")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
+        name = peer_name(certificate)
         stream = Stream()
         if not context.add_callback(stream.close):
             return
@@ -75,6 +75,14 @@ def listening(hub: Hub, kit: Kit, address: str, tell: Callable[[str], None]) -> 
         yield int(port)
     finally:
         server.stop(grace=1.0).wait(3.0)
+
+
+def _refusal_now(certificate: bytes | None, kit: Kit) -> str:
+    """Return why a peer is not served, or nothing; who is revoked counts from now on, without a restart."""
+    try:
+        return refusal(certificate, with_revocations_of_now(kit))
+    except GlasuError:
+        return "the server's revocation list cannot be read; bring revoked.pem to the server's kit again"
 
 
 def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:

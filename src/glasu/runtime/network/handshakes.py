@@ -1,0 +1,70 @@
+"""Tell in our words whom TLS turned away and why: gRPC calls no code of ours then, it writes to standard error only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+Tell = Callable[[str], None]
+FAILED = "Handshake failed with error "
+REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presented no certificate",
+    "unable to get local issuer certificate": "its certificate was not signed by the CA of this kit",
+    "self signed certificate": "its certificate was not signed by the CA of this kit",
+    "self-signed certificate": "its certificate was not signed by the CA of this kit",
+    "certificate has expired": "its certificate has expired",
+    "certificate is not yet valid": "its certificate is not valid yet; are the clocks right?",
+    "certificate purpose": "its certificate is not a party's",
+    "BAD_SIGNATURE": "its key does not belong to its certificate",
+    "NO_SHARED_CIPHER": "it does not speak TLS 1.3",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
+    "WRONG_VERSION_NUMBER": "what it sent is not TLS",
+    "HTTP_REQUEST": "what it sent is not TLS",
+    "ALERT": "it does not accept this server's certificate",
+}
+
+
+def reason(line: str) -> str | None:
+    """Return why a handshake failed if a line of gRPC's log says that one did, in our words where we have some."""
+    _, failed, why = line.partition(FAILED)
+    if not failed:
+        return None
+    return next((ours for theirs, ours in REASONS.items() if theirs in why), why.strip())
+
+
+@contextmanager
+def handshakes_told(tell: Tell) -> Iterator[None]:
+    """Tell of every failed handshake while the block lasts; whatever else comes to standard error passes on.
+
+    For a command, not for a library: the whole process has only one standard error.
+    """
+    os.environ.pop("GRPC_VERBOSITY", None)  # its default says why; what is stricter would not
+    sys.stderr.flush()
+    before, real = sys.stderr, os.dup(2)
+    source, sink = os.pipe()
+    os.dup2(sink, 2)
+    os.close(sink)
+    reader = threading.Thread(target=_pass_on, args=(source, real, tell), name="glasu-handshakes", daemon=True)
+    with os.fdopen(os.dup(real), "w", buffering=1) as sys.stderr:
+        reader.start()
+        try:
+            yield
+        finally:
+            os.dup2(real, 2)  # nobody holds the sink now, so the reader comes to its end
+            reader.join()
+            sys.stderr = before
+            os.close(real)
+
+
+def _pass_on(source: int, real: int, tell: Tell) -> None:
+    with os.fdopen(source, errors="replace") as lines:
+        for line in lines:
+            why = reason(line)
+            with suppress(OSError):  # nobody reads our log any more; gRPC must not wait for that
+                if why is None:
+                    os.write(real, line.encode())
+                else:
+                    tell(f"a connection was refused in the TLS handshake: {why}.")
