@@ -11,6 +11,9 @@ import pytest
 from glasu.errors import ProtocolError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Verdict
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import simulate
+from glasu.runtime.trained import TrainedModel
 from glasu.runtime.wire import encode
 from protocol.monolith import run, settings, tiny_parties
 
@@ -112,3 +115,27 @@ def test_metrics_that_are_missing_or_too_few_are_refused():
 
     with pytest.raises(ProtocolError, match="expected the metrics accuracy, macro_f1, loss"):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=shorten)
+
+
+class Witness(Meter):
+    """Remembers what was sent under which key."""
+
+    def __init__(self, contents):
+        super().__init__()
+        self.contents = contents
+
+    def to_server(self, message):
+        super().to_server(message)
+        self.contents[message.key.about()].add(encode(message))
+
+
+def test_one_key_has_one_content_also_in_runs_on_other_data_and_in_predictions_of_other_nodes():
+    contents = defaultdict(set)
+    config = settings(num_rounds=2, precision="fp32", aggregation_layers=(1, 3), seed=4)
+    for seed in (0, 1):  # the same settings, other data
+        parties = tiny_parties(seed=seed)
+        model = TrainedModel.of(simulate(parties, config, meter=Witness(contents)))
+        for nodes in ([3, 5, 8], [3, 5, 9], [5, 3, 8], [3, 5, 8]):
+            model.predict_proba(parties, nodes, meter=Witness(contents))
+    assert len(contents) > 50
+    assert all(len(found) == 1 for found in contents.values())

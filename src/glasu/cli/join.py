@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> None:
     address, kit = check_address(args.server), open_kit(args.kit, "party")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
-    from glasu.data.folders import read_party
+    from glasu.data.cache import open_folder
     from glasu.protocol.messages import Event, RoundDone
     from glasu.runtime.network.join import join
 
-    party = read_party(args.party, args.missing)
+    party = open_folder(args.party, args.missing)
 
     def observe(event: Event) -> None:
         if isinstance(event, RoundDone) and not args.quiet:

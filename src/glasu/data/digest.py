@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def data_digest(party: PartyData) -> str:
-    """Return the SHA-256 of everything that a run reads of the party, in hexadecimal."""
+    """Return the SHA-256 of everything that a run reads of the party, in hexadecimal.
+
+    Of stored data, features and edges are not read: the key under which they lie stands for them.
+    """
     found = hashlib.sha256("\0".join((party.name, party.ids_digest(), party.columns_digest(), *party.classes)).encode())
     for array in _arrays(party):
         found.update(f"|{array.dtype.str}{array.shape}|".encode())
@@ -25,6 +28,16 @@ def data_digest(party: PartyData) -> str:
 
 
 def _arrays(party: PartyData) -> Iterator[NDArray[Any]]:
+    key = party.stored_as()
+    yield from _features_and_edges(party) if key is None else (np.frombuffer(key.encode(), np.uint8),)
+    if party.labels is not None:
+        yield party.labels
+    if party.splits is not None:
+        yield from (party.splits.train, party.splits.validation, party.splits.test)
+
+
+def _features_and_edges(party: PartyData) -> Iterator[NDArray[Any]]:
+    """Yield the arrays of features and edges."""
     features, graph = party.features, party.graph
     if isinstance(features, np.ndarray):
         yield features
@@ -32,8 +45,5 @@ def _arrays(party: PartyData) -> Iterator[NDArray[Any]]:
         sparse = sp.csr_array(features)
         yield from (sparse.data, sparse.indices, sparse.indptr)
     yield from (graph.indptr, graph.indices)
-    for optional in (graph.weights, party.labels):
-        if optional is not None:
-            yield optional
-    if party.splits is not None:
-        yield from (party.splits.train, party.splits.validation, party.splits.test)
+    if graph.weights is not None:
+        yield graph.weights

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties, keep_labels
+from glasu.data.digest import data_digest
 from glasu.data.partition import pool_parties, share_edges
 from glasu.data.party import PartyData
 from glasu.errors import DataError
+from glasu.keys import RUN_BYTES
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
-from glasu.protocol.actor import Client, run_id
+from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event
 from glasu.protocol.server import Server, Sizes, server_script
@@ -81,6 +84,22 @@ def make_clients(
     ]
 
 
+def name_run(clients: Sequence[Client], *digests: str) -> None:
+    """Name a run in one process by the digests of all that decides what is sent: then one key has one content."""
+    run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
+    for client in clients:
+        client.run = run
+
+
+def _without_test_labels(party: PartyData) -> PartyData:
+    """Return what training reads: the labels of the test split are read once, at the end, and do not name the run."""
+    if party.labels is None or party.splits is None:
+        return party
+    labels = party.labels.copy()
+    labels[party.splits.test] = -1
+    return replace(party, labels=labels)
+
+
 def simulate(
     parties: Sequence[PartyData],
     config: RunConfig,
@@ -127,6 +146,7 @@ def simulate(
     accounts = Accounts(clock, [None] if joint else names, meter or Meter())
     with one_thread_each(_workers(config, len(parties), workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, clock, convolution)
+        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
         server = make_server(config, clients) if joint else None
         watches = [client.watch for client in clients]
         keeper = None
@@ -206,7 +226,7 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
         num_validation=len(knows.evaluation_nodes("validation")),
         num_test=len(knows.evaluation_nodes("test")),
     )
-    return Server(config, knows.names, sizes, run_id(config))
+    return Server(config, knows.names, sizes, knows.run)
 
 
 def _describe(party: PartyData) -> dict[str, Any]:

@@ -7,6 +7,7 @@ model/<party>.safetensors   the weights of one client
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 import tomllib
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig
+from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import AlignmentError, ConfigError, DataError
@@ -35,7 +37,7 @@ from glasu.protocol.messages import Script
 from glasu.protocol.server import Server
 from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, prepare
+from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run, prepare
 from glasu.timing import Stopwatch
 
 SCHEMA = 1
@@ -99,6 +101,8 @@ class TrainedModel:
                     raise DataError(
                         f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
                     ) from None
+            asked, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
+            name_run(clients, self.config.digest(), asked, *models, *map(data_digest, labelled))
             found: dict[int, NDArray[Any]] = {}
             scripts = [_predict(client, nodes, found) for client in clients]
             if self.config.model.aggregation_layers:
