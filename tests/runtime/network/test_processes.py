@@ -100,9 +100,8 @@ class Processes:
         attempts = self.attempts()
         self.running[name].send_signal(signal.SIGKILL)
         self.running[name].wait()
-        reached = max(self.rounds(role) for role in self.started)
         time.sleep(after)
-        reached = max(reached, *(self.rounds(role) for role in self.started))
+        reached = max(self.rounds(role) for role in self.started)
         self.start(name)
         self.wait(lambda: len(self.attempts()) > len(attempts))
         assert self.attempts()[-1] >= reached - 1
