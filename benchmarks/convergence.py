@@ -29,7 +29,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.demo import news_service
 from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_fraction
 from glasu.data.party import PartyData
-from glasu.model.split import no_dropout
+from glasu.model.dropout import no_dropout
 from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.server import server_script
@@ -111,7 +111,7 @@ class ExactGradient:
         loss = torch.zeros(())
         for client, joint in zip(self.clients, hidden, strict=True):
             assert isinstance(joint, Tensor)
-            loss = loss + client.loss(client.model.classify(joint, off), self.labels)
+            loss = loss + nn.functional.cross_entropy(client.model.classify(joint, off), self.labels)
         parameters = [parameter for model in models for parameter in model.parameters()]
         return loss.item(), torch.cat([part.ravel() for part in torch.autograd.grad(loss, parameters)])
 
@@ -132,7 +132,7 @@ def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights:
         def keep(client: Client = client, found: list[Tensor] = found) -> None:
             found.append(torch.cat([_gradient_of(parameter) for parameter in client.model.parameters()]))
 
-        client.optimizer.step = keep  # type: ignore[method-assign,assignment]
+        client.optimizer.step = keep  # type: ignore[method-assign]
     run(clients)
     return torch.cat([torch.stack(found) for found in rows], dim=1)
 
@@ -190,7 +190,7 @@ def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
         done += 1
         take_step()
 
-    client.optimizer.step = step  # type: ignore[method-assign,assignment]
+    client.optimizer.step = step  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
+from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.layers import Projection
 from glasu.model.sparse import SparseRows
-from glasu.model.split import ClientModel, Dropout, input_scale, no_dropout, weights_digest
+from glasu.model.split import ClientModel, input_scale, weights_digest
 from glasu.protocol.actor import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch

@@ -18,6 +18,7 @@ from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, fresh_labels
+from glasu.model.dropout import no_dropout
 from glasu.model.layers import (
     CustomLayer,
     GATLayer,
@@ -27,12 +28,11 @@ from glasu.model.layers import (
     Layer,
     ResidualLayer,
     SAGELayer,
-    choices_of,
     sparse_product,
 )
 from glasu.model.sampler import Sampler
 from glasu.model.sparse import SparseRows
-from glasu.model.split import NORMALIZATION, ClientModel, no_dropout
+from glasu.model.split import NORMALIZATION, ClientModel
 from glasu.randomness import Stream
 
 NODES = 14
@@ -310,21 +310,6 @@ def test_the_gradient_of_a_sparse_product_may_arrive_transposed(kernel_path):
     torch.testing.assert_close(dense.grad, torch.from_numpy(matrix.toarray()).T @ probe.T)
 
 
-def test_several_choices_of_rows_have_the_gradient_that_finite_differences_find(kernel_path):
-    choices = [np.array([0, 2, 3]), np.arange(5), np.array([3]), np.empty(0, np.int64)]
-    dense = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda values: tuple(choices_of(values, choices)), (dense,))
-    for rows, chosen in zip(choices, choices_of(dense, choices), strict=True):
-        assert torch.equal(chosen, dense[torch.from_numpy(rows)])
-
-
-def test_rows_that_no_loss_reads_have_no_gradient(kernel_path):
-    dense = torch.randn(5, 3, requires_grad=True)
-    first, _ = choices_of(dense, [np.array([0, 2]), np.array([1])])
-    first.sum().backward()
-    torch.testing.assert_close(dense.grad[:, 0], torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]))
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(4, 40), (39, 40)])
 @pytest.mark.parametrize(("width_in", "width_out"), [(30, 3), (3, 30)])
 def test_the_order_of_a_gcn_layers_products_changes_nothing_but_rounding(rows, columns, width_in, width_out):
@@ -496,17 +481,3 @@ def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
     result = computed(model, sampler, torch.randn(NODES, 5), None, np.empty(0, np.int64))
     assert result.shape == (0, 6)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_gradients_of_many_readers_are_added_in_the_order_of_the_choices_whoever_reads_first(order):
-    rng = np.random.default_rng(4)
-    choices = [np.arange(40), np.arange(0, 40, 3), np.arange(40), rng.permutation(40)]
-    probes = [torch.from_numpy(rng.standard_normal((len(rows), 5)).astype(np.float32)) for rows in choices]
-    dense = torch.randn(40, 5, requires_grad=True)
-    chosen = choices_of(dense, choices)
-    sum((chosen[reader] * probes[reader]).sum() for reader in order).backward()
-    expected = np.zeros((40, 5), np.float32)
-    for rows, probe in zip(choices, probes, strict=True):
-        expected[rows] += probe.numpy()
-    np.testing.assert_array_equal(dense.grad, expected)  # bit for bit

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.model.optimizer import make_optimizer, schedule_factor
+from glasu.model.optimizer import Optimizer, schedule_factor
 
 ROUNDS = 40
 
@@ -30,14 +32,60 @@ def test_a_schedule_is_that_of_torch(schedule, scheduler):
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "expected"),
+    ("settings", "kind", "keys"),
     [
-        ({"optimizer": "adam", "weight_decay": 0.1}, torch.optim.Adam, {"lr": 0.3, "weight_decay": 0.1}),
-        ({"optimizer": "sgd", "momentum": 0.9}, torch.optim.SGD, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.001}),
+        ({"optimizer": "adam", "weight_decay": 0.1}, torch.optim.Adam, {"weight_decay": 0.1}),
+        ({"optimizer": "adam", "weight_decay": 0.0}, torch.optim.Adam, {}),
+        ({"optimizer": "sgd", "weight_decay": 0.0}, torch.optim.SGD, {}),
+        ({"optimizer": "sgd", "momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.001}),
     ],
 )
-def test_an_optimizer_has_the_settings_of_the_config(settings, kind, expected):
-    config = RunConfig(train=TrainConfig(learning_rate=0.3, **settings))
-    optimizer = make_optimizer(config, torch.nn.Linear(2, 2))
-    assert type(optimizer) is kind
-    assert {key: optimizer.param_groups[0][key] for key in expected} == expected
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.usefixtures("kernel_path")
+def test_steps_are_those_of_torch(settings, kind, keys, dtype):
+    torch.manual_seed(0)
+    config = RunConfig(train=TrainConfig(learning_rate=0.01, **settings))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).to(dtype)
+    twin = copy.deepcopy(model)
+    own, other = Optimizer(config, model), kind(twin.parameters(), lr=0.01, **keys)
+    inputs = torch.randn(10, 7, 3, dtype=dtype)
+    for index, rows in enumerate(inputs):
+        own.learning_rate = other.param_groups[0]["lr"] = 0.01 / (1 + index)
+        for network, optimizer in ((model, own), (twin, other)):
+            network.zero_grad(set_to_none=False)
+            network(rows).square().sum().backward()
+            optimizer.step()
+    for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
+def test_an_optimizer_goes_on_from_its_state(settings):
+    config, layer = RunConfig(train=TrainConfig(**settings)), torch.nn.Linear(3, 2)
+    optimizer = Optimizer(config, layer)
+
+    def steps(optimizer, layer, count):
+        for _ in range(count):
+            layer.zero_grad(set_to_none=False)
+            layer(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+
+    steps(optimizer, layer, 3)
+    again = copy.deepcopy(layer)
+    resumed = Optimizer(config, again)
+    resumed.restore(optimizer.state())
+    for each, weights in ((optimizer, layer), (resumed, again)):
+        steps(each, weights, 3)
+    assert torch.equal(layer.weight, again.weight)
+    assert torch.equal(layer.bias, again.bias)
+
+
+def test_weights_that_are_not_to_learn_stay_out_of_the_vector():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    model[0].requires_grad_(requires_grad=False)
+    before = model[0].weight.clone()
+    optimizer = Optimizer(RunConfig(train=TrainConfig(optimizer="sgd")), model)
+    assert len(optimizer.weights) == 12
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[0].weight, before)

@@ -169,11 +169,8 @@ class Spy:
         self.extracted.append((joint.clone(), partial.clone(), others.clone()))
         return others
 
-    def receive(self, joint, partial):
-        received = self.inner.receive(joint, partial)
-        assert torch.equal(received, joint)
-        self.merged.append((None, partial.detach().clone(), received.detach().clone()))
-        return received
+    def own_gradient(self, gradient):
+        return self.inner.own_gradient(gradient)
 
     def merge(self, others, partial):
         merged = self.inner.merge(others, partial)
@@ -202,7 +199,7 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
 ):
     keys = {"aggregation": aggregation, "aggregation_layers": (1, 3), "backbone": backbone}
     config = settings(dropout=0.5, num_local_steps=2, learning_rate=1e-300, num_rounds=2, **keys)  # weights stand still
-    _, spies = spied(config, tiny_parties(), scatter=13)
+    _, spies = spied(config, tiny_parties(), scatter=13, arrange=behind(bits=45))  # so that step 0 computes it again
     for spy in spies:
         assert len(spy.extracted) == 4  # two rounds, two layers
         assert len(spy.merged) == 8  # two steps each
@@ -211,8 +208,6 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
             first, later = spy.merged[4 * t : 4 * t + 2], spy.merged[4 * t + 2 : 4 * t + 4]
             for joint, (_, _, again), (_, _, anew) in zip(joints, first, later, strict=True):
                 torch.testing.assert_close(again, joint, rtol=1e-12, atol=1e-12)
-                if aggregation == "concat":
-                    assert torch.equal(again, joint)
                 assert (anew - joint).abs().max() > 1e-3
         assert (spy.extracted[0][1] - spy.extracted[2][1]).abs().max() > 1e-3  # another round, other masks
 

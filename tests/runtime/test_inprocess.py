@@ -6,10 +6,11 @@ import threading
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.datasets import load_parties
-from glasu.model.split import ClientModel
+from glasu.protocol.actor import Client
 from glasu.runtime.simulation import simulate
 
 
@@ -28,16 +29,17 @@ def test_the_number_of_clients_that_compute_at_once_changes_no_bit(method):
     assert [entry["val_accuracy"] for entry in at_once.history] == [entry["val_accuracy"] for entry in alone.history]
 
 
-def test_every_client_computes_on_one_torch_thread(monkeypatch):
+def test_every_client_computes_on_one_thread(monkeypatch):
     seen = set()
-    compute = ClientModel.sublayer
+    compute = Client.partial
 
     def spy(self, *arguments):
-        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        blas = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+        seen.add((threading.current_thread().name, torch.get_num_threads(), *blas))
         return compute(self, *arguments)
 
-    monkeypatch.setattr(ClientModel, "sublayer", spy)
+    monkeypatch.setattr(Client, "partial", spy)
     config = RunConfig(data=DataConfig(name="demo"), model=ModelConfig(hidden=8), train=TrainConfig(num_rounds=1))
     simulate(load_parties(config), config, workers=2)
-    assert {threads for _, threads in seen} == {1}
-    assert len({name for name, _ in seen if name.startswith("glasu-client")}) == 2
+    assert {threads for _, *threads in seen for threads in threads} == {1}
+    assert len({name for name, *_ in seen if name.startswith("glasu-client")}) == 2

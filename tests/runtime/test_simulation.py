@@ -17,7 +17,7 @@ from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.keys import Key, Phase
-from glasu.model.split import no_dropout
+from glasu.model.dropout import no_dropout
 from glasu.protocol.messages import Evaluated, Joint, Message, Partial, Proposal
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate

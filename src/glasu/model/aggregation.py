@@ -65,12 +65,13 @@ class Mean:
 
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
         """Return H[l+1] from the others' share and the own partial, to rounding."""
-        return others + partial / self.num_clients
+        import torch
 
-    def receive(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1] as received, with the gradient that `merge` has in the own partial, which was sent as it is."""
-        own = partial / self.num_clients
-        return joint + (own - own.detach())
+        return torch.add(others, partial, alpha=1 / self.num_clients)
+
+    def own_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at the own partial, given that at H[l+1]."""
+        return gradient / self.num_clients
 
     def backpropagate(self, total: Array) -> list[Array]:
         """Return for each client the gradient at its partial, given the sum of the gradients at H[l+1]."""
@@ -113,9 +114,10 @@ class Concat:
         start = self.client * partial.shape[1]
         return torch.cat([others[:, :start], partial, others[:, start:]], dim=1)
 
-    def receive(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1] as received, with the gradient that `merge` has in the own partial, which was sent as it is."""
-        return self.merge(self.extract_others(joint, partial), partial)
+    def own_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at the own partial, given that at H[l+1]: its columns."""
+        width = gradient.shape[1] // self.num_clients
+        return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
     def backpropagate(self, total: Array) -> list[Array]:
         """Return for each client its columns of the sum of the gradients at H[l+1]."""

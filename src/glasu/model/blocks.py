@@ -106,8 +106,7 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
     """
-    new, *drawn = kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *halves(key), labels)
-    return Draw(_union(targets, new), *drawn)
+    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *halves(key), labels))
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from glasu.model.blocks import NodeSet
+from glasu.model.dropout import no_dropout
 from glasu.model.layers import Hidden, Layer, rows_of
 from glasu.model.sampler import Sampler
-from glasu.model.split import ClientModel, no_dropout
+from glasu.model.split import ClientModel
 
 CHUNK_VALUES = 2**24  # feature values that are read at a time
 

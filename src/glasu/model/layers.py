@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from glasu.errors import ConfigError
-from glasu.model import fused, kernels
+from glasu.model import kernels
 from glasu.model.blocks import Block, Normalization, is_everything
-from glasu.model.fused import Mask
 from glasu.model.sparse import SparseRows
 
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only below the first layer: the raw features
@@ -46,32 +45,6 @@ class _SparseProduct(torch.autograd.Function):
         return None, back, gradient * ctx.share if ctx.needs_input_grad[2] else None, None
 
 
-class _Rows(torch.autograd.Function):
-    """Several choices of rows of one tensor, each without repeats; their gradients are added up in one place.
-
-    In the order of the choices: where many readers send gradients to one tensor, torch adds them up in an order that
-    depends on the threads that ran the forward pass, and so do the last bits.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, dense: Tensor, *choices: np.ndarray) -> tuple[Tensor, ...]:
-        ctx.choices, ctx.size = choices, dense.shape
-        ctx.set_materialize_grads(False)
-        return tuple(
-            dense.view_as(dense) if is_everything(rows, len(dense)) else dense.index_select(0, torch.from_numpy(rows))
-            for rows in choices
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [(rows, own) for rows, own in zip(ctx.choices, gradients, strict=True) if own is not None]
-        total = given[0][1].new_zeros(ctx.size) if given else None
-        for rows, own in given:
-            assert total is not None
-            kernels.add_rows(rows, _array(own), total.numpy())
-        return total, *(None for _ in ctx.choices)
-
-
 def _array(dense: Tensor) -> np.ndarray:
     return dense.detach().contiguous().numpy()
 
@@ -94,13 +67,7 @@ def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
     """Return the rows at `positions`; nothing is copied where these are all rows, in their order."""
     if is_everything(positions, hidden.shape[0]):
         return hidden
-    return choices_of(hidden, [positions])[0] if isinstance(hidden, Tensor) else hidden.rows(positions)
-
-
-def choices_of(dense: Tensor, choices: Sequence[np.ndarray]) -> Sequence[Tensor]:
-    """Return several choices of rows of one tensor, each without repeats; all rows in their order are not copied."""
-    chosen: tuple[Tensor, ...] = _Rows.apply(dense, *choices)  # type: ignore[no-untyped-call]
-    return chosen
+    return hidden.index_select(0, torch.from_numpy(positions)) if isinstance(hidden, Tensor) else hidden.rows(positions)
 
 
 class Projection(nn.Module):
@@ -190,8 +157,8 @@ class GCNIILayer(Layer):
         self.reduce = Projection(width_in, width_out) if width_in != width_out else None
         self.linear = Projection(width_out, width_out, bias=False)
         self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
-        self.larger = max(alpha, 1 - alpha)  # goes to the small factor, for that costs no pass over all rows
-        self._diagonal: Tensor | None = None  # larger (1 - beta) I
+        self.larger = max(alpha, 1 - alpha)  # goes to factors of the products, for that costs no pass over all rows
+        self.kept, self.turned = self.larger * (1 - self.beta), self.larger * self.beta
 
     def prepare(self, hidden: Hidden) -> Hidden:
         return hidden if self.reduce is None else self.reduce(hidden)
@@ -199,33 +166,8 @@ class GCNIILayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
-        support, weight = self._support(prepared, initial, block), self.linear.weight
-        return support @ torch.add(self._kept(), weight, alpha=self.larger * self.beta)
-
-    def _kept(self) -> Tensor:
-        weight = self.linear.weight
-        if self._diagonal is None or self._diagonal.dtype != weight.dtype:
-            self._diagonal = self.larger * (1 - self.beta) * torch.eye(len(weight), dtype=weight.dtype)
-        return self._diagonal
-
-    def fuses(self, block: Block) -> bool:
-        """Tell whether `fused` can do what the other halves do: the block is sparse, and no other weight is needed."""
-        return block.dense is None and self.reduce is None and self.alpha < 1 - self.alpha
-
-    def fused(self, hidden: Hidden, initial: Tensor, block: Block, mask: Mask | None) -> Tensor:
-        """Return the same as both halves and ReLU do together, of rows that the mask drops values of."""
-        assert isinstance(hidden, Tensor)
-        share, factor = self.alpha / self.larger, self.larger * self.beta
-        return fused.gcnii(
-            hidden,
-            initial,
-            self.linear.weight,
-            block.matrix,
-            mask,
-            share=share,
-            diagonal=self._kept(),
-            factor=factor,
-        )
+        support = self._support(prepared, initial, block)
+        return torch.addmm(support, support, self.linear.weight, beta=self.kept, alpha=self.turned)
 
     def _support(self, prepared: Tensor, initial: Tensor, block: Block) -> Tensor:
         """Return (1 - alpha) A H + alpha H^0, divided by the larger share: one sum over all rows, either way."""

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from glasu.config import ModelConfig
 from glasu.errors import ConfigError
-from glasu.model import fused
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import Block, Normalization
-from glasu.model.fused import Mask
+from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import (
     Convolution,
     CustomLayer,
@@ -28,11 +27,8 @@ from glasu.model.layers import (
     ResidualLayer,
     SAGELayer,
 )
-from glasu.model.sparse import SparseRows
-from glasu.randomness import Stream, halves
+from glasu.randomness import Stream
 
-ENCODER = -1  # the "layer" of draws that concern the raw features
-ATTENTION = -2  # less l: the "layer" of draws that concern the attention of layer l
 NORMALIZATION: dict[str, Normalization] = {
     "gcn": GCNLayer.normalization,
     "gcnii": GCNIILayer.normalization,
@@ -41,44 +37,6 @@ NORMALIZATION: dict[str, Normalization] = {
     "custom": CustomLayer.normalization,
 }
 TYPICAL_NORM = 3.0  # what input_scale = "auto" makes of the mean length of a feature row
-
-
-class Dropout:
-    """Dropout whose masks are a function of the stream: the same step and layer drop the same values again."""
-
-    def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is a byte; something is kept, something dropped
-        self.threshold = nearest if rate > 0 else 0
-        self.stream = stream
-
-    def mask(self, layer: int) -> Mask | None:
-        """Return which values of the input of a layer are dropped; None: none."""
-        return Mask(*halves(self.stream(layer).key()), self.threshold) if self.threshold else None
-
-    def __call__(self, hidden: Hidden, layer: int) -> Hidden:
-        """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""
-        mask = self.mask(layer)
-        if mask is None:
-            return hidden
-        if isinstance(hidden, Tensor):
-            dtype = np.dtype(np.float64 if hidden.dtype == torch.float64 else np.float32)
-            return hidden * torch.from_numpy(mask.factors(hidden.numel(), dtype)).view(hidden.shape)
-        return hidden.with_data(hidden.data * mask.factors(hidden.nnz, hidden.dtype))
-
-    def attention(self, shares: Tensor, layer: int) -> Tensor:
-        """Drop shares of a layer's attention and scale up the rest; other draws than those for its input."""
-        dropped = self(shares, ATTENTION - layer)
-        assert isinstance(dropped, Tensor)
-        return dropped
-
-    def fork(self, layer: int) -> None:
-        """Seed torch's own generator for a layer of another library."""
-        torch.default_generator.manual_seed(self.stream(layer).torch_seed())
-
-
-def no_dropout() -> Dropout:
-    """Return the dropout of evaluation: none."""
-    return Dropout(0.0, lambda layer: Stream(0, "dropout", layer=layer))
 
 
 class ClientModel(nn.Module):
@@ -134,21 +92,14 @@ class ClientModel(nn.Module):
         """Return H_m[0] and, for gcnii, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
         if self.encoder is None:
             return features, None
-        if isinstance(features, SparseRows):
-            assert self.encoder.bias is not None
-            initial = fused.encode(features, self.encoder.weight, self.encoder.bias, dropout.mask(ENCODER))
-        else:
-            initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
+        initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
         return initial, initial
 
     def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
         """Normalise and drop what layer l reads (l = L is the classifier)."""
-        return dropout(self._normalized(layer, hidden), layer)
-
-    def _normalized(self, layer: int, hidden: Hidden) -> Hidden:
         if self.norms is not None and layer > 0:
             hidden = self.norms[layer - 1](hidden)
-        return hidden
+        return dropout(hidden, layer)
 
     def sublayer(self, layer: int, hidden: Hidden, initial: Tensor | None, block: Block, dropout: Dropout) -> Tensor:
         """Compute H_m^+[l] = activation(layer_l(block, H_m[l])), shape (|S[l+1]|, hidden).
@@ -160,11 +111,7 @@ class ClientModel(nn.Module):
             block: A restricted to S_m[l+1] x S_m[l].
             dropout: the masks of this step.
         """
-        module = self.layers[layer]
-        if isinstance(module, GCNIILayer) and module.fuses(block):
-            assert initial is not None
-            return module.fused(self._normalized(layer, hidden), initial, block, dropout.mask(layer))
-        hidden = self.layer_input(layer, hidden, dropout)
+        module, hidden = self.layers[layer], self.layer_input(layer, hidden, dropout)
         if self.config.backbone == "custom":
             with torch.random.fork_rng(devices=[]):
                 dropout.fork(layer)

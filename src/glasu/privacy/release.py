@@ -118,6 +118,14 @@ class Release:
         """Apply the differentiable part of the gate, as LocalUpdate must."""
         return partial if self.clipping is None else self.clipping(partial)
 
+    def clip_gradient(self, partial: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient at a partial, given that at what `clip` makes of it."""
+        if self.clipping is None:
+            return gradient
+        with torch.enable_grad():
+            leaf = partial.detach().requires_grad_()
+            return torch.autograd.grad(self.clipping(leaf), leaf, gradient)[0]
+
     def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
         """Let a tensor out: representations, gradients, class probabilities."""
         value = self.clip(value.detach())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
@@ -18,13 +18,16 @@ from glasu.data.party import PartyData, labelled
 from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
-from glasu.model.blocks import Block, NodeSet
+from glasu.model.blocks import NodeSet
+from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import FeatureRows, exact_layer, exact_start
-from glasu.model.layers import Convolution, Hidden, choices_of
-from glasu.model.optimizer import make_optimizer, schedule_factor
+from glasu.model.layers import Convolution, Hidden
+from glasu.model.loss import loss_and_gradient
+from glasu.model.optimizer import Optimizer, schedule_factor
+from glasu.model.passes import ByHand, Hand, Inputs, Passes, Taped
 from glasu.model.sampler import Sampler, training_batch
 from glasu.model.sparse import SparseRows
-from glasu.model.split import NORMALIZATION, ClientModel, Dropout, input_scale, no_dropout
+from glasu.model.split import NORMALIZATION, ClientModel, input_scale
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Release
 from glasu.protocol.messages import NO_NUMBERS, TensorMessage
@@ -38,18 +41,11 @@ EMPTY: NodeSet = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(Inputs):
     """A sample with everything that the layers read."""
 
     round: int
-    features: Hidden  # X_m[S_m[0]], scaled
-    blocks: tuple[Block, ...]
-    initial_rows: tuple[NDArray[np.int64], ...]  # per layer: where S_m[l+1] stands in S_m[0]
     labels: Tensor | None  # y[S[L]]
-
-    def initial_at(self, initial: Tensor | None) -> Sequence[Tensor | None]:
-        """Return for each layer the rows S_m[l+1] of H_m^0, which has the rows S_m[0]."""
-        return [None] * len(self.blocks) if initial is None else choices_of(initial, self.initial_rows)
 
 
 def owner_index(config: RunConfig, names: Sequence[str]) -> int:
@@ -103,7 +99,8 @@ class Client:
             stream=self._initial_stream,
             convolution=convolution,
         ).to(self.dtype)
-        self.optimizer = make_optimizer(config, self.model)
+        self.optimizer = Optimizer(config, self.model)
+        self.hand = Hand.of(self.model)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
         self.release = Release(encodings_of(config))
@@ -181,15 +178,8 @@ class Client:
         labels = torch.from_numpy(self.party.labels[nodes])
         return labels.to(self.dtype) if self.config.train.task == "multilabel" else labels
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of the nodes."""
-        if self.config.train.task == "multilabel":
-            return nn.functional.binary_cross_entropy_with_logits(logits, labels)
-        return nn.functional.cross_entropy(logits, labels)
-
-    def finite(self, loss: Tensor, round_index: int) -> float:
+    def finite(self, value: float, round_index: int) -> float:
         """Return the loss, or stop the run where it is not a number any more."""
-        value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(
                 f"party {self.party.name!r}, round {round_index}: the loss is {value}; training diverged. "
@@ -205,49 +195,48 @@ class Client:
             for block in blocks[1:]:
                 rows.append(rows[-1][block.positions])
             labels = self.labels(nodes[-1]) if self.has_labels and to_learn else None
-            return Batch(sample.round, self.features(nodes[0]), blocks, tuple(rows), labels)
+            return Batch(self.features(nodes[0]), blocks, tuple(rows), sample.round, labels)
 
-    def encode(self, batch: Batch, dropout: Dropout, *, opened: bool = False) -> tuple[Hidden, Sequence[Tensor | None]]:
-        """Return H_m[0] and, for gcnii, H_m^0 at the rows of each layer; with their graph, if opened."""
-        with self.watch.measure("compute"), torch.set_grad_enabled(opened):
-            hidden, initial = self.model.encode(batch.features, dropout)
-            return hidden, batch.initial_at(initial)
+    def passes(self, batch: Batch, step: int | None) -> Passes:
+        """Return the passes of one local step through the layers; None: of an evaluation, which goes forward only."""
+        dropout = self.dropout(batch.round, step)
+        if self.hand is not None and all(block.dense is None for block in batch.blocks):
+            return ByHand(self.hand, batch, dropout)
+        return Taped(self.model, batch, dropout, recording=step is not None)
 
-    def partial(
-        self,
-        layer: int,
-        hidden: Hidden,
-        initial: Tensor | None,
-        batch: Batch,
-        dropout: Dropout,
-        *,
-        opened: bool = False,
-    ) -> Tensor:
-        """Return H_m^+[l]; with its graph, if opened. `initial` has the rows S_m[l+1]."""
-        with self.watch.measure("compute"), torch.set_grad_enabled(opened):
-            return self.model.sublayer(layer, hidden, initial, batch.blocks[layer], dropout)
-
-    def open_encoder(self, batch: Batch, dropout: Dropout) -> tuple[Tensor | None, Tensor | None]:
-        """Return H_m^0 with its graph, and as a leaf that gathers the gradients of all layers that read it."""
+    def encode(self, passes: Passes) -> Hidden:
+        """Return H_m[0]."""
         with self.watch.measure("compute"):
-            _, initial = self.model.encode(batch.features, dropout)
-        return initial, None if initial is None else initial.detach().requires_grad_()
+            return passes.encode()
 
-    def backward_from_loss(self, joint: Tensor, batch: Batch, dropout: Dropout) -> list[float]:
-        """Send the gradient of the client's loss back to H[L] and the classifier; nothing without labels."""
-        if batch.labels is None:
-            return []
+    def partial(self, passes: Passes, layer: int, hidden: Hidden) -> Tensor:
+        """Return H_m^+[l], given H_m[l]."""
         with self.watch.measure("compute"):
-            loss = self.loss(self.model.classify(joint, dropout), batch.labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return [self.finite(loss, batch.round)]
+            return passes.layer(layer, hidden)
+
+    def back_from_loss(self, passes: Passes, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
+        """Return the client's loss at H_m[L], and its gradient there; the classifier's is added up."""
+        assert batch.labels is not None
+        with self.watch.measure("compute"):
+            value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
+            return self.finite(value, batch.round), passes.back_from_logits(gradient)
+
+    def back(self, passes: Passes, layer: int, gradient: Tensor) -> Tensor | None:
+        """Return the gradient at H_m[l], given that at what H_m^+[l] was when it had passed the gate."""
+        with self.watch.measure("compute"):
+            if layer in self.model.aggregation_layers:
+                gradient = self.release.clip_gradient(passes.partials[layer], gradient)
+            return passes.back(layer, gradient)
 
     def gradient_at(self, joint: Tensor, batch: Batch) -> Tensor:
         """Return G, the gradient of the loss of step 0 at H[L]."""
-        assert batch.labels is not None
-        leaf = joint.detach().clone().requires_grad_()
-        logits = self.model.classify(leaf, self.dropout(batch.round, 0))
-        return torch.autograd.grad(self.loss(logits, batch.labels), leaf)[0]
+        return self.back_from_loss(self.passes(batch, 0), joint, batch)[1]
+
+    def end_step(self, passes: Passes, gradient: Tensor | None) -> None:
+        """Go back through the encoder, given the gradient at H_m[0], and change the weights."""
+        with self.watch.measure("compute"):
+            passes.back_to_features(gradient)
+            self.optimizer.step()
 
     def take_losses(self, key: Key) -> NDArray[np.float64]:
         """Return the losses that have not been sent yet, for the message named by `key` to carry."""
@@ -315,8 +304,7 @@ class Client:
 
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule: a function of the round alone."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.train.learning_rate * schedule_factor(self.config, round_index)
+        self.optimizer.learning_rate = self.config.train.learning_rate * schedule_factor(self.config, round_index)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights."""
@@ -324,19 +312,12 @@ class Client:
 
     def state(self, traffic: Mapping[str, Any] | None = None) -> ClientState:
         """Return everything that a checkpoint needs; the traffic is counted by the runtime."""
-        names = [name for name, _ in self.model.named_parameters()]
-        moments = {
-            f"{names[index]}.{key}": value.clone()
-            for index, values in self.optimizer.state_dict()["state"].items()
-            for key, value in values.items()
-            if isinstance(value, Tensor)
-        }
         ledger = self.release.ledger
         return ClientState(
             config_digest=self.config.digest(),
             round=self.round,
             weights=self.weights(),
-            optimizer=moments,
+            optimizer=self.optimizer.state(),
             best_weights=dict(self.best_weights),
             selection=self.selection,
             losses=tuple(self.losses),
@@ -356,12 +337,7 @@ class Client:
         self.model.load_state_dict(dict(state.weights))
         self.model.train()
         self.training_nodes = self._own_training_nodes()
-        names = [name for name, _ in self.model.named_parameters()]
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.optimizer.items():
-            parameter, _, key = name.rpartition(".")
-            moments.setdefault(names.index(parameter), {})[key] = value.clone()
-        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.optimizer.restore(state.optimizer)
         self.best_weights = dict(state.best_weights)
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.incarnation, self.key_epoch = list(state.losses), state.incarnation, state.key_epoch

@@ -56,13 +56,18 @@ def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
     client.set_learning_rate(sample.round)
     if client.config.train.backward == "joint":
         return (yield from client_joint_round(client, batch))
-    opened = client.release.transparent  # then step 0 computes what was sent: its forward pass is the joint inference
-    joint, others = yield from client_inference(client, batch, client.dropout(sample.round, 0), opened=opened)
+    first = client.passes(batch, 0)
+    joint, exchanged = yield from client_inference(client, first, batch.round)
     gradient = (yield from client_gradient(client, batch, joint)) if client.owner >= 0 else None
     with client.watch.measure("compute"):
-        first = local_update(client, batch, 0, others, gradient, joint if opened else None)
-        steps = range(1, client.config.train.num_local_steps)
-        losses = [first, *(local_update(client, batch, step, others, gradient) for step in steps)]
+        others = {
+            layer: client.aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()
+        }
+        # where everyone reads what was computed, the joint inference was the forward pass of step 0
+        done = joint if client.release.transparent else None
+        losses = [local_update(client, batch, first, others, joint=done, gradient=gradient)]
+        for step in range(1, client.config.train.num_local_steps):
+            losses.append(local_update(client, batch, client.passes(batch, step), others, gradient=gradient))
     return losses if client.has_labels else []
 
 

@@ -162,7 +162,7 @@ def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Ph
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
     (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], purpose="evaluation neighbors")
     batch = client.batch(sample, to_learn=False)
-    hidden, _ = yield from client_inference(client, batch, client.dropout(round_index, None), phase)
+    hidden, _ = yield from client_inference(client, client.passes(batch, None), round_index, phase)
     joint: Tensor = hidden[places]
     return joint
 

@@ -10,42 +10,39 @@ from glasu.protocol.messages import Exchange, Joint, Partial, Script, exchange
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.model.split import Dropout
-    from glasu.protocol.actor import Batch, Client
+    from glasu.model.passes import Passes
+    from glasu.privacy.release import Sent
+    from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
 
 
 def client_inference(
-    client: Client, batch: Batch, dropout: Dropout, phase: Phase = Phase.TRAINING, *, opened: bool = False
-) -> Exchange[tuple[Tensor, dict[int, Tensor]]]:
+    client: Client, passes: Passes, round_index: int, phase: Phase = Phase.TRAINING
+) -> Exchange[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
     """Client column: compute, send, receive, layer by layer.
 
     Args:
         client: who takes part.
-        batch: the nodes, blocks and features.
-        dropout: the masks.
+        passes: the way through the client's layers.
+        round_index: t.
         phase: what it is for.
-        opened: keep the graph as in step 0 of LocalUpdate, which then need not compute the same again.
 
     Returns:
-        H_m[L] at the rows S[L], and {l+1: H_{-m}[l+1]} for every aggregation layer l.
+        H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
     """
-    hidden, initial = client.encode(batch, dropout, opened=opened)  # H_m[0] = X_m[S_m[0]]
-    others: dict[int, Tensor] = {}
+    hidden = client.encode(passes)  # H_m[0]
+    exchanged: dict[int, tuple[Tensor, Sent]] = {}
     for layer in range(client.config.model.num_layers):
-        partial = client.partial(layer, hidden, initial[layer], batch, dropout, opened=opened)  # H_m^+[l]
+        partial = client.partial(passes, layer, hidden)  # H_m^+[l]
         if layer in client.model.aggregation_layers:
-            key = client.key(phase, batch.round, layer)
+            key = client.key(phase, round_index, layer)
             sent = client.release.tensor("representation", partial, key)
             answer = yield from exchange(Partial(key=key, value=sent.payload, losses=client.take_losses(key)), Joint)
-            joint = client.read("representation", answer, client.joint_shape(partial))
-            others[layer + 1] = client.aggregation.extract_others(joint, sent.value)
-            hidden = joint  # H_m[l+1] = H[l+1]
-            if opened:
-                hidden = client.aggregation.receive(joint, client.release.clip(partial))
+            hidden = client.read("representation", answer, client.joint_shape(partial))  # H_m[l+1] = H[l+1]
+            exchanged[layer + 1] = hidden, sent
         else:
             hidden = partial  # H_m[l+1] = H_m^+[l]
-    return cast("Tensor", hidden), others  # no torch here: the server imports this module
+    return cast("Tensor", hidden), exchanged  # no torch here: the server imports this module
 
 
 def server_inference(server: Server, round_index: int, phase: Phase = Phase.TRAINING) -> Script:

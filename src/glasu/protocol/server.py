@@ -108,16 +108,15 @@ class Server:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        self.answers = (self._answer(kind, SERVER, fields),) * len(self.roster)
+        message = kind(key=self._key(SERVER), node_sets=unite(self._received), **fields)
+        self.answers = (message,) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
+        unions = unite(self._received)
         self.answers = tuple(
-            self._answer(kind, TO_ONE + client, {"value": value}) for client, value in enumerate(values)
+            kind(key=self._key(TO_ONE + client), node_sets=unions, value=value) for client, value in enumerate(values)
         )
-
-    def _answer(self, kind: type[Message], sender: int, fields: dict[str, Any]) -> Message:
-        return kind(key=self._key(sender), node_sets=unite(self._received), **fields)
 
     def _key(self, sender: int) -> Key:
         """Name the answer to what was received."""

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from glasu.model.split import Dropout
+from glasu.model.passes import Passes
 from glasu.protocol.actor import Batch, Client
 
 
 def local_update(
     client: Client,
     batch: Batch,
-    step: int,
+    passes: Passes,
     others: Mapping[int, Tensor],
+    *,
+    joint: Tensor | None = None,
     gradient: Tensor | None = None,
-    hidden: Tensor | None = None,
 ) -> float:
     """Descend the client's own loss with the others' parts constant, and return the loss before the step.
 
@@ -25,39 +26,39 @@ def local_update(
     Args:
         client: who learns.
         batch: the round's nodes, blocks and features.
-        step: q.
+        passes: the passes of step q.
         others: {l+1: H_{-m}[l+1]}, fixed for the round.
+        joint: H_m^{t,q}[L], where the passes have gone forward already: at step 0, in the joint inference.
         gradient: G, at a client without labels.
-        hidden: H_m[L] with its graph, where the joint inference left it for step 0.
     """
-    dropout = client.dropout(batch.round, step)
-    hidden = local_forward(client, batch, dropout, others) if hidden is None else hidden
-    loss = local_loss(client, batch, dropout, hidden, gradient)
-    value = client.finite(loss, batch.round)
-    client.optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    client.optimizer.step()
+    joint = local_forward(client, passes, others) if joint is None else joint
+    passes.begin_back()
+    if client.has_labels:
+        value, gradient = client.back_from_loss(passes, joint, batch)
+    else:
+        assert gradient is not None
+        value = client.finite((gradient * joint).sum().item(), batch.round)
+    local_backward(client, passes, gradient)
     return value
 
 
-def local_forward(client: Client, batch: Batch, dropout: Dropout, others: Mapping[int, Tensor]) -> Tensor:
+def local_forward(client: Client, passes: Passes, others: Mapping[int, Tensor]) -> Tensor:
     """Compute H_m^{t,q}[L] from the others' parts and the client's present weights."""
-    hidden, initial = client.model.encode(batch.features, dropout)
-    at_rows = batch.initial_at(initial)
-    for layer, block in enumerate(batch.blocks):
-        partial = client.model.sublayer(layer, hidden, at_rows[layer], block, dropout)  # H_m^{t,q,+}[l]
+    hidden = passes.encode()
+    for layer in range(client.config.model.num_layers):
+        hidden = passes.layer(layer, hidden)  # H_m^{t,q,+}[l]
         if layer in client.model.aggregation_layers:
-            hidden = client.aggregation.merge(others[layer + 1], client.release.clip(partial))
-        else:
-            hidden = partial
+            hidden = client.aggregation.merge(others[layer + 1], client.release.clip(hidden))
     assert isinstance(hidden, Tensor)
     return hidden
 
 
-def local_loss(client: Client, batch: Batch, dropout: Dropout, hidden: Tensor, gradient: Tensor | None) -> Tensor:
-    """Compute L_m^{t,q} at H_m^{t,q}[L], differentiable in the client's weights."""
-    if client.has_labels:
-        assert batch.labels is not None
-        return client.loss(client.model.classify(hidden, dropout), batch.labels)
-    assert gradient is not None
-    return (gradient * hidden).sum()
+def local_backward(client: Client, passes: Passes, gradient: Tensor | None) -> None:
+    """Go back from H_m^{t,q}[L] to the features, and change the weights."""
+    for layer in reversed(range(client.config.model.num_layers)):
+        assert gradient is not None
+        if layer in client.model.aggregation_layers:
+            own = client.aggregation.own_gradient(gradient)
+            gradient = client.release.clip_gradient(passes.partials[layer], own)
+        gradient = passes.back(layer, gradient)
+    client.end_step(passes, gradient)

@@ -1,4 +1,4 @@
-"""The inner loops of sampling and of sparse products, each twice with equal results, bit for bit.
+"""The inner loops of sampling and of layers, each twice: with equal results bit for bit, those of products to rounding.
 
 `loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
 
@@ -13,17 +13,19 @@ from glasu.compiling import COMPILES
 if COMPILES:
     from glasu.model.kernels.loops import (
         add_product,
-        add_rows,
         add_transposed,
+        cross_entropy,
+        descend,
+        descend_adaptively,
         distinct,
         draw_bytes,
         draw_neighbors,
-        drop,
         edges_between,
         fill_block,
         fill_mask,
         gather_rows,
-        mix_dropped,
+        gcnii,
+        gcnii_gradients,
         neighbors_outside,
         rectified,
         rectified_gradients,
@@ -31,17 +33,19 @@ if COMPILES:
 else:
     from glasu.model.kernels.arrays import (
         add_product,
-        add_rows,
         add_transposed,
+        cross_entropy,
+        descend,
+        descend_adaptively,
         distinct,
         draw_bytes,
         draw_neighbors,
-        drop,
         edges_between,
         fill_block,
         fill_mask,
         gather_rows,
-        mix_dropped,
+        gcnii,
+        gcnii_gradients,
         neighbors_outside,
         rectified,
         rectified_gradients,
@@ -49,17 +53,19 @@ else:
 
 __all__ = [
     "add_product",
-    "add_rows",
     "add_transposed",
+    "cross_entropy",
+    "descend",
+    "descend_adaptively",
     "distinct",
     "draw_bytes",
     "draw_neighbors",
-    "drop",
     "edges_between",
     "fill_block",
     "fill_mask",
     "gather_rows",
-    "mix_dropped",
+    "gcnii",
+    "gcnii_gradients",
     "neighbors_outside",
     "rectified",
     "rectified_gradients",

@@ -17,7 +17,7 @@ Array = NDArray[Any]
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Ids, fanout: int, low: np.uint64, high: np.uint64, labels: Labels
 ) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
-    """Draw up to `fanout` edges into each target: (new nodes in any order; starts, edges, scale of a `Draw`)."""
+    """Draw up to `fanout` edges into each of some sorted targets: (nodes, starts, edges, scale) of a `Draw`."""
     first = indptr[targets]
     degrees = indptr[targets + 1] - first
     counts = np.minimum(degrees, fanout)
@@ -32,7 +32,8 @@ def draw_neighbors(
         chosen[:, step] = np.where(again, top, pick)
     edges[starts[crowded][:, None] + np.arange(fanout)] = first[crowded][:, None] + np.sort(chosen, axis=1)
     scale = np.repeat(degrees / np.maximum(counts, 1), counts)
-    return _fresh(indices[edges], targets), starts, edges, scale
+    nodes = np.sort(np.concatenate([targets, _fresh(indices[edges], targets)]))
+    return nodes, starts, edges, scale
 
 
 def _fresh(sources: NDArray[np.integer], targets: Ids) -> Ids:
@@ -152,11 +153,6 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
     add_product(_starts(np.bincount(indices, minlength=len(total))), rows[order], data[order], dense, total)
 
 
-def add_rows(rows: Ids, dense: Array, total: Array) -> None:
-    """Add each row of `dense` to one row of `total`; `rows` are distinct."""
-    total[rows] += dense
-
-
 def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
     """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
     np.multiply(draw_bytes(low, high, len(mask)) >= threshold, scale, out=mask)
@@ -184,7 +180,7 @@ def rectified_gradients(
     add_transposed(indptr, indices, data, gated, weight)
 
 
-def mix_dropped(
+def gcnii(
     indptr: Array,
     indices: Array,
     data: Array,
@@ -193,15 +189,97 @@ def mix_dropped(
     threshold: int,
     scale: Any,
     initial: Array,
+    rows: Ids,
+    weight: Array,
     share: Any,
+    kept: Any,
+    turned: Any,
+    support: Array,
     result: Array,
 ) -> None:
-    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
-    np.multiply(initial, share, out=result)
-    kept = hidden * np.multiply(draws >= threshold, scale, dtype=hidden.dtype) if len(draws) else hidden
-    add_product(indptr, indices, data, kept, result)
+    """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
+
+    `hidden` is first multiplied by a mask: `scale` where a value's byte in `draws` reaches the threshold, else 0; no
+    byte at all: no mask.
+    """
+    np.multiply(initial[rows], share, out=support)
+    read = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
+    add_product(indptr, indices, data, read, support)
+    np.maximum(kept * support + turned * (support @ weight), 0, out=result)
 
 
-def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
-    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
-    values *= np.multiply(draws >= threshold, scale, dtype=values.dtype)
+def gcnii_gradients(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    rows: Ids,
+    weight: Array,
+    share: Any,
+    kept: Any,
+    turned: Any,
+    support: Array,
+    result: Array,
+    gradient: Array,
+    at_weight: Array,
+    at_initial: Array,
+    at_hidden: Array,
+) -> None:
+    """Write into `at_weight` and `at_hidden`, and add to `at_initial`, the gradients of what `gcnii` read."""
+    gated = np.where(result > 0, gradient, 0)
+    np.multiply(support.T @ gated, turned, out=at_weight)
+    at_support = kept * gated + turned * (gated @ weight.T)
+    at_initial[rows] += at_support * share
+    at_hidden[:] = 0
+    add_transposed(indptr, indices, data, at_support, at_hidden)
+    if len(draws):
+        at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
+
+
+def _factors(draws: Array, threshold: int, scale: Any, dtype: np.dtype[Any]) -> Array:
+    factors: Array = np.multiply(draws >= threshold, scale, dtype=dtype)
+    return factors
+
+
+def cross_entropy(logits: Array, labels: Ids, gradient: Array) -> float:
+    """Return the mean cross-entropy of classes, and write its gradient at the logits."""
+    rows, shifted = np.arange(len(logits)), logits - logits.max(axis=1, keepdims=True)
+    np.exp(shifted, out=gradient)
+    lengths = gradient.sum(axis=1, keepdims=True)
+    gradient /= lengths
+    gradient[rows, labels] -= 1
+    gradient /= len(logits)
+    return float((np.log(lengths[:, 0]) - shifted[rows, labels]).mean())
+
+
+def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
+    """Take a step of SGD; weight decay is part of the gradient. Without momentum there is no velocity."""
+    gradients = gradients + decay * weights
+    if len(velocity):
+        velocity *= momentum
+        velocity += gradients
+        gradients = velocity
+    weights -= rate * gradients
+
+
+def descend_adaptively(
+    weights: Array,
+    gradients: Array,
+    mean: Array,
+    square: Array,
+    rate: Any,
+    length: Any,
+    first: Any,
+    second: Any,
+    epsilon: Any,
+    decay: Any,
+) -> None:
+    """Take a step of Adam: `rate` and `length` make up for means that began at zero; decay is part of the gradient."""
+    gradient, one = gradients + decay * weights, weights.dtype.type(1)
+    mean *= first
+    mean += (one - first) * gradient
+    square *= second
+    square += (one - second) * (gradient * gradient)
+    weights -= rate * mean / (np.sqrt(square) / length + epsilon)

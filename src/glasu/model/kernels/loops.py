@@ -37,10 +37,25 @@ def _below(word: np.uint64, bound: int) -> Any:
 
 
 @compiled
+def _merged(one: Array, other: Array) -> Array:
+    """Return two sorted arrays as one; nothing is in both."""
+    both = np.empty(len(one) + len(other), np.int64)
+    left = right = 0
+    for k in range(len(both)):
+        if right == len(other) or (left < len(one) and one[left] < other[right]):
+            both[k] = one[left]
+            left += 1
+        else:
+            both[k] = other[right]
+            right += 1
+    return both
+
+
+@compiled
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Array, fanout: int, low: np.uint64, high: np.uint64, labels: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw up to `fanout` edges into each target: (new nodes in any order; starts, edges, scale of a `Draw`)."""
+    """Draw up to `fanout` edges into each of some sorted targets: (nodes, starts, edges, scale) of a `Draw`."""
     starts = np.empty(len(targets) + 1, np.int64)
     starts[0] = 0
     for row in range(len(targets)):
@@ -81,7 +96,7 @@ def draw_neighbors(
         labels[fresh[k]] = -1
     for node in targets:
         labels[node] = -1
-    return fresh[:found].copy(), starts, edges, scale
+    return _merged(targets, np.sort(fresh[:found])), starts, edges, scale
 
 
 @compiled
@@ -245,15 +260,6 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
 
 
 @compiled
-def add_rows(rows: Array, dense: Array, total: Array) -> None:
-    """Add each row of `dense` to one row of `total`; `rows` are distinct."""
-    for k in range(len(rows)):
-        source, result = dense[k], total[rows[k]]
-        for column in range(len(source)):
-            result[column] += source[column]
-
-
-@compiled
 def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> Array:
     """Return so many bytes of the key's words, eight a word, lowest first."""
     words = np.empty((count + 7) // 8, np.uint64)
@@ -306,7 +312,7 @@ def rectified_gradients(
 
 
 @compiled
-def mix_dropped(
+def gcnii(
     indptr: Array,
     indices: Array,
     data: Array,
@@ -315,31 +321,135 @@ def mix_dropped(
     threshold: int,
     scale: Any,
     initial: Array,
+    rows: Array,
+    weight: Array,
     share: Any,
+    kept: Any,
+    turned: Any,
+    support: Array,
     result: Array,
 ) -> None:
-    """Write share * initial + matrix @ hidden, `hidden` times a mask; a byte for each of its values, or none at all."""
+    """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
+
+    `hidden` is first multiplied by a mask: `scale` where a value's byte in `draws` reaches the threshold, else 0; no
+    byte at all: no mask.
+    """
     zero = scale - scale
     for row in range(len(indptr) - 1):
-        total, own = result[row], initial[row]
+        total, own = support[row], initial[rows[row]]
         for column in range(len(total)):
             total[column] = own[column] * share
         for k in range(indptr[row], indptr[row + 1]):
             value, source = data[k], hidden[indices[k]]
             if len(draws):
-                kept = draws[indices[k]]
+                drawn = draws[indices[k]]
                 for column in range(len(total)):
-                    total[column] += value * (source[column] * (scale if kept[column] >= threshold else zero))
+                    total[column] += value * (source[column] * (scale if drawn[column] >= threshold else zero))
             else:
                 for column in range(len(total)):
                     total[column] += value * source[column]
+    np.dot(support, weight, result)
+    for row in range(len(result)):
+        total, own = result[row], support[row]
+        for column in range(len(total)):
+            value = kept * own[column] + turned * total[column]
+            total[column] = zero if value < 0 else value  # what is not a number stays so, as everywhere
 
 
 @compiled
-def drop(draws: Array, threshold: int, scale: Any, values: Array) -> None:
-    """Multiply values by a mask in place: `scale` where their byte reaches the threshold, else 0."""
+def gcnii_gradients(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    draws: Array,
+    threshold: int,
+    scale: Any,
+    rows: Array,
+    weight: Array,
+    share: Any,
+    kept: Any,
+    turned: Any,
+    support: Array,
+    result: Array,
+    gradient: Array,
+    at_weight: Array,
+    at_initial: Array,
+    at_hidden: Array,
+) -> None:
+    """Write into `at_weight` and `at_hidden`, and add to `at_initial`, the gradients of what `gcnii` read."""
     zero = scale - scale
+    gated, at_support = np.empty_like(gradient), np.empty_like(gradient)
+    for row in range(len(gated)):
+        target, source, made = gated[row], gradient[row], result[row]
+        for column in range(len(target)):
+            target[column] = turned * source[column] if made[column] > 0 else zero
+    np.dot(support.T, gated, at_weight)
+    np.dot(gated, weight.T, at_support)
+    at_hidden[:] = zero
+    for row in range(len(indptr) - 1):
+        source, own, made, first = at_support[row], gradient[row], result[row], at_initial[rows[row]]
+        for column in range(len(source)):
+            source[column] += kept * own[column] if made[column] > 0 else zero
+            first[column] += source[column] * share
+        for k in range(indptr[row], indptr[row + 1]):
+            value, total = data[k], at_hidden[indices[k]]
+            for column in range(len(source)):
+                total[column] += value * source[column]
     for row in range(len(draws)):
-        kept, total = draws[row], values[row]
+        drawn, total = draws[row], at_hidden[row]
         for column in range(len(total)):
-            total[column] *= scale if kept[column] >= threshold else zero
+            total[column] *= scale if drawn[column] >= threshold else zero
+
+
+@compiled
+def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
+    """Return the mean cross-entropy of classes, and write its gradient at the logits."""
+    total = 0.0
+    for row in range(len(logits)):
+        own, target = logits[row], gradient[row]
+        largest = own.max()
+        length = largest - largest
+        for column in range(len(own)):
+            target[column] = np.exp(own[column] - largest)
+            length += target[column]
+        total += np.log(length) - (own[labels[row]] - largest)
+        for column in range(len(own)):
+            target[column] = (target[column] / length - (1 if column == labels[row] else 0)) / len(logits)
+    return total / len(logits)
+
+
+# Optimisers.
+
+
+@compiled
+def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
+    """Take a step of SGD; weight decay is part of the gradient. Without momentum there is no velocity."""
+    if len(velocity):
+        for k in range(len(weights)):
+            velocity[k] = momentum * velocity[k] + (gradients[k] + decay * weights[k])
+            weights[k] -= rate * velocity[k]
+    else:
+        for k in range(len(weights)):
+            weights[k] -= rate * (gradients[k] + decay * weights[k])
+
+
+@compiled
+def descend_adaptively(
+    weights: Array,
+    gradients: Array,
+    mean: Array,
+    square: Array,
+    rate: Any,
+    length: Any,
+    first: Any,
+    second: Any,
+    epsilon: Any,
+    decay: Any,
+) -> None:
+    """Take a step of Adam: `rate` and `length` make up for means that began at zero; decay is part of the gradient."""
+    one = length / length
+    for k in range(len(weights)):
+        gradient = gradients[k] + decay * weights[k]
+        mean[k] = first * mean[k] + (one - first) * gradient
+        square[k] = second * square[k] + (one - second) * (gradient * gradient)
+        weights[k] -= rate * mean[k] / (np.sqrt(square[k]) / length + epsilon)

@@ -1,0 +1,212 @@
+"""Both ways through a client's layers are those of the plain network: forward, back, and stopped between layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from glasu.config import ModelConfig
+from glasu.data.party import Graph
+from glasu.model.blocks import Adjacency, Block, draw_all
+from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.loss import loss_and_gradient
+from glasu.model.optimizer import laid_out
+from glasu.model.passes import ByHand, Hand, Inputs, Passes, Taped
+from glasu.model.sparse import SparseRows
+from glasu.model.split import NORMALIZATION, ClientModel
+from glasu.randomness import Stream
+
+NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
+SIZES = (NODES, 30, 20, 12)  # rows of H[0..L]
+pytestmark = pytest.mark.usefixtures("kernel_path")
+dropouts = pytest.mark.parametrize("rate", [0.0, 0.3])
+
+
+def model_of(dtype: torch.dtype = torch.float64, **keys: object) -> ClientModel:
+    given = {"backbone": "gcnii", "num_layers": LAYERS, "hidden": WIDTH, "aggregation_layers": (LAYERS - 1,), **keys}
+    model = ClientModel(
+        ModelConfig(**given),  # type: ignore[arg-type]
+        num_clients=3,
+        num_features=FEATURES,
+        num_outputs=CLASSES,
+        stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
+    ).to(dtype)
+    for weight in model.parameters():
+        if weight.ndim == 1:
+            nn.init.uniform_(weight, 0.1, 0.2)  # biases, and norms that do something
+    laid_out(model)
+    return model
+
+
+def dropout_of(rate: float) -> Dropout:
+    return Dropout(rate, lambda layer: Stream(1, "dropout", layer=layer)) if rate else no_dropout()
+
+
+def block_of(model: ClientModel, layer: int) -> Block:
+    rng = np.random.default_rng(layer)
+    graph = Graph.from_edges(rng.integers(0, SIZES[layer], 160), rng.integers(0, SIZES[layer], 160), SIZES[layer])
+    double = next(model.parameters()).dtype == torch.float64
+    adjacency = Adjacency(graph, NORMALIZATION[model.config.backbone], double=double)
+    targets = np.sort(rng.permutation(SIZES[layer])[: SIZES[layer + 1]])
+    return adjacency.block(targets, np.arange(SIZES[layer]), draw_all(graph, targets))
+
+
+def inputs_of(model: ClientModel, *, dense: bool = False) -> Inputs:
+    kind = np.float64 if next(model.parameters()).dtype == torch.float64 else np.float32
+    values = sp.random_array((NODES, FEATURES), density=0.3, rng=np.random.default_rng(1), dtype=kind)
+    blocks = tuple(block_of(model, layer) for layer in range(LAYERS))
+    rows = [blocks[0].positions]
+    for block in blocks[1:]:
+        rows.append(rows[-1][block.positions])
+    features = torch.from_numpy(values.toarray()) if dense else SparseRows.of(sp.csr_array(values))
+    return Inputs(features, blocks, tuple(rows))
+
+
+def by_hand(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Passes:
+    hand = Hand.of(model)
+    assert hand is not None
+    return ByHand(hand, inputs, dropout)
+
+
+def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
+    """Return the logits with one tape over everything."""
+    hidden, initial = model.encode(inputs.features, dropout)
+    for layer, (block, rows) in enumerate(zip(inputs.blocks, inputs.initial_rows, strict=True)):
+        at_rows = None if initial is None else initial[torch.from_numpy(rows)]
+        hidden = model.sublayer(layer, hidden, at_rows, block, dropout)
+    assert isinstance(hidden, Tensor)
+    return model.classify(hidden, dropout)
+
+
+def forward(passes: Passes) -> Tensor:
+    hidden = passes.encode()
+    for layer in range(LAYERS):
+        hidden = passes.layer(layer, hidden)
+    assert isinstance(hidden, Tensor)
+    return passes.logits(hidden)
+
+
+def back(passes: Passes, gradient: Tensor) -> None:
+    passes.begin_back()
+    found: Tensor | None = passes.back_from_logits(gradient)
+    for layer in reversed(range(LAYERS)):
+        assert found is not None
+        found = passes.back(layer, found)
+    passes.back_to_features(found)
+
+
+def gradients(model: ClientModel) -> dict[str, Tensor]:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+WAYS = {
+    "by hand": (by_hand, {}),
+    "by hand, layer norms": (by_hand, {"normalization": "layer"}),
+    "taped": (Taped, {}),
+    "taped, layer norms": (Taped, {"normalization": "layer"}),
+    "gcn": (Taped, {"backbone": "gcn"}),
+    "gat": (Taped, {"backbone": "gat", "heads": 2}),
+    "sage with skips": (Taped, {"backbone": "sage", "residual": True}),
+}
+
+
+@dropouts
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
+    make, keys = WAYS[way]
+    model = model_of(**keys)
+    inputs, dropout = inputs_of(model, dense=dense), dropout_of(rate)
+    logits = plainly(model, inputs, dropout)
+    probe = torch.randn(logits.shape, dtype=logits.dtype, generator=torch.Generator().manual_seed(0))
+    model.zero_grad(set_to_none=False)
+    logits.backward(probe)
+    expected = gradients(model)
+    for _ in range(2):  # what a step before left behind does not matter
+        passes = make(model, inputs, dropout)
+        torch.testing.assert_close(forward(passes), logits.detach())
+        back(passes, probe)
+    found = gradients(model)
+    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in expected.items():
+        assert gradient.count_nonzero() > 0, name
+        torch.testing.assert_close(found[name], gradient)
+
+
+@dropouts
+def test_single_precision_is_near(rate):
+    model = model_of(torch.float32)
+    inputs, dropout = inputs_of(model), dropout_of(rate)
+    passes = by_hand(model, inputs, dropout)
+    logits = plainly(model, inputs, dropout)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(forward(passes), logits.detach())
+
+
+@pytest.mark.parametrize("make", [by_hand, Taped])
+def test_the_gradient_between_two_layers_is_that_of_finite_differences(make):
+    model, dropout = model_of(), dropout_of(0.3)
+    inputs = inputs_of(model)
+    layer = 1
+
+    def value(hidden: Tensor) -> tuple[Passes, Tensor]:
+        passes = make(model, inputs, dropout)
+        passes.encode()
+        return passes, passes.layer(layer, hidden)
+
+    torch.manual_seed(0)
+    hidden, probe = (torch.randn(SIZES[size], WIDTH, dtype=torch.float64) for size in (layer, layer + 1))
+    passes, _ = value(hidden)
+    found = passes.back(layer, probe)
+    assert found is not None
+    for row, column in ((0, 0), (3, 4), (29, 5)):
+        step = torch.zeros_like(hidden)
+        step[row, column] = 1e-6
+        rise = (value(hidden + step)[1] - value(hidden - step)[1]).mul(probe).sum() / 2e-6
+        assert found[row, column].item() == pytest.approx(rise.item(), rel=1e-6, abs=1e-8)
+
+
+def test_what_is_not_a_number_stays_so():
+    model = model_of()
+    assert model.encoder is not None
+    nn.init.constant_(model.encoder.bias, torch.nan)
+    assert forward(by_hand(model, inputs_of(model), no_dropout())).isnan().all()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"alpha": 0.6},
+        {"aggregation": "concat", "aggregation_layers": (0, LAYERS - 1)},
+        {"backbone": "gcn"},
+        {"residual": True},
+    ],
+)
+def test_layers_with_another_order_of_sums_or_another_weight_are_taped(keys):
+    assert Hand.of(model_of(**keys)) is None
+
+
+def test_a_way_that_only_goes_forward_keeps_no_tape():
+    model = model_of(backbone="gcn")
+    passes = Taped(model, inputs_of(model), no_dropout(), recording=False)
+    assert not forward(passes).requires_grad
+    assert not passes._tapes
+
+
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_and_its_gradient_are_those_of_torch(task, dtype):
+    torch.manual_seed(0)
+    logits = (20 * torch.randn(9, CLASSES, dtype=dtype)).requires_grad_()
+    labels = torch.randint(CLASSES, (9,))
+    wanted = nn.functional.cross_entropy
+    if task == "multilabel":
+        labels, wanted = (torch.rand(9, CLASSES) < 0.3).to(dtype), nn.functional.binary_cross_entropy_with_logits
+    loss = wanted(logits, labels)
+    loss.backward()
+    value, gradient = loss_and_gradient(task, logits.detach(), labels)
+    assert value == pytest.approx(loss.item(), rel=1e-6 if dtype == torch.float32 else 1e-12)
+    torch.testing.assert_close(gradient, logits.grad)
