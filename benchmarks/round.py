@@ -72,7 +72,8 @@ def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> C
         "same": own("same", dense, same),
         "plain": lambda: per_call(plain.round, PLAIN_ROUNDS),
         "dicts": lambda: per_call(with_dicts.round, PLAIN_ROUNDS),
-        "pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
+        "lean pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
+        "same pyg": lambda: pyg_seconds(same, parties, timings["same"].batches),
     }
     found = in_turns(contenders, turns)
     return Comparison(found, timings["same"], timings["lean"])
@@ -133,7 +134,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
                 f"{found.times('dicts', own):.1f}",
             ]
             rows.append(
-                [*row, f"{found.times('pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
+                [*row, f"{found.times(f'{own} pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
             )
             shares = [f"{100 * share:.0f} %" for share in timing.shares.values()]
             sent = [f"{timing.bytes / 1e3:.0f}", f"{timing.exchanges:.2f}"]

@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
+from glasu.keys import Phase
 from glasu.protocol.messages import Agreed
 from glasu.runtime.simulation import simulate
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
@@ -142,6 +143,17 @@ def test_an_agreed_set_that_is_no_union_is_refused(spoil):
     config = settings(sampler="neighbor", fanout=2, batch_size=3, aggregation_layers=(1, 3))
     with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23 and contain what this party proposed"):
         run(config, tiny_parties(), carry=carry)
+
+
+def test_evaluation_nodes_that_cannot_be_are_refused_before_a_loop_reads_them():
+    def carry(message):
+        if isinstance(message, Agreed) and message.key.phase is Phase.EVALUATION:
+            return dataclasses.replace(message, node_sets=(np.array([0, 10**6], np.int32),))
+        return message
+
+    config = settings(sampler="neighbor", labels="b", sampled_evaluation=True, aggregation_layers=(1, 3))
+    with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23"):
+        run(config, tiny_parties(owner="b"), carry=carry)
 
 
 # --- what travels ------------------------------------------------------------------------------------------------
