@@ -284,6 +284,13 @@ def test_sampled_evaluation_with_a_fanout_above_every_degree_is_exact(sampler, l
         assert found == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_bound_on_the_nodes_of_training_does_not_hold_in_evaluation():
+    done, _ = sampled(aggregation_layers=(1, 3), fanout=2, max_nodes=4)
+    sampler, nodes = done.clients[0].sampler, np.arange(8)
+    assert len(sampler.draw(nodes, 0, 1, "neighbors").nodes) == 8
+    assert len(sampler.draw(nodes, 0, 1, "evaluation neighbors").nodes) > 8
+
+
 @pytest.mark.parametrize("sampling", ["node", "layer"])
 def test_sampled_evaluation_sees_sampled_neighbours_only(sampling):
     keys = {"fanout": 1, "sampling": sampling}

@@ -75,8 +75,8 @@ class Sampler:
         else:
             draw = draw_neighbors(self.graph, targets, train.fanout, stream.key(), labels)
         room = max(0, train.max_nodes - len(targets))
-        if train.max_nodes == 0 or len(draw.nodes) - len(targets) <= room:
-            return draw
+        if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
+            return draw  # an evaluation asks for so many nodes that a bound would leave them no neighbours
         return thinned(self.graph, targets, draw, room, replace(stream, purpose=f"{purpose}, kept").key(), labels)
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
