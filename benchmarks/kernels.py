@@ -9,7 +9,6 @@ import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import halves
 from glasu.runtime.inprocess import one_thread_each
 from reference import csr
-from tables import markdown, show
+from tables import markdown, place, show
 from timing import Work, in_turns, per_call, ratio
 
 ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # of a block in the paper's setting
@@ -84,7 +83,7 @@ def main() -> None:
     """Print one table: microseconds of the compiled path, and how many times as long the others take."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()
     turns = 3 if args.quick else 15
     matrix = sp.random_array(

@@ -13,7 +13,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ from torch_geometric.utils import to_dense_adj
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData, Splits
-from tables import markdown, show
+from tables import markdown, place, show
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 DATASETS = ("cora", "citeseer", "pubmed", *RELATIONS)
@@ -219,7 +218,7 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=DATASETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--models", nargs="+", choices=[*MODELS, "probe"], default=[*MODELS, "probe"])
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -249,4 +250,6 @@ def csr(matrix: SparseRows) -> Tensor:
     indptr, indices, data = (
         torch.from_numpy(np.asarray(part)) for part in (matrix.indptr, matrix.indices, matrix.data)
     )
-    return torch.sparse_csr_tensor(indptr, indices, data, size=matrix.shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse")  # torch says at length that its CSR is young and unchecked
+        return torch.sparse_csr_tensor(indptr, indices, data, size=matrix.shape)

@@ -12,7 +12,6 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from glasu.data.party import PartyData
 from glasu.protocol.actor import Batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, PyGPasses, by_dict
-from tables import markdown, show
+from tables import markdown, place, show
 from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_rounds
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
@@ -72,7 +71,8 @@ def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> C
         "same": own("same", dense, same),
         "plain": lambda: per_call(plain.round, PLAIN_ROUNDS),
         "dicts": lambda: per_call(with_dicts.round, PLAIN_ROUNDS),
-        "pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
+        "lean pyg": lambda: pyg_seconds(lean, parties, timings["lean"].batches),
+        "same pyg": lambda: pyg_seconds(same, parties, timings["same"].batches),
     }
     found = in_turns(contenders, turns)
     return Comparison(found, timings["same"], timings["lean"])
@@ -133,7 +133,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
                 f"{found.times('dicts', own):.1f}",
             ]
             rows.append(
-                [*row, f"{found.times('pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
+                [*row, f"{found.times(f'{own} pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
             )
             shares = [f"{100 * share:.0f} %" for share in timing.shares.values()]
             sent = [f"{timing.bytes / 1e3:.0f}", f"{timing.exchanges:.2f}"]
@@ -149,7 +149,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     args = parser.parse_args()
     name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
     text = report(load_parties(RunConfig(data=DataConfig(name=name))), name, 2 if args.quick else 7)

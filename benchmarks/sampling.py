@@ -28,7 +28,7 @@ from glasu.model.blocks import Draw
 from glasu.model.sampler import Sampler, training_batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, by_dict, induced_block
-from tables import markdown, show
+from tables import markdown, place, show
 from timing import in_turns, paper_settings, per_call, ratio
 
 
@@ -122,7 +122,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     parser.add_argument("--large", type=Path, metavar="CACHE", help="a cache folder that scale.py --cache filled")
     args = parser.parse_args()
     if args.large is not None:

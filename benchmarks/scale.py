@@ -24,7 +24,7 @@ from glasu.data.party import PartyData
 from glasu.data.reddit import STAND_IN
 from glasu.protocol.messages import Evaluated, Event, RoundDone
 from glasu.runtime.simulation import simulate
-from tables import markdown, show
+from tables import markdown, place, positive, show
 
 OPENINGS = 5
 
@@ -80,16 +80,16 @@ def main() -> None:
     """Make, open, train and evaluate; print what each step took, and the peak of memory after it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=1, help="16: a sixteenth of the nodes, as many edges for each")
-    parser.add_argument("--nodes", type=int, default=int(STAND_IN["num_nodes"]))
+    parser.add_argument("--nodes", type=positive, default=int(STAND_IN["num_nodes"]))
     parser.add_argument("--degree", type=float, default=STAND_IN["average_degree"])
     parser.add_argument("--features", type=int, default=int(STAND_IN["num_features"]))
     parser.add_argument("--classes", type=int, default=int(STAND_IN["num_classes"]))
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=64, help="nodes per round; the default of large graphs is 512")
+    parser.add_argument("--batch", type=positive, default=64, help="nodes per round; that of large graphs is 512")
     parser.add_argument("--fanout", type=int, default=TrainConfig().fanout)
     parser.add_argument("--cache", type=Path, help="where to store the graph, and keep it; else it is made and removed")
-    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the nodes, 20 rounds")
     args = parser.parse_args()
     if args.quick:

@@ -13,7 +13,6 @@ import argparse
 import os
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 from glasu.config import DataConfig, RunConfig
 from glasu.data.datasets import load_parties
@@ -21,7 +20,7 @@ from glasu.data.partition import partition, splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.synthetic import synthetic
 from glasu.runtime.inprocess import one_thread_each
-from tables import markdown, show
+from tables import markdown, place, show
 from timing import PHASES, Timing, paper_settings, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # ms of CPU per round of the authors' program, Q = 4; a note, not measured here
@@ -59,7 +58,7 @@ def main() -> None:
     """Time the paper's setting, then the same on graphs with more nodes and with more edges, turn by turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller graphs")
-    parser.add_argument("--out", type=Path, help="also write the tables to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     args = parser.parse_args()
     repeats, smallest, degree = (1, 5_000, 16.0) if args.quick else (3, 20_000, 16.0)
     name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+
+def place(text: str) -> Path:
+    """Read the argument of --out, and refuse before anything is measured where no file can be written."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}; make it first")
+    return path
+
+
+def positive(text: str) -> int:
+    """Read a number of things of which at least one is needed."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 1 or more")
+    return int(text)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

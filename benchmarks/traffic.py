@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Literal
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.demo import news_service
 from glasu.data.party import PartyData
 from glasu.runtime.simulation import simulate
-from tables import markdown, show
+from tables import markdown, place, show
 
 NUM_LAYERS = 4
 LAYERS = {1: (3,), 2: (1, 3), 4: (0, 1, 2, 3)}  # K: I
@@ -76,7 +75,7 @@ def main() -> None:
     """Print one row per aggregation, sampler and K."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer users and rounds")
-    parser.add_argument("--out", type=Path, help="also write the table to this Markdown file")
+    parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()
     users, rounds = (500, 2) if args.quick else (1500, 4)
     parties, rows = news_service(0, users), []

@@ -511,3 +511,8 @@ def test_settings_may_be_numbers_of_numpys():
     assert type(model.hidden) is int
     with pytest.raises(ConfigError, match="must be an integer"):
         ModelConfig(hidden=np.bool_(True))
+
+
+def test_a_degree_that_no_graph_can_have_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.average_degree=1000000000000.0: a node has at most"):
+        DataConfig(name="synthetic", num_nodes=1000, average_degree=1e12)

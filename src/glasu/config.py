@@ -52,6 +52,8 @@ class DataConfig(Section):
             self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
         self._need("num_nodes", self.num_nodes >= 1, "a graph needs at least one node.")
         self._need("average_degree", self.average_degree >= 0, "cannot be negative; 0 means no edges.")
+        most = "a node has at most as many neighbours as there are other nodes (data.num_nodes); use a smaller one."
+        self._need("average_degree", self.average_degree <= max(self.num_nodes - 1, 10), most)  # 10: the default
         self._need("num_features", self.num_features >= 1, "at least one feature is needed.")
         self._need("num_classes", self.num_classes >= 2, "a classifier needs at least two classes.")
         if isinstance(self.split, tuple):

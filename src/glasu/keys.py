@@ -26,7 +26,10 @@ class Phase(enum.IntEnum):
     @property
     def reported(self) -> str:
         """The name under which reports add this phase up."""
-        return "training" if self is Phase.BACKWARD else self.name.lower()
+        return _REPORTED[self]
+
+
+_REPORTED = {phase: "training" if phase is Phase.BACKWARD else phase.name.lower() for phase in Phase}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,9 +106,6 @@ def draw_distinct(
         left[excluded] = False
         return smallest(np.flatnonzero(left), count, low, high)
     # sparse: pass over what is excluded or came before; the first of each, in the order of the counters
-    drawn = np.sort(below(words(low, high, np.arange(count)), population))
-    if not len(excluded) and (drawn[1:] > drawn[:-1]).all():  # most often there is nothing to pass over
-        return drawn
     drawn, counter = np.empty(0, np.int64), 0
     while len(drawn) < count:
         more = 2 * (count - len(drawn)) + 8

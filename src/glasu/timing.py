@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 Clock = Callable[[], float]
 
@@ -15,16 +14,27 @@ class Stopwatch:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = [0.0]
+        self.inner = [0.0]
 
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Add the time spent in the `with` block; the block must not contain a `yield`."""
-        self._inner.append(0.0)
-        start = self.clock()
-        try:
-            yield
-        finally:
-            elapsed = self.clock() - start
-            self.seconds[name] += elapsed - self._inner.pop()
-            self._inner[-1] += elapsed
+    def measure(self, name: str) -> Measurement:
+        """Add the time spent in a `with` block, which must not contain a `yield`."""
+        return Measurement(self, name)
+
+
+class Measurement:
+    """One `with` block that is being timed."""
+
+    __slots__ = ("name", "start", "watch")
+
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self.watch, self.name = watch, name
+
+    def __enter__(self) -> None:
+        self.watch.inner.append(0.0)
+        self.start = self.watch.clock()
+
+    def __exit__(self, *exception: object) -> None:
+        watch = self.watch
+        elapsed = watch.clock() - self.start
+        watch.seconds[self.name] += elapsed - watch.inner.pop()
+        watch.inner[-1] += elapsed

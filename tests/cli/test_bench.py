@@ -54,3 +54,11 @@ def test_an_installed_package_has_all_scripts():
     inside = {name for name in build["force-include"] if name.endswith(".py")}
     assert inside == {f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.py")}
     assert all(there == f"glasu/{here}" for here, there in build["force-include"].items())
+
+
+def test_quick_is_for_all_that_are_run(scripts, monkeypatch):
+    (scripts / "one.py").write_text('"""One?"""\nimport sys\ndef main(): ...\nsys.exit(sys.argv[1:] != ["--quick"])\n')
+    monkeypatch.setattr(bench, "USUAL", ("one",))
+    assert main(["bench", "--quick"]) == 0
+    with pytest.raises(SystemExit):
+        main(["bench"])

@@ -276,6 +276,20 @@ def test_what_killed_processes_left_is_cleared_away_after_a_day(cache):
     assert left_over(cache) == [".young"]
 
 
+def test_a_folder_that_another_process_renames_meanwhile_is_no_reason_to_keep_data_in_memory(cache, monkeypatch):
+    (cache / ".theirs").mkdir(parents=True)
+    stat = Path.stat
+
+    def gone(path, **keys):
+        if path.name == ".theirs":
+            raise FileNotFoundError(path)
+        return stat(path, **keys)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    stored(ABOUT, Build())
+    assert [path.name for path in cache.iterdir() if not path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("place", [Memory, Folder])
 def test_a_workspace_gives_back_what_was_appended(tmp_path, place):
     workspace = place() if place is Memory else place(tmp_path)

@@ -19,7 +19,7 @@ from glasu.data.party import Graph
 from glasu.model import kernels
 from glasu.model.blocks import fresh_labels
 from glasu.model.kernels import arrays
-from glasu.randomness import halves
+from glasu.randomness import draw_distinct, halves
 
 if COMPILES:
     from glasu.model.kernels import loops
@@ -204,7 +204,7 @@ def test_encoders_are_computed_alike(dtype):
         result, at_bias, at_weight = np.empty((NODES, 5), dtype), np.zeros(5, dtype), np.zeros((NODES, 5), dtype)
         path.rectified(*parts, weight, bias, result)
         path.rectified_gradients(*parts, result, gradient, at_weight, at_bias)
-        found.append((path.draw_bytes(*halves(9), NODES * 5), result, at_weight, at_bias))
+        found.append((result, at_weight, at_bias))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -218,16 +218,18 @@ def test_layers_are_computed_alike_to_rounding(dtype, dropped):
     parts, rows = (matrix.indptr, matrix.indices, matrix.data), rng.permutation(NODES)[:12]
     hidden, initial = rng.standard_normal((2, NODES, 5)).astype(dtype)
     weight, gradient = rng.standard_normal((5, 5)).astype(dtype), rng.standard_normal((12, 5)).astype(dtype)
-    draws = arrays.draw_bytes(*halves(9), NODES * 5).reshape(NODES, 5) if dropped else np.empty((0, 0), np.uint8)
-    drops, constants = (draws, 100, dtype(1.6)), (dtype(0.1), dtype(0.7), dtype(0.2))
-    found = []
+    constants = dtype(0.1), dtype(0.7), dtype(0.2)
+    found, bytes_of_masks = [], []
     for path in (loops, arrays):
+        drops = 100, dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
         support, result, at_weight = np.empty((12, 5), dtype), np.empty((12, 5), dtype), np.empty((5, 5), dtype)
         at_initial, at_hidden = np.ones((NODES, 5), dtype), np.empty((NODES, 5), dtype)
-        path.gcnii(*parts, hidden, *drops, initial, rows, weight, *constants, support, result)
+        path.gcnii(*parts, hidden, *halves(9), *drops, initial, rows, weight, *constants, support, result)
         about = rows, weight, *constants, support, result, gradient
         path.gcnii_gradients(*parts, *drops, *about, at_weight, at_initial, at_hidden)
         found.append((support, result, at_weight, at_initial, at_hidden))
+        bytes_of_masks.append(drops[2])
+    np.testing.assert_array_equal(*bytes_of_masks)
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, rtol=1e-5 if dtype is np.float32 else 1e-13, atol=1e-6)
@@ -250,3 +252,35 @@ def test_optimizers_step_alike(momentum, dtype):
         found.append((plain, velocity, adapted, mean, square))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("path", [loops, arrays])
+def test_drawn_numbers_are_those_of_draw_distinct_where_they_are_distinct(path):
+    told = set()
+    for key in range(40):
+        numbers = np.empty(12, np.int64)
+        distinct = path.draw_numbers(*halves(key << 64 | key), 100, numbers)
+        assert distinct == (len(set(numbers.tolist())) == 12)
+        assert (np.diff(numbers) >= 0).all()
+        if distinct:
+            np.testing.assert_array_equal(numbers, draw_distinct(key << 64 | key, 100, 12))
+        told.add(bool(distinct))
+    assert told == {True, False}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_losses_are_computed_alike_to_rounding(dtype):
+    rng = np.random.default_rng(0)
+    logits, labels = (5 * rng.standard_normal((50, 4))).astype(dtype), rng.integers(0, 4, 50)
+    gradients = np.empty((2, 50, 4), dtype)
+    losses = [path.cross_entropy(logits, labels, out) for path, out in zip((loops, arrays), gradients, strict=True)]
+    close = {"rtol": 1e-6 if dtype is np.float32 else 1e-14, "atol": 1e-7 if dtype is np.float32 else 1e-16}
+    np.testing.assert_allclose(*losses, **close)
+    np.testing.assert_allclose(*gradients, **close)
+
+
+def test_a_fanout_above_every_degree_takes_all_and_needs_no_memory():
+    graph = Graph.from_edges(*np.random.default_rng(0).integers(0, NODES, (2, 60)), NODES)
+    targets = np.arange(NODES)
+    _, _, edges, _ = assert_equal_paths("draw_neighbors", graph.indptr, graph.indices, targets, 2**40, *halves(1))
+    assert len(edges) == graph.num_edges

@@ -443,14 +443,15 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
     seen = []
     propagate = model.layers[0].propagate
 
-    def see(prepared: Tensor, hidden: Tensor, initial: Tensor | None, block: Block) -> Tensor:
-        seen.append((len(prepared), len(hidden), block.matrix.shape))
+    def see(prepared: Tensor, hidden: Tensor | None, initial: Tensor | None, block: Block) -> Tensor:
+        assert hidden is None  # it is prepared, and not read again
+        seen.append((len(prepared), block.matrix.shape))
         return propagate(prepared, hidden, initial, block)
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
     computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
-    assert seen == [(11, 11, (10, 11))] * 3
+    assert seen == [(11, (10, 11))] * 3
 
 
 @pytest.mark.parametrize(

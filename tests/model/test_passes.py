@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from glasu.config import ModelConfig
 from glasu.data.party import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
+from glasu.model.by_hand import ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.loss import loss_and_gradient
 from glasu.model.optimizer import laid_out
-from glasu.model.passes import ByHand, Hand, Inputs, Passes, Taped
+from glasu.model.passes import Inputs, Passes, Taped
 from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel
 from glasu.randomness import Stream

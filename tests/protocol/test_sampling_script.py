@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
+from glasu.keys import Phase
 from glasu.protocol.messages import Agreed
 from glasu.runtime.simulation import simulate
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
@@ -144,6 +145,17 @@ def test_an_agreed_set_that_is_no_union_is_refused(spoil):
         run(config, tiny_parties(), carry=carry)
 
 
+def test_evaluation_nodes_that_cannot_be_are_refused_before_a_loop_reads_them():
+    def carry(message):
+        if isinstance(message, Agreed) and message.key.phase is Phase.EVALUATION:
+            return dataclasses.replace(message, node_sets=(np.array([0, 10**6], np.int32),))
+        return message
+
+    config = settings(sampler="neighbor", labels="b", sampled_evaluation=True, aggregation_layers=(1, 3))
+    with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23"):
+        run(config, tiny_parties(owner="b"), carry=carry)
+
+
 # --- what travels ------------------------------------------------------------------------------------------------
 
 
@@ -270,6 +282,13 @@ def test_sampled_evaluation_with_a_fanout_above_every_degree_is_exact(sampler, l
     assert [split for split, _ in drawn] == ["validation", "validation", "test"]
     for (_, found), (_, expected) in zip(drawn, exact, strict=True):
         assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_bound_on_the_nodes_of_training_does_not_hold_in_evaluation():
+    done, _ = sampled(aggregation_layers=(1, 3), fanout=2, max_nodes=4)
+    sampler, nodes = done.clients[0].sampler, np.arange(8)
+    assert len(sampler.draw(nodes, 0, 1, "neighbors").nodes) == 8
+    assert len(sampler.draw(nodes, 0, 1, "evaluation neighbors").nodes) > 8
 
 
 @pytest.mark.parametrize("sampling", ["node", "layer"])

@@ -246,6 +246,31 @@ def test_a_users_pyg_convolution_trains_and_repeats_itself(convolution, sampler)
     assert reports[0].weights_sha256 == reports[1].weights_sha256
 
 
+def test_a_first_convolution_without_weights_to_learn_trains_the_others():
+    made = []
+
+    def convolution(width, out):
+        made.append(SAGEConv(width, out).requires_grad_(bool(made)))
+        return made[-1]
+
+    config = settings(backbone="custom", aggregation_layers=(3,), num_rounds=2, optimizer="sgd")
+    client = simulate(tiny_parties(1), config, convolution=convolution).clients[0]
+    first, second = (client.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
+    made.clear()
+    start = simulate(tiny_parties(1), config.replace(train={"learning_rate": 1e-30}), convolution=convolution).clients[
+        0
+    ]
+    untouched, moved = (start.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
+    assert torch.equal(first, untouched)
+    assert not torch.equal(second, moved)
+
+
+def test_a_client_without_labels_has_no_norm_before_a_classifier():
+    config = settings(normalization="layer", labels="b", aggregation_layers=(1, 3), num_rounds=1)
+    clients = simulate(tiny_parties(owner="b"), config).clients
+    assert [len(client.model.norms) for client in clients] == [3, 4, 3]
+
+
 def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     """SAGEConv averages over neighbours and, as blocks hold self loops, over the node itself."""
     parties = tiny_parties(1)

@@ -1,7 +1,8 @@
 """glasu bench: measure this machine: time and traffic of a round, and what they would be otherwise.
 
 Runs the scripts of the project's benchmarks/, one question each; what follows the name goes to the script. Without a
-name, those that take minutes, not hours. Figures, and the commands that made them, are in benchmarks/RESULTS.md.
+name, those that take minutes, not hours; --quick makes them shorter. Figures, and the commands that made them, are in
+benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ USUAL = ("round", "sampling", "kernels", "speed", "traffic", "convergence")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="show the benchmarks and their questions")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller sizes")
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"which one; without: {', '.join(USUAL)}")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="for the script; NAME --help says what")
 
@@ -33,8 +35,9 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.name is not None and args.name not in found:
         raise ConfigError(f"there is no benchmark {args.name!r}; choose from {', '.join(found)}.")
+    words = ["--quick", *args.words] if args.quick else args.words
     for name in USUAL if args.name is None else [args.name]:
-        done = subprocess.run([sys.executable, str(place / f"{name}.py"), *args.words], check=False)
+        done = subprocess.run([sys.executable, str(place / f"{name}.py"), *words], check=False)
         if done.returncode:
             raise SystemExit(done.returncode)
 

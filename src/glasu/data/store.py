@@ -152,8 +152,9 @@ def _temporary_folder(place: Path) -> Path | None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for left in place.parent.glob(".*"):
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):  # it may be another process's, and gone by now
+                if time.time() - left.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name[:8]}-"))
     except OSError:
         return None

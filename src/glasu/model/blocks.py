@@ -188,6 +188,7 @@ class Adjacency:
         self.graph, self.normalization = graph, normalization
         self.labels = fresh_labels(graph.num_nodes)
         self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
+        self._indices = np.asarray(graph.indices)  # a memory map as the plain array that it is
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
             self._inverse = _power(graph.degree + 1.0, -0.5)
@@ -202,7 +203,7 @@ class Adjacency:
         indptr, columns = np.empty(rows + 1, index), np.empty(size, index)
         values, positions = np.empty(size, self.dtype), np.empty(rows, np.int64)
         kernels.fill_block(
-            _edges_of(self.graph)[1],
+            self._indices,
             self._weights,
             targets,
             nodes,

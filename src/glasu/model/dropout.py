@@ -41,11 +41,6 @@ class Mask(NamedTuple):
         dtype = np.dtype(np.float64 if hidden.dtype == torch.float64 else np.float32)
         return torch.from_numpy(self.factors(hidden.numel(), dtype)).view(hidden.shape)
 
-    def draws(self, shape: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return the byte of each value: what `factors` decides by, a quarter of its size."""
-        draws: NDArray[np.uint8] = kernels.draw_bytes(self.low, self.high, shape[0] * shape[1])
-        return draws.reshape(shape)
-
 
 class Dropout:
     """The masks of one step of one client."""

@@ -76,8 +76,8 @@ def exact_layer(
     prepared = _prepared(module, hidden)  # type: ignore[arg-type]
     for rows, block, columns in sampler.exact_blocks(targets):  # a chunk's cost is that of its edges
         at_rows = None if initial is None else rows_of(initial, targets[rows])
-        read = _rows(hidden, columns)
-        ready = read if prepared is hidden else _rows(prepared, columns)
+        ready = _rows(prepared, columns)
+        read = ready if prepared is hidden else _rows(hidden, columns) if module.reads_input else None
         yield rows, model.activation(module.propagate(ready, read, at_rows, block))  # type: ignore[operator]
 
 

@@ -90,18 +90,19 @@ class Layer(nn.Module, ABC):
     """One sub-layer of a client; subclasses say how its graph is normalised and how rows are mixed."""
 
     normalization: Normalization = "symmetric"
+    reads_input = False  # whether `propagate` looks at H[l] beside what `prepare` made of it
 
     def prepare(self, hidden: Hidden) -> Hidden:
         """Compute what concerns single rows of H[l]."""
         return hidden
 
     @abstractmethod
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         """Compute the rows S[l+1] of H_m^+[l] before the activation.
 
         Args:
             prepared: what `prepare` made of H[l]; rows S[l].
-            hidden: H[l] itself, rows S[l].
+            hidden: H[l] itself, rows S[l]; may be None where it is another object than `prepared` and is not read.
             initial: H_m^0 at the rows S[l+1]; gcnii only.
             block: A restricted to S[l+1] x S[l].
         """
@@ -120,16 +121,13 @@ class GCNLayer(Layer):
         self.bias = nn.Parameter(torch.zeros(width_out))
         self.narrows = width_in > width_out
 
-    def _transforms_first(self, hidden: Hidden) -> bool:
-        return self.narrows or not isinstance(hidden, Tensor)
-
     def prepare(self, hidden: Hidden) -> Hidden:
-        return self.linear(hidden) if self._transforms_first(hidden) else hidden
+        return self.linear(hidden) if self.narrows or not isinstance(hidden, Tensor) else hidden
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         product = mixed(block, prepared)
-        return product + self.bias if self._transforms_first(hidden) else self._transformed(product)
+        return self._transformed(product) if prepared is hidden else product + self.bias
 
     def _transformed(self, product: Tensor) -> Tensor:
         return torch.addmm(self.bias, product, self.linear.weight)
@@ -163,7 +161,7 @@ class GCNIILayer(Layer):
     def prepare(self, hidden: Hidden) -> Hidden:
         return hidden if self.reduce is None else self.reduce(hidden)
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert initial is not None
         support = self._support(prepared, initial, block)
@@ -180,6 +178,7 @@ class SAGELayer(Layer):
     """mean of the neighbours W_1 + own row W_2 + b (Hamilton et al. 2017)."""
 
     normalization: Normalization = "mean"
+    reads_input = True
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -189,8 +188,9 @@ class SAGELayer(Layer):
     def prepare(self, hidden: Hidden) -> Hidden:
         return hidden if isinstance(hidden, Tensor) else sparse_product(hidden, self.neighbors.weight)
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
+        assert hidden is not None
         mean = mixed(block, prepared)
         own: Tensor = self.root(rows_of(hidden, block.positions))
         if isinstance(hidden, Tensor):
@@ -226,7 +226,7 @@ class GATLayer(Layer):
         return self.propagate(self.prepare(hidden), hidden, initial, block, drop)
 
     def propagate(
-        self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None
+        self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block, drop: Drop | None = None
     ) -> Tensor:
         assert isinstance(prepared, Tensor)
         source, target = torch.from_numpy(block.edge_index())
@@ -251,6 +251,8 @@ def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
 class ResidualLayer(Layer):
     """Any layer, plus the rows' own input H[l] W: what a node knows of itself does not pass through its neighbours."""
 
+    reads_input = True
+
     def __init__(self, layer: Layer, width_in: int, width_out: int) -> None:
         super().__init__()
         self.layer, self.skip = layer, Projection(width_in, width_out, bias=False)
@@ -259,7 +261,8 @@ class ResidualLayer(Layer):
     def prepare(self, hidden: Hidden) -> Hidden:
         return self.layer.prepare(hidden)
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
+        assert hidden is not None
         return self.layer.propagate(prepared, hidden, initial, block) + self._own(hidden, block)
 
     def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
@@ -275,12 +278,14 @@ class CustomLayer(Layer):
     """A user's PyG convolution on the pair (x_source, x_target); the block's edges include the self loops."""
 
     normalization: Normalization = "none"
+    reads_input = True
 
     def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
         self.convolution, self.width_out = convolution, width_out
 
-    def propagate(self, prepared: Hidden, hidden: Hidden, initial: Tensor | None, block: Block) -> Tensor:
+    def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
+        assert hidden is not None
         dense = hidden if isinstance(hidden, Tensor) else torch.from_numpy(hidden.toarray())
         target = dense[torch.from_numpy(block.positions)]
         result: Tensor = self.convolution((dense, target), torch.from_numpy(block.edge_index()))

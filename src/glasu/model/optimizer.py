@@ -32,7 +32,8 @@ def schedule_factor(config: RunConfig, round_index: int) -> float:
 class Optimizer:
     """SGD or Adam, as torch has them, over all weights at once: they lie end to end in one vector.
 
-    So do their gradients, and the model keeps views of both: a step is one loop, whatever the number of layers.
+    So do their gradients, and the model keeps views of both: a step is one loop, whatever the number of layers. A
+    weight that no loss reads has a gradient of zero, and decays if asked to.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.data.party import Graph
+from glasu.model import kernels
 from glasu.model.blocks import (
     Adjacency,
     Block,
@@ -23,7 +24,7 @@ from glasu.model.blocks import (
     induced,
     thinned,
 )
-from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, halves
 
 CHUNK_ROWS = 8192  # rows per exact product
 CHUNK_EDGES = 2**20  # edges per exact product
@@ -36,8 +37,11 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     assert isinstance(size, int)
     if size == 0 or size >= len(training_nodes):
         return training_nodes
-    key = Stream(config.train.seed, "batch", round=round_index).key()
-    batch: NodeSet = training_nodes[draw_distinct(key, len(training_nodes), size)]
+    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(training_nodes)
+    places: NodeSet = np.empty(size, np.int64)
+    if SPARSE * size >= population or not kernels.draw_numbers(*halves(key), population, places):
+        places = draw_distinct(key, population, size)
+    batch: NodeSet = training_nodes[places]
     return batch
 
 
@@ -71,8 +75,8 @@ class Sampler:
         else:
             draw = draw_neighbors(self.graph, targets, train.fanout, stream.key(), labels)
         room = max(0, train.max_nodes - len(targets))
-        if train.max_nodes == 0 or len(draw.nodes) - len(targets) <= room:
-            return draw
+        if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
+            return draw  # an evaluation asks for so many nodes that a bound would leave them no neighbours
         return thinned(self.graph, targets, draw, room, replace(stream, purpose=f"{purpose}, kept").key(), labels)
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:

@@ -84,8 +84,8 @@ class ClientModel(nn.Module):
                 self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
             torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
-        normalized = config.normalization == "layer"
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths[1:]) if normalized else None
+        normalized, read = config.normalization == "layer", widths[1:] if num_outputs is not None else widths[1:-1]
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in read) if normalized else None
         self.activation = nn.functional.elu if config.backbone == "gat" else nn.functional.relu
 
     def encode(self, features: Hidden, dropout: Dropout) -> tuple[Hidden, Tensor | None]:

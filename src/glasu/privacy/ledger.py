@@ -24,8 +24,9 @@ class Ledger:
         entry = f"{kind}|{rows}|{size}|{protection}".encode()
         self.head = hashlib.sha256(self.head + key.pack() + entry).digest()
         total = self.totals.setdefault((key.phase.reported, kind, key.layer, protection), [0, 0, 0])
-        for index, amount in enumerate((1, rows, size)):
-            total[index] += amount
+        total[0] += 1
+        total[1] += rows
+        total[2] += size
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the totals, one dictionary per kind of release."""

@@ -19,12 +19,13 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
+from glasu.model.by_hand import ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import FeatureRows, exact_layer, exact_start
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.loss import loss_and_gradient
 from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.passes import ByHand, Hand, Inputs, Passes, Taped
+from glasu.model.passes import Inputs, Passes, Taped
 from glasu.model.sampler import Sampler, training_batch
 from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel, input_scale

@@ -27,7 +27,7 @@ from glasu.protocol.messages import (
     checked,
     exchange,
 )
-from glasu.protocol.sampling import client_sampling, server_sampling, unite
+from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling, unite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ def announce(client: Client, round_index: int, nodes: NodeSet) -> Exchange[NodeS
     key = client.key(Phase.EVALUATION, round_index)
     proposal = Proposal(key=key, node_sets=client.release.node_sets([nodes], key))
     answer = yield from exchange(proposal, Agreed)
-    return answer.node_sets[0].astype(np.int64)
+    return checked_unions(answer, [nodes], client.party.num_nodes)[0]
 
 
 def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[NDArray[Any]]:

@@ -108,12 +108,17 @@ def _agree(
     key = client.key(Phase.SAMPLING, round_index, layer, chunk)
     proposal = Proposal(key=key, node_sets=client.release.node_sets(node_sets, key))
     answer = yield from exchange(proposal, Agreed)
+    return checked_unions(answer, node_sets, client.party.num_nodes)
+
+
+def checked_unions(answer: Message, proposed: Sequence[NodeSet], num_nodes: int) -> list[NodeSet]:
+    """Return the node sets that the server says are agreed, or refuse what cannot be."""
     unions = [union.astype(np.int64) for union in answer.node_sets]
-    num_nodes = client.party.num_nodes
-    if len(unions) != len(node_sets) or not all(map(_is_union, unions, node_sets, [num_nodes] * len(unions))):
+    if len(unions) != len(proposed) or not all(map(_is_union, unions, proposed, [num_nodes] * len(unions))):
         raise ProtocolError(
-            f"{key}: an agreed node set must rise within 0..{num_nodes - 1} and contain what this party proposed, one "
-            "set per proposal; check that the server and all parties run the same version on the same id list."
+            f"{answer.key}: an agreed node set must rise within 0..{num_nodes - 1} and contain what this party "
+            "proposed, one set per proposal; check that the server and all parties run the same version on the same "
+            "id list."
         )
     return unions
 

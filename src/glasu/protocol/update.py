@@ -58,7 +58,6 @@ def local_backward(client: Client, passes: Passes, gradient: Tensor | None) -> N
     for layer in reversed(range(client.config.model.num_layers)):
         assert gradient is not None
         if layer in client.model.aggregation_layers:
-            own = client.aggregation.own_gradient(gradient)
-            gradient = client.release.clip_gradient(passes.partials[layer], own)
-        gradient = passes.back(layer, gradient)
+            gradient = client.aggregation.own_gradient(gradient)
+        gradient = client.back(passes, layer, gradient)
     client.end_step(passes, gradient)

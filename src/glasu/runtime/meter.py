@@ -22,6 +22,7 @@ class Meter:
     by_kind: Counter[str] = field(default_factory=Counter)
     by_phase: Counter[str] = field(default_factory=Counter)
     exchanges_by_phase: Counter[str] = field(default_factory=Counter)
+    _last: tuple[Message, list[tuple[str, str, int]]] | None = field(default=None, repr=False)
 
     @property
     def total(self) -> int:
@@ -36,8 +37,10 @@ class Meter:
         self.bytes_to_clients += self._count(message)
 
     def _count(self, message: Message) -> int:
+        if self._last is None or message is not self._last[0]:  # an answer to all is one message, sent to each
+            self._last = message, list(measured(message))
         total = 0
-        for kind, phase, size in measured(message):
+        for kind, phase, size in self._last[1]:
             self.by_kind[kind] += size
             self.by_phase[phase] += size
             total += size

@@ -1,4 +1,4 @@
-"""The inner loops of sampling and of layers, each twice: with equal results bit for bit, those of products to rounding.
+"""The inner loops of sampling and of layers, each twice; with equal bits, but for whole layers and losses.
 
 `loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
 
@@ -18,10 +18,11 @@ if COMPILES:
         descend,
         descend_adaptively,
         distinct,
-        draw_bytes,
         draw_neighbors,
+        draw_numbers,
         edges_between,
         fill_block,
+        fill_bytes,
         fill_mask,
         gather_rows,
         gcnii,
@@ -38,10 +39,11 @@ else:
         descend,
         descend_adaptively,
         distinct,
-        draw_bytes,
         draw_neighbors,
+        draw_numbers,
         edges_between,
         fill_block,
+        fill_bytes,
         fill_mask,
         gather_rows,
         gcnii,
@@ -58,10 +60,11 @@ __all__ = [
     "descend",
     "descend_adaptively",
     "distinct",
-    "draw_bytes",
     "draw_neighbors",
+    "draw_numbers",
     "edges_between",
     "fill_block",
+    "fill_bytes",
     "fill_mask",
     "gather_rows",
     "gcnii",

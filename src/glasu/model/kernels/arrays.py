@@ -1,4 +1,4 @@
-"""The kernels in plain numpy, for where numba is absent: the same names, arguments and bits as in `loops`."""
+"""The kernels in plain numpy, for where numba is absent: the same names, arguments and results as in `loops`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ Labels = NDArray[np.int32]
 Array = NDArray[Any]
 
 
+def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids) -> bool:
+    """Write numbers below the population, sorted; tell whether they are distinct, and so what `draw_distinct` draws."""
+    numbers[:] = np.sort(below(words(low, high, np.arange(len(numbers))), population))
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Ids, fanout: int, low: np.uint64, high: np.uint64, labels: Labels
 ) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
@@ -24,13 +30,14 @@ def draw_neighbors(
     starts = _starts(counts)
     edges = _runs(first, counts, starts)  # the first ones; right where all are taken
     crowded = np.flatnonzero(degrees > fanout)
-    chosen = np.empty((len(crowded), fanout), np.int64)
+    chosen = np.empty((len(crowded), fanout if len(crowded) else 0), np.int64)
     for step in range(fanout if len(crowded) else 0):  # Floyd: below top + 1, or top where that one was drawn before
         top = degrees[crowded] - fanout + step
         pick = below(words(low, high, crowded * fanout + step), top + 1)
         again = (chosen[:, :step] == pick[:, None]).any(axis=1)
         chosen[:, step] = np.where(again, top, pick)
-    edges[starts[crowded][:, None] + np.arange(fanout)] = first[crowded][:, None] + np.sort(chosen, axis=1)
+    if len(crowded):
+        edges[starts[crowded][:, None] + np.arange(fanout)] = first[crowded][:, None] + np.sort(chosen, axis=1)
     scale = np.repeat(degrees / np.maximum(counts, 1), counts)
     nodes = np.sort(np.concatenate([targets, _fresh(indices[edges], targets)]))
     return nodes, starts, edges, scale
@@ -155,12 +162,15 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
 
 def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
     """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
-    np.multiply(draw_bytes(low, high, len(mask)) >= threshold, scale, out=mask)
+    draws = np.empty(len(mask), np.uint8)
+    fill_bytes(low, high, draws)
+    np.multiply(draws >= threshold, scale, out=mask)
 
 
-def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> NDArray[np.uint8]:
-    """Return so many bytes of the key's words, eight a word, lowest first."""
-    return words(low, high, np.arange(-(-count // 8))).astype("<u8", copy=False).view(np.uint8)[:count]
+def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> None:
+    """Write the bytes of the key's words, eight a word, lowest first."""
+    found = words(low, high, np.arange(-(-len(draws) // 8))).astype("<u8", copy=False)
+    draws[:] = found.view(np.uint8)[: len(draws)]
 
 
 def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
@@ -185,9 +195,11 @@ def gcnii(
     indices: Array,
     data: Array,
     hidden: Array,
-    draws: Array,
+    low: np.uint64,
+    high: np.uint64,
     threshold: int,
     scale: Any,
+    draws: Array,
     initial: Array,
     rows: Ids,
     weight: Array,
@@ -199,9 +211,11 @@ def gcnii(
 ) -> None:
     """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
 
-    `hidden` is first multiplied by a mask: `scale` where a value's byte in `draws` reaches the threshold, else 0; no
-    byte at all: no mask.
+    `hidden` is first multiplied by a mask: `scale` where a byte of the key's words reaches the threshold, else 0. The
+    bytes are written into `draws`, which has one for each value; none at all: no mask.
     """
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
     np.multiply(initial[rows], share, out=support)
     read = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
     add_product(indptr, indices, data, read, support)
@@ -212,9 +226,9 @@ def gcnii_gradients(
     indptr: Array,
     indices: Array,
     data: Array,
-    draws: Array,
     threshold: int,
     scale: Any,
+    draws: Array,
     rows: Ids,
     weight: Array,
     share: Any,
@@ -251,7 +265,7 @@ def cross_entropy(logits: Array, labels: Ids, gradient: Array) -> float:
     gradient /= lengths
     gradient[rows, labels] -= 1
     gradient /= len(logits)
-    return float((np.log(lengths[:, 0]) - shifted[rows, labels]).mean())
+    return float((np.log(lengths[:, 0]) - shifted[rows, labels]).mean(dtype=np.float64))
 
 
 def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.linalg.cython_blas  # noqa: F401  what np.dot calls: loaded now, so that its threads can be limited
 
 from glasu.compiling import compiled
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba knows the types better than an annotation could
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+LOWEST = np.uint64(0xFF)
 
 
 # Randomness: as in glasu.randomness, one word at a time.
@@ -34,6 +36,18 @@ def _below(word: np.uint64, bound: int) -> Any:
 
 
 # Node sets and edges.
+
+
+@compiled
+def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
+    """Write numbers below the population, sorted; tell whether they are distinct, and so what `draw_distinct` draws."""
+    for k in range(len(numbers)):
+        numbers[k] = _below(_word(low, high, k), population)
+    numbers.sort()
+    repeats = 0
+    for k in range(1, len(numbers)):
+        repeats += numbers[k] == numbers[k - 1]
+    return repeats == 0
 
 
 @compiled
@@ -260,18 +274,23 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
 
 
 @compiled
-def draw_bytes(low: np.uint64, high: np.uint64, count: int) -> Array:
-    """Return so many bytes of the key's words, eight a word, lowest first."""
-    words = np.empty((count + 7) // 8, np.uint64)
-    for k in range(len(words)):
+def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
+    """Write the bytes of the key's words, eight a word, lowest first."""
+    whole = len(draws) // 8
+    words = draws[: 8 * whole].view(np.uint64)
+    for k in range(whole):
         words[k] = _word(low, high, k)
-    return words.view(np.uint8)[:count]
+    if 8 * whole < len(draws):
+        last = _word(low, high, whole)
+        for k in range(8 * whole, len(draws)):
+            draws[k] = (last >> np.uint64(8 * (k - 8 * whole))) & LOWEST
 
 
 @compiled
 def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
     """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
-    draws = draw_bytes(low, high, len(mask))
+    draws = np.empty(len(mask), np.uint8)
+    fill_bytes(low, high, draws)
     zero = scale - scale
     for k in range(len(mask)):
         mask[k] = scale if draws[k] >= threshold else zero
@@ -317,9 +336,11 @@ def gcnii(
     indices: Array,
     data: Array,
     hidden: Array,
-    draws: Array,
+    low: np.uint64,
+    high: np.uint64,
     threshold: int,
     scale: Any,
+    draws: Array,
     initial: Array,
     rows: Array,
     weight: Array,
@@ -331,10 +352,12 @@ def gcnii(
 ) -> None:
     """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
 
-    `hidden` is first multiplied by a mask: `scale` where a value's byte in `draws` reaches the threshold, else 0; no
-    byte at all: no mask.
+    `hidden` is first multiplied by a mask: `scale` where a byte of the key's words reaches the threshold, else 0. The
+    bytes are written into `draws`, which has one for each value; none at all: no mask.
     """
     zero = scale - scale
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
     for row in range(len(indptr) - 1):
         total, own = support[row], initial[rows[row]]
         for column in range(len(total)):
@@ -361,9 +384,9 @@ def gcnii_gradients(
     indptr: Array,
     indices: Array,
     data: Array,
-    draws: Array,
     threshold: int,
     scale: Any,
+    draws: Array,
     rows: Array,
     weight: Array,
     share: Any,
