@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import threading
 import time
@@ -33,6 +32,7 @@ from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
+    names_digest,
     protocol_facts,
     public_version,
     refuse_unfit_for_network,
@@ -163,13 +163,13 @@ class _Joining:
         """Return what must be equal everywhere; what concerns labels is said only where the settings ask for them."""
         found = versions()
         facts = {
-            **protocol_facts(found),
+            **protocol_facts(found, "training"),
             "torch": public_version(found["torch"]),
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
         if labels and party.labels is not None:
-            facts |= {"classes": len(party.classes), "class names (SHA-256)": _digest(party.classes)}
+            facts |= {"classes": len(party.classes), "class names (SHA-256)": names_digest(party.classes)}
         if labels and party.splits is not None:
             facts |= {
                 "splits (SHA-256)": party.splits.digest(),
@@ -345,7 +345,3 @@ class _Joining:
 
 
 DEFAULTS = RunConfig().comparable()
-
-
-def _digest(names: tuple[str, ...]) -> str:
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -23,7 +23,7 @@ from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Assembler, largest_message
-from glasu.runtime.network.handshake import protocol_facts, refuse_unfit_for_network
+from glasu.runtime.network.handshake import for_network, protocol_facts
 from glasu.runtime.network.hub import Hub, NewProcess, Tell
 from glasu.runtime.network.streams import listening
 from glasu.runtime.saver import Saver, is_due
@@ -60,12 +60,7 @@ def serve(
         listened: is told the port once parties may come.
         clock: tells the seconds for the report.
     """
-    refuse_unfit_for_network(config)
-    if config.train.labels not in ("all", *kit.roster):
-        raise ConfigError(
-            f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(kit.roster)}."
-        )
-    config = config.replace(data={"num_clients": len(kit.roster), "parties": (), "root": None})
+    config = for_network(config, kit.roster)
     return _Serving(config, kit, out, wait, observe, tell, clock, fresh).run(listen, listened)
 
 
@@ -104,7 +99,9 @@ class _Serving:
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        self.hub = Hub(kit.roster, protocol_facts(versions()), welcome, self.durable, self.store.digests, tell)
+        self.hub = Hub(
+            kit.roster, protocol_facts(versions(), "training"), welcome, self.durable, self.store.digests, tell
+        )
         self._due: ServerState | None = None
         self._tested = False
 
