@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import bench, demo, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import bench, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.errors import GlasuError
 
 COMMANDS = {
@@ -19,6 +19,7 @@ COMMANDS = {
     "train": train,
     "split": split,
     "provision": provision,
+    "doctor": doctor,
     "serve": serve,
     "join": join,
     "predict": predict,
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        code: int | None = args.run(args)
         sys.stdout.flush()
     except GlasuError as error:
         return _fail(args.command, str(error), error.exit_code)
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         advice = "set GLASU_TRACEBACK=1 to see where, and please report it"
         return _fail(args.command, f"failed: {type(error).__name__}: {error}; {advice}.", 1)
-    return 0
+    return code or 0
 
 
 def _fail(command: str, message: str, code: int) -> int:

@@ -168,15 +168,7 @@ class _Joining:
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
-        if labels and party.labels is not None:
-            facts |= {"classes": len(party.classes), "class names (SHA-256)": names_digest(party.classes)}
-        if labels and party.splits is not None:
-            facts |= {
-                "splits (SHA-256)": party.splits.digest(),
-                "validation nodes": len(party.splits.validation),
-                "test nodes": len(party.splits.test),
-            }
-        return facts
+        return facts | label_facts(party) if labels else facts
 
     def _store(self) -> Store:
         return Store(self.checkpoints, f"party {self.party.name} in run {self.durable['run']}")
@@ -232,13 +224,7 @@ class _Joining:
                 raise ConfigError(
                     f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
                 )
-        labels = config.train.labels
-        party = choose_splits(self.party, config.data.split, config.data_seed)
-        if labels in ("all", party.name):
-            check_parties([party], labels, config.train.task)
-        else:
-            party = dataclasses.replace(party, labels=None, classes=(), splits=None)
-        config, _ = resolve(config, party.num_nodes)
+        config, party = fitted(config, self.party)
         if self.durable["digest"] not in (None, config.digest()):
             raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
         return config, party
@@ -345,3 +331,28 @@ class _Joining:
 
 
 DEFAULTS = RunConfig().comparable()
+
+
+def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
+    """Return the settings, resolved, and the party with what they use of it; refuse labels that do not fit them."""
+    labels = config.train.labels
+    party = choose_splits(party, config.data.split, config.data_seed)
+    if labels in ("all", party.name):
+        check_parties([party], labels, config.train.task)
+    else:
+        party = dataclasses.replace(party, labels=None, classes=(), splits=None)
+    return resolve(config, party.num_nodes)[0], party
+
+
+def label_facts(party: PartyData) -> dict[str, Any]:
+    """Return what must be equal at all parties whose labels are used."""
+    facts: dict[str, Any] = {}
+    if party.labels is not None:
+        facts |= {"classes": len(party.classes), "class names (SHA-256)": names_digest(party.classes)}
+    if party.splits is not None:
+        facts |= {
+            "splits (SHA-256)": party.splits.digest(),
+            "validation nodes": len(party.splits.validation),
+            "test nodes": len(party.splits.test),
+        }
+    return facts
