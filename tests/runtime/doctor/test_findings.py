@@ -80,7 +80,7 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 @contextmanager
 def doctor_at(kits):
     with listening(
-        Examination(("a", "b", "c"), {}, print, lambda: 0.0), open_kit(kits / "server"), "127.0.0.1:0", print
+        Examination(("a", "b", "c"), {}, print, lambda: 0.0), open_kit(kits / "server"), "127.0.0.1:0"
     ) as port:
         yield port
 
@@ -217,11 +217,11 @@ def test_a_class_without_a_training_node_is_a_warning(tmp_path):
     assert "1 of 3 classes have no training node" in found[1].said
 
 
-def test_nothing_to_validate_with_is_bad(tmp_path):
+def test_nothing_to_validate_with_is_a_warning(tmp_path):
     party = tiny_parties()[0]
     nobody = party.splits.validation[:0]
     found, _ = tried(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), tmp_path)
-    assert levels(found)["labels"] == "bad"
+    assert levels(found)["labels"] == "warning"
     assert "none to validate with" in found[1].said
 
 

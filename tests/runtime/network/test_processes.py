@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ class Processes:
         self.parties = load_parties(self.config)
         for party in self.parties:
             write_party(party, folder / "parties" / party.name)
+        self.words = ["--quiet"]  # of all commands
         self.running: dict[str, subprocess.Popen[str]] = {}
         self.started: dict[str, int] = {}
 
@@ -72,7 +74,7 @@ class Processes:
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
         self.started[name] = self.started.get(name, 0) + 1
-        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), "--quiet", *more]
+        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
         with (self.folder / f"{name}.log").open("a") as log:
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
 
@@ -164,6 +166,32 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     same_end(report, roles)
     assert roles.started == {"server": 2, "a": 1, "b": 2, "c": 1}
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
+def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes):
+    roles = processes(SMALL.format(rounds=40))
+    roles.words = ["--log-format", "json"]
+    roles.start("server", "--metrics", "0")
+    roles.wait(lambda: "listening on" in roles.log("server"))
+    roles.port = int(roles.log("server").split("listening on 127.0.0.1:")[1].split(",")[0])
+    address = re.search(r"http://127\.0\.0\.1:\d+/metrics", roles.log("server")).group()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: roles.rounds("server") >= 2)
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text = answer.read().decode()
+    assert 2 <= float(re.search(r"^glasu_rounds_done (\S+)$", text, re.M).group(1)) <= 40
+    assert 'glasu_party_connected{party="b"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+    roles.finish()
+    for name in ("server", *"abc"):
+        lines = [json.loads(line) for line in roles.log(name).splitlines() if line.startswith("{")]
+        assert len(lines) == len(roles.log(name).splitlines()) - 1  # but for the summary on standard output
+        assert {line["role"] for line in lines} == {name}
+        assert [line["round"] for line in lines if line["event"] == "round"] == list(range(1, 41))
+    assert {"notice", "round", "evaluated"} <= {
+        json.loads(line)["event"] for line in roles.log("server").splitlines()[:-1]
+    }
 
 
 def test_after_the_training_the_same_commands_predict_for_who_asks(processes):

@@ -92,7 +92,7 @@ def _labels(party: PartyData) -> list[Finding]:
     known = {name: party.labels[nodes][labelled(party.labels[nodes])] for name, nodes in parts.items()}
     said = ", ".join(f"{len(labels)} of {len(parts[name])} nodes to {name} with" for name, labels in known.items())
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
-        return [Finding("labels", "bad", f"{said}: none to {' and none to '.join(empty)} with; enlarge the split")]
+        return [Finding("labels", "warning", f"{said}: none to {' and none to '.join(empty)} with; enlarge the split")]
     taught = known["train"]
     seen = len(np.unique(taught)) if taught.ndim == 1 else int(np.count_nonzero(taught.any(axis=0)))
     if seen < len(party.classes):

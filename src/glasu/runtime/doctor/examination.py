@@ -51,7 +51,7 @@ def examine(
     """
     welcome = {"config": for_network(config, kit.roster).to_dict(), "roster": list(kit.roster)}
     examination = Examination(kit.roster, welcome, tell, now)
-    with listening(examination, kit, listen, tell) as port:
+    with listening(examination, kit, listen) as port:
         listened(port)
         reports = examination.reports(wait)
         verdict = _judged(kit, [*own, disk_finding(out, SERVER_NEEDS)], reports)
@@ -92,6 +92,10 @@ class Examination:
             self.tell(f"{name}: not accepted: {error}")
             stream.send(control("refused", why=str(error), table=[]))
         stream.close()
+
+    def turned_away(self, line: str) -> None:
+        """Tell of a connection that was refused because of its certificate."""
+        self.tell(line)
 
     def _take(self, name: str, stream: Stream, frame: bytes) -> None:
         fields = read_control(frame) if frame[:1] == bytes([CONTROL]) else {"kind": "a frame of a training"}

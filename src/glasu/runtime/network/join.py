@@ -39,6 +39,7 @@ from glasu.runtime.network.handshake import (
     two_columns,
 )
 from glasu.runtime.network.session import NewAttempt, Session
+from glasu.runtime.network.status import Status
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import client_from_plain, client_to_plain
 from glasu.runtime.trained import TrainedModel
@@ -59,6 +60,7 @@ def join(
     wait: float = 600.0,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
+    status: Callable[[Status], None] = lambda status: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Take part in one run to its end, write report.json and model/, and return the report.
@@ -73,6 +75,7 @@ def join(
         wait: seconds to wait for the server, and for the others.
         observe: is told of every round.
         tell: is told what happens, in lines.
+        status: is told after every round where this party stands.
         clock: tells the seconds for the report.
     """
     if party.name != kit.name:
@@ -80,7 +83,7 @@ def join(
             f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
         )
     with one_thread_each():
-        joining = _Joining(party, kit, out, expect, fresh, observe, tell, clock)
+        joining = _Joining(party, kit, out, expect, fresh, observe, tell, status, clock)
         return joining.run(server, wait)
 
 
@@ -96,8 +99,10 @@ class _Joining:
         fresh: bool,
         observe: Callable[[Event], None],
         tell: Tell,
+        status: Callable[[Status], None],
         clock: Clock,
     ) -> None:
+        self.status = status
         self.party, self.kit, self.out, self.expect = party, kit, out, expect
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
@@ -277,8 +282,8 @@ class _Joining:
             answers = None
             if isinstance(item, Event):
                 self.observe(item)
-                if isinstance(item, RoundDone) and is_due(client, client.config.train):
-                    self.saver.save(client.round, client_to_plain(client.state(self._spent())))
+                if isinstance(item, RoundDone):
+                    self._after_round(client, item)
                 continue
             self.saver.settle()
             for message in item:
@@ -289,6 +294,24 @@ class _Joining:
             for answer in answers:
                 self.meter.to_client(answer)
             self.meter.exchanged(item)
+
+    def _after_round(self, client: Client, done: RoundDone) -> None:
+        """Save what is due, and tell where this party stands."""
+        assert self.saver is not None
+        spent = self._spent()
+        if is_due(client, client.config.train):
+            self.saver.save(client.round, client_to_plain(client.state(spent)))
+        self.status(
+            Status(
+                round=client.round,
+                num_rounds=client.config.train.num_rounds,
+                attempt=client.attempt,
+                loss=done.loss,
+                bytes_to_server=self.meter.bytes_to_server,
+                bytes_to_clients=self.meter.bytes_to_clients,
+                seconds=spent["seconds"],
+            )
+        )
 
     def _check(self, client: Client, answers: list[Message]) -> None:
         for answer in answers:

@@ -57,7 +57,7 @@ def serve_prediction(
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
     hub = Hub(kit.roster, protocol_facts(versions(), "prediction"), welcome, durable, lambda: {0: START}, tell)
     meter, start = Meter(), clock()
-    with listening(hub, kit, listen, tell) as port:
+    with listening(hub, kit, listen) as port:
         listened(port)
         tell(f"prediction: this server and all of {', '.join(kit.roster)} must be online until it is done.")
         try:

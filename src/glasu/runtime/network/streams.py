@@ -42,16 +42,18 @@ class Host(Protocol):
 
     def attach(self, name: str, stream: Stream, frames: Iterator[bytes]) -> None: ...
 
+    def turned_away(self, line: str) -> None: ...
+
 
 @contextmanager
-def listening(hub: Host, kit: Kit, address: str, tell: Callable[[str], None]) -> Iterator[int]:
+def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
     """Serve the parties of the kit's roster at this address while the block lasts; yields the port."""
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
         why = _refusal_now(certificate, kit)
         if why:
-            tell(f"{context.peer()}: refused: {why}.")
+            hub.turned_away(f"{context.peer()}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
         name = peer_name(certificate)
         stream = Stream()
