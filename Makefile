@@ -12,7 +12,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt torch
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[dev,search]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[dev,metrics,search]'
 	touch $@
 
 demo: setup

@@ -47,9 +47,9 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values; what is not a number becomes null."""
-        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        plain["test"], plain["validation"] = self.test.to_dict(), self.validation.to_dict()
-        result: dict[str, Any] = _plain(plain)
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        values["test"], values["validation"] = self.test.to_dict(), self.validation.to_dict()
+        result: dict[str, Any] = plain(values)
         return result
 
     def to_json(self) -> str:
@@ -76,11 +76,12 @@ def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: what is not a number becomes null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

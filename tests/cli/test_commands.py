@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.cli.main import main
+from glasu.cli.main import COMMANDS, main
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SMALL = """
@@ -440,7 +440,7 @@ def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
         refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "split", "provision", "predict", "reproduce", "search"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_one_example_and_loads_nothing_heavy(command):
     code = (
         "import sys; from glasu.cli.main import build_parser\n"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glasu.errors import DataError
 
@@ -23,6 +25,25 @@ def add_overrides(parser: argparse.ArgumentParser, purpose: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help=purpose
     )
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Ask how a role of a network run writes to standard error."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="lines for people, or one JSON object per line (text)",
+    )
+
+
+def record(command: str, event: str, now: datetime, **fields: Any) -> str:
+    """Return one JSON object: when, which command, what happened, and the rest."""
+    from glasu.report import plain
+
+    time = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps(plain({"time": time, "command": command, "event": event, **fields}), allow_nan=False)
 
 
 def read_config(args: argparse.Namespace) -> RunConfig:

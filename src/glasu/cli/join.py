@@ -2,15 +2,26 @@
 
 The data stays here: what leaves is counted in report.json. The server sends the settings, which are shown; with
 --expect any difference is refused. The same command started again after a crash goes on. Writes report.json and model/.
+With --predict it takes part in a prediction with the trained model instead; who asked, or has the labels, gets
+predictions.csv (or .parquet).
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import named_path, output_folder
+from glasu.cli.arguments import add_log, named_path, output_folder
+from glasu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from glasu.cli.log import Log
+    from glasu.data.party import PartyData
+    from glasu.kits.kit import Kit
 
 INTERRUPTED = "the others wait; the same command goes on"
+NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
 
@@ -33,14 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=float, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
     )
+    parser.add_argument(
+        "--predict",
+        type=Path,
+        nargs="?",
+        const=NOTHING,
+        metavar="IDS",
+        help="after the training: ask for the class probabilities of the ids in this .csv or .parquet file; without a "
+        "file, help the others to predict",
+    )
     parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_log(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.predict is not None and (args.fresh or args.expect):
+        extra = "--fresh" if args.fresh else "--expect"
+        raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; leave it out.")
     out = output_folder(args.out)
 
-    from glasu.cli.progress import say
+    from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
@@ -50,15 +73,13 @@ def run(args: argparse.Namespace) -> None:
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
     from glasu.data.cache import open_folder
-    from glasu.protocol.messages import Event, RoundDone
     from glasu.runtime.network.join import join
 
     party = open_folder(args.party, args.missing)
-
-    def observe(event: Event) -> None:
-        if isinstance(event, RoundDone) and not args.quiet:
-            loss = "" if event.loss is None else f", loss {event.loss:.3f}"
-            say([f"glasu join: {party.name}: round {event.round + 1} done{loss}"])
+    log = Log(args, party.name)
+    if args.predict is not None:
+        _predict(args, party, kit, address, log)
+        return
 
     with held(out):
         report = join(
@@ -69,8 +90,37 @@ def run(args: argparse.Namespace) -> None:
             expect=expect,
             fresh=args.fresh,
             wait=args.wait,
-            observe=observe,
-            tell=lambda line: say([f"glasu join: {line}"]),
+            observe=log.observe,
+            tell=log.tell,
+            status=log.status,
         )
     moved = report["traffic"]["bytes_to_server"] / 1e6
     print(f"{party.name}: finished; {moved:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+
+
+def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str, log: Log) -> None:
+    """Take part in a prediction, and say what this party received."""
+    import numpy as np
+
+    from glasu.data.asked import asked_nodes
+    from glasu.data.files import held
+    from glasu.runtime.network.join_prediction import join_prediction
+
+    helps = args.predict == NOTHING
+    asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
+    with held(args.out):
+        predicted = join_prediction(
+            party,
+            kit,
+            address,
+            args.out,
+            asked,
+            file_format="csv" if helps else args.predict.suffix.removeprefix("."),
+            wait=args.wait,
+            observe=log.observe,
+            tell=log.tell,
+        )
+    if predicted.file is None:
+        print(f"{party.name}: took part in the prediction and received no class probabilities.")
+    else:
+        print(f"{predicted.file}: {len(predicted.nodes)} nodes")

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import bench, demo, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import bench, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli.arguments import record
 from glasu.errors import GlasuError
 
 COMMANDS = {
@@ -19,6 +21,7 @@ COMMANDS = {
     "train": train,
     "split": split,
     "provision": provision,
+    "doctor": doctor,
     "serve": serve,
     "join": join,
     "predict": predict,
@@ -71,28 +74,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        code: int | None = args.run(args)
         sys.stdout.flush()
     except GlasuError as error:
-        return _fail(args.command, str(error), error.exit_code)
+        return _fail(args, str(error), error.exit_code)
     except KeyboardInterrupt as interruption:
         kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args.command, f"interrupted; {kept}.", 143 if isinstance(interruption, Terminated) else 130)
+        return _fail(args, f"interrupted; {kept}.", 143 if isinstance(interruption, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, MemoryError) as error:  # a full disk, a folder in the place of a file, a graph too large
-        return _fail(args.command, f"{type(error).__name__}: {error}", 1)
+        return _fail(args, f"{type(error).__name__}: {error}", 1)
     except Exception as error:  # a user is not helped by a traceback; whoever mends the fault is
         if os.environ.get("GLASU_TRACEBACK"):
             raise
         advice = "set GLASU_TRACEBACK=1 to see where, and please report it"
-        return _fail(args.command, f"failed: {type(error).__name__}: {error}; {advice}.", 1)
-    return 0
+        return _fail(args, f"failed: {type(error).__name__}: {error}; {advice}.", 1)
+    return code or 0
 
 
-def _fail(command: str, message: str, code: int) -> int:
-    print(f"glasu {command}: {' '.join(message.split())}", file=sys.stderr)
+def _fail(args: argparse.Namespace, message: str, code: int) -> int:
+    """Say in one line why a command ends; to programs that read its log, as they read the rest of it."""
+    line = " ".join(message.split())
+    if getattr(args, "log_format", "text") == "json":
+        print(record(args.command, "error", datetime.now(UTC), message=line, exit_code=code), file=sys.stderr)
+    else:
+        print(f"glasu {args.command}: {line}", file=sys.stderr)
     return code
 
 

@@ -6,7 +6,6 @@ Exact joint inference of all parties in one process; columns id, prediction, and
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from glasu.cli.arguments import add_overrides, named_path, output_folder
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
     output_folder(args.out.parent)
 
     from glasu.data.datasets import load_parties
-    from glasu.data.tables import write_table
+    from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained import TrainedModel
 
     model = TrainedModel.load(args.run_dir)
@@ -39,15 +38,5 @@ def run(args: argparse.Namespace) -> None:
         )
     parties = load_parties(model.config.overridden(args.overrides, ("data",)), for_prediction=True)
     probabilities = model.predict_proba(parties, party=args.party)
-    if model.config.train.task == "multilabel":
-        said = [
-            " ".join(name for name, yes in zip(model.classes, row > 0.5, strict=True) if yes) for row in probabilities
-        ]
-    else:
-        said = [model.classes[index] for index in probabilities.argmax(axis=1)]
-    columns = {"id": parties[0].ids.tolist(), "prediction": said}
-    columns |= {f"p_{name}": probabilities[:, index] for index, name in enumerate(model.classes)}
-    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=".predictions-") as temporary:
-        write_table(columns, Path(temporary) / args.out.name)
-        (Path(temporary) / args.out.name).replace(args.out)
+    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train.task)
     print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")

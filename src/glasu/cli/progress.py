@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 SILENCE = 30.0  # seconds between two lines about one long evaluation, where there is no terminal
 
 
-def _describe(event: Evaluated) -> str:
+def describe(event: Evaluated) -> str:
+    """Say what an evaluation found."""
     score = event.metrics.get("micro_f1", event.metrics["accuracy"])
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
     who = f"{event.party}: " if event.party else ""
     return f"{who}{loss}{event.split} {100 * score:.1f} %"
 
 
-def _so_far(event: Evaluating) -> str:
+def so_far(event: Evaluating) -> str:
+    """Say how far an evaluation is."""
     return f"{event.party}: evaluating, {100 * event.share:.0f} % done"
 
 
-class _Patience:
+class Patience:
     """Tells when the last line is so long ago that somebody may wonder whether the run is alive."""
 
     def __init__(self, clock: Clock) -> None:
@@ -90,16 +92,16 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
     """
     console, introduction = Console(stderr=True, quiet=quiet), iter(about)
     if not console.is_terminal:
-        patience = _Patience(time.monotonic)
+        patience = Patience(time.monotonic)
 
         def write(event: Event) -> None:
             say(introduction, console)
             if isinstance(event, Evaluated):
                 patience.begin()
-                console.print(f"{title}: round {event.round}: {_describe(event)}", highlight=False)
+                console.print(f"{title}: round {event.round}: {describe(event)}", highlight=False)
             elif isinstance(event, Evaluating) and patience.is_over():
                 patience.begin()
-                console.print(f"{title}: round {event.round}: {_so_far(event)}", highlight=False)
+                console.print(f"{title}: round {event.round}: {so_far(event)}", highlight=False)
 
         yield write
         return
@@ -112,8 +114,8 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating):
-                progress.update(task, state=_so_far(event))
+                progress.update(task, state=so_far(event))
             else:
-                progress.update(task, state=_describe(event))
+                progress.update(task, state=describe(event))
 
         yield advance

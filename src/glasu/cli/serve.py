@@ -1,14 +1,24 @@
 """glasu serve: run the server of a training between organisations.
 
 It waits for the parties of its kit's roster, sends them the settings, and adds up what they send; it needs no data and
-loads neither torch nor PyG. The same command started again after a crash goes on. Writes report.json.
+loads neither torch nor PyG. The same command started again after a crash goes on. Writes report.json. With --predict it
+serves one prediction instead, and writes prediction.json.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
+from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config
+from glasu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from glasu.cli.log import Log
+    from glasu.config import RunConfig
+    from glasu.kits.kit import Kit
 
 INTERRUPTED = "the parties wait; the same command goes on"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
@@ -26,40 +36,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
     )
+    parser.add_argument(
+        "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
+    )
     parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="answer Prometheus there while the training lasts; the host is 127.0.0.1 unless given",
+    )
+    add_log(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    config = read_config(args)
-    out = output_folder(args.out)
+    if args.predict and (args.fresh or args.metrics):
+        extra = "--fresh" if args.fresh else "--metrics"
+        raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
+    config, out = read_config(args), output_folder(args.out)
 
-    from glasu.cli.progress import say, shown
+    from glasu.cli.log import Log
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
     from glasu.runtime.network.handshakes import handshakes_told
-    from glasu.runtime.network.serve import serve
     from glasu.runtime.network.streams import check_address
 
-    address, kit = check_address(args.listen), open_kit(args.kit, "server")
+    address, kit, log = check_address(args.listen), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 
-    def tell(line: str) -> None:
-        say([f"glasu serve: {line}"])
-
     def listened(port: int) -> None:
-        tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
+        log.tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
 
-    with held(out), handshakes_told(tell), shown("serve", config.train.num_rounds, quiet=args.quiet) as observe:
+    with held(out), handshakes_told(log.tell):
+        if args.predict:
+            _predict(args, config, kit, address, log, listened)
+        else:
+            _train(args, config, kit, address, log, listened)
+
+
+def _predict(
+    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
+) -> None:
+    from glasu.runtime.network.serve_prediction import serve_prediction
+
+    found = serve_prediction(config, kit, address, args.out, wait=args.wait, tell=log.tell, listened=listened)
+    print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
+
+
+def _train(
+    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
+) -> None:
+    from glasu.runtime.network.metrics import metrics_address, metrics_served
+    from glasu.runtime.network.serve import serve
+    from glasu.runtime.network.status import View
+
+    watched: list[Callable[[], View]] = []
+    with ExitStack() as stack:
+        if args.metrics is not None:
+            where = metrics_address(args.metrics)
+            port = stack.enter_context(metrics_served(where, lambda: watched[0]() if watched else None))
+            log.tell(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
         report = serve(
             config,
             kit,
             address,
-            out,
+            args.out,
             fresh=args.fresh,
             wait=args.wait,
-            observe=observe,
-            tell=tell,
+            observe=log.observe,
+            tell=log.tell,
+            status=log.status,
+            watched=watched.append,
             listened=listened,
         )
     if report is not None:

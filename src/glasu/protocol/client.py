@@ -43,9 +43,12 @@ def client_rounds(client: Client) -> Script:
         ahead = Agreement(client_sampling(client, later[0])) if later else None
         for sample in samples:
             client.losses = yield from ride_along(client_round(client, sample), ahead)
-            client.round = sample.round + 1
+            client.round, loss = (
+                sample.round + 1,
+                _mean(client.losses),
+            )  # an evaluation's messages take the losses along
             yield from _evaluate_when_due(client)
-            yield RoundDone(sample.round, _mean(client.losses), client.party.name)
+            yield RoundDone(sample.round, loss, client.party.name)
             if client.stopped:
                 return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from glasu.protocol.messages import (
 from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling, unite
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from glasu.codec.tensors import Kind
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
 
+Mask: TypeAlias = NDArray[np.bool_]  # of the asked nodes: which of them one client asked for
 CHUNK_ROWS = 8192  # rows per message
 
 
@@ -56,7 +59,7 @@ def client_evaluation(
     """
     nodes = client.evaluation_nodes(split)
     if client.owner >= 0:
-        nodes = yield from announce(client, round_index, nodes)
+        nodes = yield from announce(client, round_index, nodes, Phase.EVALUATION)
     probabilities = yield from client_prediction(client, round_index, nodes, Phase.EVALUATION)
     found: dict[str, float] = {}
     if client.has_labels:
@@ -77,19 +80,22 @@ def client_evaluation(
     return found, verdict
 
 
-def announce(client: Client, round_index: int, nodes: NodeSet) -> Exchange[NodeSet]:
-    """Learn from the party that asks which nodes are asked for; it sends their numbers, nobody else sends any."""
-    key = client.key(Phase.EVALUATION, round_index)
+def announce(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[NodeSet]:
+    """Learn which nodes are asked for; whoever asks sends their numbers, nobody else sends any."""
+    key = client.key(phase, round_index)
     proposal = Proposal(key=key, node_sets=client.release.node_sets([nodes], key))
     answer = yield from exchange(proposal, Agreed)
     return checked_unions(answer, [nodes], client.party.num_nodes)[0]
 
 
-def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[NDArray[Any]]:
+def client_prediction(
+    client: Client, round_index: int, nodes: NodeSet, phase: Phase, asked: Mask | None = None
+) -> Exchange[NDArray[Any]]:
     """Client column: return the class probabilities of the nodes.
 
-    With labels everywhere they are the mean of the clients' own (the client's own where there is no server); with
-    labels at one party they are the owner's, and the others return an empty array.
+    With labels everywhere they are the mean of the clients' own (the client's own where there is no server), of all
+    nodes or of those that this client asked for; with labels at one party they are the owner's, and the others return
+    an empty array.
     """
     client.model.eval()
     if _is_sampled(client.config, phase):
@@ -103,7 +109,7 @@ def client_prediction(client: Client, round_index: int, nodes: NodeSet, phase: P
     if client.owner >= 0 or client.selection is not None:
         return np.asarray(own.numpy())
     top = client.config.model.num_layers
-    mean = yield from _exchange_rows(client, own, Scores, JointScores, phase, round_index, top)
+    mean = yield from _exchange_rows(client, own, Scores, JointScores, phase, round_index, top, asked)
     return np.asarray(mean.numpy())
 
 
@@ -120,8 +126,9 @@ def _exchange_rows(
     phase: Phase,
     round_index: int,
     layer: int,
+    asked: Mask | None = None,
 ) -> Exchange[Tensor]:
-    """Send a tensor in chunks of rows, all together, and return what the server made of it."""
+    """Send a tensor in chunks of rows, all together, and return what the server made of it, or of the asked rows."""
     what: Kind = "probabilities" if kind is Scores else "representation"
     chunks, messages = message_chunks(len(value)), []
     for chunk, rows in enumerate(chunks):
@@ -131,7 +138,8 @@ def _exchange_rows(
     _, columns = value.shape if kind is Scores else client.joint_shape(value)
     parts = []
     for answer, message, rows in zip(answers, messages, chunks, strict=True):
-        shape = (rows.stop - rows.start, columns)
+        expected = rows.stop - rows.start if asked is None else np.count_nonzero(asked[rows])
+        shape = (int(expected), columns)
         parts.append(client.read(what, checked(answer, message.key, answer_kind), shape))
     return client.joined(parts)
 
@@ -184,8 +192,13 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int, task: st
     return dict(zip(names, reported[0].tolist(), strict=True))
 
 
-def server_prediction(server: Server, round_index: int, num_nodes: int, phase: Phase) -> Script:
-    """Server column of an exact or sampled joint inference, and of the mean of the class probabilities."""
+def server_prediction(
+    server: Server, round_index: int, num_nodes: int, phase: Phase, asked: Sequence[Mask] | None = None
+) -> Script:
+    """Server column of an exact or sampled joint inference, and of the mean of the class probabilities.
+
+    All clients receive the mean or, where `asked` tells which rows each of them asked for, each its own rows.
+    """
     if _is_sampled(server.config, phase):
         yield from server_sampling(server, round_index, "evaluation neighbors")
         yield from server_inference(server, round_index, phase)
@@ -196,6 +209,10 @@ def server_prediction(server: Server, round_index: int, num_nodes: int, phase: P
                 messages = yield from server.receive((Partial,), phase, round_index, layer, chunk)
                 server.answer(Joint, server.aggregated("representation", messages))
     if server.owner < 0:
-        for chunk in range(len(message_chunks(num_nodes))):
+        for chunk, part in enumerate(message_chunks(num_nodes)):
             messages = yield from server.receive((Scores,), phase, round_index, server.config.model.num_layers, chunk)
-            server.answer(JointScores, server.aggregated("probabilities", messages, server.mean))
+            mean = server.aggregated("probabilities", messages, server.mean)
+            if asked is None:
+                server.answer(JointScores, mean)
+            else:
+                server.answer_each(JointScores, [mean[own[part]] for own in asked])

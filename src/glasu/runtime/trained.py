@@ -88,19 +88,14 @@ class TrainedModel:
             meter: counts what is sent.
         """
         parties = prepare(self.config, as_parties(parties))
-        self._check(parties)
+        self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._alone(party)
         with one_thread_each():
-            labelled = self._labelled(parties)
+            labelled = self.labelled(parties)
             clients = make_clients(self.config, labelled, convolution=self.convolution, scales=self.scales)
             for client, weights in zip(clients, self.weights, strict=True):
-                try:
-                    client.model.load_state_dict(weights)
-                except RuntimeError:  # other names, or other shapes
-                    raise DataError(
-                        f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
-                    ) from None
+                load_weights(client, weights)
             asked, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
             name_run(clients, self.config.digest(), asked, *models, *map(data_digest, labelled))
             found: dict[int, NDArray[Any]] = {}
@@ -139,7 +134,7 @@ class TrainedModel:
         names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
         return names
 
-    def _labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
+    def labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes; prediction reads no label, and none has to be there."""
         shape = (
             (parties[0].num_nodes, len(self.classes))
@@ -149,7 +144,8 @@ class TrainedModel:
         unknown = np.full(shape, -1, np.int64)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
-    def _check(self, parties: Sequence[PartyData]) -> None:
+    def check_data(self, parties: Sequence[PartyData]) -> None:
+        """Refuse parties, features or orders of nodes that are not those of the training."""
         if tuple(party.name for party in parties) != self.names:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
@@ -223,6 +219,16 @@ class TrainedModel:
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{manifest_file}: is not the manifest of a model: {error}.") from None
+
+
+def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
+    """Give a client the weights of a trained model."""
+    try:
+        client.model.load_state_dict(weights)
+    except RuntimeError:  # other names, or other shapes
+        raise DataError(
+            f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
+        ) from None
 
 
 def _files_of(manifest_file: Path) -> set[str]:

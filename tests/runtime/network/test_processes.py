@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import re
@@ -9,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
 from glasu.runtime.simulation import simulate
+from glasu.runtime.trained import TrainedModel
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SMALL = """
@@ -57,10 +61,11 @@ class Processes:
         self.parties = load_parties(self.config)
         for party in self.parties:
             write_party(party, folder / "parties" / party.name)
+        self.words = ["--quiet"]  # of all commands
         self.running: dict[str, subprocess.Popen[str]] = {}
         self.started: dict[str, int] = {}
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *more: str) -> None:
         """Give the command of a role, the first time or again."""
         kit, out = self.kits / name, self.folder / name
         words = (
@@ -69,15 +74,16 @@ class Processes:
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
         self.started[name] = self.started.get(name, 0) + 1
-        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), "--quiet"]
+        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
         with (self.folder / f"{name}.log").open("a") as log:
             self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
 
-    def listen(self) -> None:
+    def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""
-        self.start("server")
-        self.wait(lambda: "listening on" in self.log("server"))
-        self.port = int(self.log("server").split("listening on 127.0.0.1:")[1].split(",")[0])
+        self.port, before = 0, self.log("server").count("listening on") if self.started else 0
+        self.start("server", *more)
+        self.wait(lambda: self.log("server").count("listening on") > before)
+        self.port = int(self.log("server").split("listening on 127.0.0.1:")[-1].split(",")[0])
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -160,6 +166,57 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     same_end(report, roles)
     assert roles.started == {"server": 2, "a": 1, "b": 2, "c": 1}
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
+def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes):
+    roles = processes(SMALL.format(rounds=40))
+    roles.words = ["--log-format", "json"]
+    roles.start("server", "--metrics", "0")
+    roles.wait(lambda: "listening on" in roles.log("server"))
+    roles.port = int(roles.log("server").split("listening on 127.0.0.1:")[1].split(",")[0])
+    address = re.search(r"http://127\.0\.0\.1:\d+/metrics", roles.log("server")).group()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: roles.rounds("server") >= 2)
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text = answer.read().decode()
+    assert 2 <= float(re.search(r"^glasu_rounds_done (\S+)$", text, re.M).group(1)) <= 40
+    assert 'glasu_party_connected{party="b"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+    roles.finish()
+    for name in ("server", *"abc"):
+        lines = [json.loads(line) for line in roles.log(name).splitlines() if line.startswith("{")]
+        assert len(lines) == len(roles.log(name).splitlines()) - 1  # but for the summary on standard output
+        assert {line["role"] for line in lines} == {name}
+        assert [line["round"] for line in lines if line["event"] == "round"] == list(range(1, 41))
+    assert {"notice", "round", "evaluated"} <= {
+        json.loads(line)["event"] for line in roles.log("server").splitlines()[:-1]
+    }
+
+
+def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
+    roles = processes(SMALL.format(rounds=2))
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.finish()
+    ids = roles.parties[1].ids[[7, 50, 3]]
+    (roles.folder / "ids.csv").write_text("id\n" + "".join(f"{value}\n" for value in ids))
+    roles.listen("--predict")
+    for name in "abc":
+        roles.start(name, "--predict", *([str(roles.folder / "ids.csv")] if name == "b" else []))
+    roles.finish()
+    with (roles.folder / "b" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [str(value) for value in ids]
+    model = TrainedModel.of(simulate(roles.parties, roles.config))
+    expected = model.predict_proba(roles.parties, np.array([3, 7, 50]))[[1, 2, 0]]
+    found = [[float(row[f"p_{name}"]) for name in model.classes] for row in rows]
+    assert np.array_equal(np.array(found, np.float32), expected)
+    assert [row["prediction"] for row in rows] == [model.classes[index] for index in expected.argmax(axis=1)]
+    assert not list(roles.folder.glob("[ac]/predictions.*"))
+    assert "3 nodes" in roles.log("b")
+    assert "received no class probabilities" in roles.log("a")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -64,7 +64,7 @@ def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
 
 def test_the_server_loads_neither_torch_nor_pyg():
     code = (
-        "import sys; import glasu.cli.serve, glasu.runtime.network.serve, glasu.runtime.network.streams;"
+        "import sys; import glasu.cli.serve, glasu.runtime.network.serve, glasu.runtime.network.serve_prediction;"
         "found = {'torch', 'torch_geometric', 'pyarrow', 'sklearn', 'plotly'} & set(sys.modules); assert not found"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

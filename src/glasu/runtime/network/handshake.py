@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
+from glasu.keys import RUN_BYTES
 from glasu.runtime.wire import VERSION
 
 Facts = Mapping[str, Any]
+Purpose = Literal["training", "prediction"]
 MISSING = "(nothing)"
 
 
@@ -40,9 +43,15 @@ def public_version(version: str) -> str:
     return version.partition("+")[0]
 
 
-def protocol_facts(versions: Mapping[str, str]) -> dict[str, Any]:
+def names_digest(names: Sequence[str]) -> str:
+    """Return the SHA-256 of names in their order."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
+def protocol_facts(versions: Mapping[str, str], purpose: Purpose) -> dict[str, Any]:
     """Return what the server and every party must have in common."""
     return {
+        "purpose": purpose,
         "message format": VERSION,
         "glasu": versions["glasu"],
         "numpy": public_version(versions["numpy"]),
@@ -62,3 +71,18 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
         )
     if config.model.backbone == "custom":
         raise ConfigError('model.backbone="custom": a convolution of your own cannot be sent to the parties.')
+
+
+def for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
+    """Return the settings that the server sends to the parties of the roster; refuse those that cannot be."""
+    refuse_unfit_for_network(config)
+    if config.train.labels not in ("all", *roster):
+        raise ConfigError(
+            f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(roster)}."
+        )
+    return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
+
+
+def run_of_attempt(run: str, attempt: int) -> bytes:
+    """Return the identity of one attempt at a prediction: nodes asked for anew are never sent under former keys."""
+    return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]

@@ -154,6 +154,7 @@ class Hub:
         self.digests: dict[str, str | None] = {}  # of the checkpoints that it begins with
         self.under_way = False
         self.closing = False
+        self.refused = 0  # connections and processes
         self.failure: GlasuError | None = None
         self._new_process = False
 
@@ -176,6 +177,17 @@ class Hub:
                 self._refuse(link, stream, str(error), [])
         else:
             self._detach(link, stream)
+
+    def turned_away(self, line: str) -> None:
+        """Note a connection that was refused because of its certificate."""
+        with self.changed:
+            self.refused += 1
+        self.tell(line)
+
+    def connected(self) -> dict[str, bool]:
+        """Tell which parties have a stream."""
+        with self.changed:
+            return {name: link.stream is not None for name, link in self.links.items()}
 
     def _detach(self, link: Link, stream: Stream) -> None:
         with self.changed:
@@ -281,6 +293,7 @@ class Hub:
         """Tell a party's process, and everyone, why it cannot take part."""
         with self.changed:
             link.refused = why
+            self.refused += 1
             for line in table:
                 self.tell(line)
             self._say(f"{link.name}: not accepted: {why}", but=link)

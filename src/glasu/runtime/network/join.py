@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import threading
 import time
@@ -33,12 +32,14 @@ from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
+    names_digest,
     protocol_facts,
     public_version,
     refuse_unfit_for_network,
     two_columns,
 )
 from glasu.runtime.network.session import NewAttempt, Session
+from glasu.runtime.network.status import Status
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import client_from_plain, client_to_plain
 from glasu.runtime.trained import TrainedModel
@@ -59,6 +60,7 @@ def join(
     wait: float = 600.0,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
+    status: Callable[[Status], None] = lambda status: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Take part in one run to its end, write report.json and model/, and return the report.
@@ -73,6 +75,7 @@ def join(
         wait: seconds to wait for the server, and for the others.
         observe: is told of every round.
         tell: is told what happens, in lines.
+        status: is told after every round where this party stands.
         clock: tells the seconds for the report.
     """
     if party.name != kit.name:
@@ -80,7 +83,7 @@ def join(
             f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
         )
     with one_thread_each():
-        joining = _Joining(party, kit, out, expect, fresh, observe, tell, clock)
+        joining = _Joining(party, kit, out, expect, fresh, observe, tell, status, clock)
         return joining.run(server, wait)
 
 
@@ -96,8 +99,10 @@ class _Joining:
         fresh: bool,
         observe: Callable[[Event], None],
         tell: Tell,
+        status: Callable[[Status], None],
         clock: Clock,
     ) -> None:
+        self.status = status
         self.party, self.kit, self.out, self.expect = party, kit, out, expect
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
@@ -163,20 +168,12 @@ class _Joining:
         """Return what must be equal everywhere; what concerns labels is said only where the settings ask for them."""
         found = versions()
         facts = {
-            **protocol_facts(found),
+            **protocol_facts(found, "training"),
             "torch": public_version(found["torch"]),
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
-        if labels and party.labels is not None:
-            facts |= {"classes": len(party.classes), "class names (SHA-256)": _digest(party.classes)}
-        if labels and party.splits is not None:
-            facts |= {
-                "splits (SHA-256)": party.splits.digest(),
-                "validation nodes": len(party.splits.validation),
-                "test nodes": len(party.splits.test),
-            }
-        return facts
+        return facts | label_facts(party) if labels else facts
 
     def _store(self) -> Store:
         return Store(self.checkpoints, f"party {self.party.name} in run {self.durable['run']}")
@@ -232,13 +229,7 @@ class _Joining:
                 raise ConfigError(
                     f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
                 )
-        labels = config.train.labels
-        party = choose_splits(self.party, config.data.split, config.data_seed)
-        if labels in ("all", party.name):
-            check_parties([party], labels, config.train.task)
-        else:
-            party = dataclasses.replace(party, labels=None, classes=(), splits=None)
-        config, _ = resolve(config, party.num_nodes)
+        config, party = fitted(config, self.party)
         if self.durable["digest"] not in (None, config.digest()):
             raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
         return config, party
@@ -291,8 +282,8 @@ class _Joining:
             answers = None
             if isinstance(item, Event):
                 self.observe(item)
-                if isinstance(item, RoundDone) and is_due(client, client.config.train):
-                    self.saver.save(client.round, client_to_plain(client.state(self._spent())))
+                if isinstance(item, RoundDone):
+                    self._after_round(client, item)
                 continue
             self.saver.settle()
             for message in item:
@@ -303,6 +294,24 @@ class _Joining:
             for answer in answers:
                 self.meter.to_client(answer)
             self.meter.exchanged(item)
+
+    def _after_round(self, client: Client, done: RoundDone) -> None:
+        """Save what is due, and tell where this party stands."""
+        assert self.saver is not None
+        spent = self._spent()
+        if is_due(client, client.config.train):
+            self.saver.save(client.round, client_to_plain(client.state(spent)))
+        self.status(
+            Status(
+                round=client.round,
+                num_rounds=client.config.train.num_rounds,
+                attempt=client.attempt,
+                loss=done.loss,
+                bytes_to_server=self.meter.bytes_to_server,
+                bytes_to_clients=self.meter.bytes_to_clients,
+                seconds=spent["seconds"],
+            )
+        )
 
     def _check(self, client: Client, answers: list[Message]) -> None:
         for answer in answers:
@@ -347,5 +356,26 @@ class _Joining:
 DEFAULTS = RunConfig().comparable()
 
 
-def _digest(names: tuple[str, ...]) -> str:
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()
+def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
+    """Return the settings, resolved, and the party with what they use of it; refuse labels that do not fit them."""
+    labels = config.train.labels
+    party = choose_splits(party, config.data.split, config.data_seed)
+    if labels in ("all", party.name):
+        check_parties([party], labels, config.train.task)
+    else:
+        party = dataclasses.replace(party, labels=None, classes=(), splits=None)
+    return resolve(config, party.num_nodes)[0], party
+
+
+def label_facts(party: PartyData) -> dict[str, Any]:
+    """Return what must be equal at all parties whose labels are used."""
+    facts: dict[str, Any] = {}
+    if party.labels is not None:
+        facts |= {"classes": len(party.classes), "class names (SHA-256)": names_digest(party.classes)}
+    if party.splits is not None:
+        facts |= {
+            "splits (SHA-256)": party.splits.digest(),
+            "validation nodes": len(party.splits.validation),
+            "test nodes": len(party.splits.test),
+        }
+    return facts

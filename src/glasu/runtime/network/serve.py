@@ -23,8 +23,9 @@ from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Assembler, largest_message
-from glasu.runtime.network.handshake import protocol_facts, refuse_unfit_for_network
+from glasu.runtime.network.handshake import for_network, protocol_facts
 from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import server_from_plain, server_to_plain
@@ -43,6 +44,8 @@ def serve(
     wait: float = 600.0,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
+    status: Callable[[Status], None] = lambda status: None,
+    watched: Callable[[Callable[[], View]], None] = lambda look: None,
     listened: Callable[[int], None] = lambda port: None,
     clock: Clock = time.perf_counter,
 ) -> RunReport | None:
@@ -57,16 +60,15 @@ def serve(
         wait: the seconds that a party may be missing, or silent.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
+        status: is told after every round where the run stands.
+        watched: is given a function that returns the server at any moment, from any thread.
         listened: is told the port once parties may come.
         clock: tells the seconds for the report.
     """
-    refuse_unfit_for_network(config)
-    if config.train.labels not in ("all", *kit.roster):
-        raise ConfigError(
-            f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(kit.roster)}."
-        )
-    config = config.replace(data={"num_clients": len(kit.roster), "parties": (), "root": None})
-    return _Serving(config, kit, out, wait, observe, tell, clock, fresh).run(listen, listened)
+    config = for_network(config, kit.roster)
+    serving = _Serving(config, kit, out, wait, observe, tell, status, clock, fresh)
+    watched(serving.view)
+    return serving.run(listen, listened)
 
 
 class _Serving:
@@ -80,10 +82,14 @@ class _Serving:
         wait: float,
         observe: Callable[[Event], None],
         tell: Tell,
+        status: Callable[[Status], None],
         clock: Clock,
         fresh: bool,
     ) -> None:
         self.asked, self.kit, self.wait, self.observe, self.tell = config, kit, wait, observe, tell
+        self.status = status
+        self._server: Server | None = None  # of the present attempt
+        self._scores: Mapping[str, float] = {}  # of the last validation
         defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
         self.out = out
         self.durable = Durable(out / "serving.json", defaults)
@@ -104,7 +110,9 @@ class _Serving:
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        self.hub = Hub(kit.roster, protocol_facts(versions()), welcome, self.durable, self.store.digests, tell)
+        self.hub = Hub(
+            kit.roster, protocol_facts(versions(), "training"), welcome, self.durable, self.store.digests, tell
+        )
         self._due: ServerState | None = None
         self._tested = False
 
@@ -127,7 +135,7 @@ class _Serving:
         """Serve until all is done and written."""
         if self.durable["closed"]:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
-            with listening(self.hub, self.kit, listen, self.tell) as port:
+            with listening(self.hub, self.kit, listen) as port:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL)
             self.store.clear()
@@ -136,7 +144,7 @@ class _Serving:
         if saved:
             self.accounts.restore(self.store.load(saved).facts["traffic"])
             self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
-        with listening(self.hub, self.kit, listen, self.tell) as port:
+        with listening(self.hub, self.kit, listen) as port:
             listened(port)
             try:
                 report = self._until_finished()
@@ -188,6 +196,7 @@ class _Serving:
             for link in self.hub.links.values():
                 link.assembler = Assembler(limit)
         self._tested, self._due = False, None
+        self._server = server
         self.hub.propose(attempt, common)
         self.hub.confirmed(self.wait)
         self.tell(f"attempt {attempt}: all parties are there; going on after round {common}.")
@@ -245,8 +254,37 @@ class _Serving:
         self.observe(event)
         if isinstance(event, Evaluated):
             self._tested = event.split == "test"
-        elif isinstance(event, RoundDone) and is_due(server, server.config.train):
-            self._due = server.state()
+            self._scores = self._scores if self._tested else event.metrics
+        elif isinstance(event, RoundDone):
+            self.status(self.view().status)
+            if is_due(server, server.config.train):
+                self._due = server.state()
+
+    def view(self) -> View:
+        """Return the server as it is now; also for other threads."""
+        server, accounts = self._server, self.accounts
+        meter, seconds = accounts.meter, accounts.seconds()
+        losses = server.losses[-1:] if server is not None else []
+        status = Status(
+            round=0 if server is None else server.round,
+            num_rounds=self.asked.train.num_rounds,
+            attempt=self.durable["attempt"],
+            loss=losses[0] if losses else None,
+            bytes_to_server=meter.bytes_to_server,
+            bytes_to_clients=meter.bytes_to_clients,
+            seconds=seconds.pop("total"),
+        )
+        return View(
+            status=status,
+            connected=self.hub.connected(),
+            refused=self.hub.refused,
+            messages=meter.messages,
+            exchanges=meter.exchanges,
+            bytes_by_phase=dict(meter.by_phase),
+            seconds_by_part=seconds,
+            scores=self._scores,
+            finished=self.durable["closed"],
+        )
 
     def _report(self, server: Server, results: list[dict[str, Any]]) -> RunReport:
         recorder, config = self.accounts.recorder, server.config

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
-from glasu.runtime.network.hub import Hub, Stream
+from glasu.runtime.network.hub import Stream
 
 require_tls_1_3()
 
@@ -34,15 +34,26 @@ KEEPALIVE = [
 ]
 
 
+class Host(Protocol):
+    """Whoever receives the parties: it knows how many there are, and reads what one of them sends."""
+
+    @property
+    def links(self) -> Sized: ...
+
+    def attach(self, name: str, stream: Stream, frames: Iterator[bytes]) -> None: ...
+
+    def turned_away(self, line: str) -> None: ...
+
+
 @contextmanager
-def listening(hub: Hub, kit: Kit, address: str, tell: Callable[[str], None]) -> Iterator[int]:
+def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
     """Serve the parties of the kit's roster at this address while the block lasts; yields the port."""
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
         why = _refusal_now(certificate, kit)
         if why:
-            tell(f"{context.peer()}: refused: {why}.")
+            hub.turned_away(f"{context.peer()}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
         name = peer_name(certificate)
         stream = Stream()

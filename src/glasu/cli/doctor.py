@@ -1,0 +1,118 @@
+"""glasu doctor: find out before a run whether it can take place.
+
+Start it at the server and at every party, with the arguments that serve and join will have. It looks at certificates,
+reachability, clocks, versions, disks, data and ids, shows the same verdict to all, and ends with 0 (ready) or 1 (not).
+What it tells the others are counts and digests, never an id or a value.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glasu.cli.arguments import add_overrides, named_path, output_folder
+from glasu.errors import ConfigError, GlasuError
+
+if TYPE_CHECKING:
+    from glasu.data.party import PartyData
+    from glasu.runtime.doctor.findings import Finding, Verdict
+
+INTERRUPTED = "nothing was changed"
+EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out runs/a"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject", type=named_path, metavar="PARTY|RUN.toml", help="at a party its folder, at the server the settings"
+    )
+    add_overrides(parser, "at the server: override one setting; may be given several times")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--server", metavar="HOST:PORT", help="at a party: where the server listens")
+    where.add_argument("--listen", metavar="HOST:PORT", help="at the server: where the parties will connect to")
+    parser.add_argument("--kit", type=named_path, required=True, metavar="KIT", help="from glasu provision")
+    parser.add_argument(
+        "--out", type=named_path, required=True, metavar="DIR", help="folder that the run will write to"
+    )
+    parser.add_argument(
+        "--missing",
+        choices=("refuse", "zero", "mean"),
+        default="refuse",
+        help="at a party: what stands for missing feature values (refuse)",
+    )
+    parser.add_argument(
+        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.server and args.overrides:
+        raise ConfigError(f"--set {args.overrides[0]}: the server has the settings; set it there.")
+    verdict = _at_party(args) if args.server else _at_server(args)
+    for line in verdict.lines():
+        print(line)
+    print(verdict.in_words())
+    return 0 if verdict.is_ready else 1
+
+
+def _tell(line: str) -> None:
+    from glasu.cli.progress import say
+
+    say([f"glasu doctor: {line}"])
+
+
+def _at_server(args: argparse.Namespace) -> Verdict:
+    from glasu.config import RunConfig
+    from glasu.runtime.doctor.examination import examine
+    from glasu.runtime.doctor.findings import Verdict, told
+    from glasu.runtime.doctor.machine import kit_findings, present
+    from glasu.runtime.network.handshakes import handshakes_told
+    from glasu.runtime.network.streams import check_address
+
+    config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen)
+    out = output_folder(args.out)
+    kit, own = kit_findings(args.kit, "server", present())
+    told(own, _tell)
+    if kit is None:
+        return Verdict({"server": own})
+    host, roster = address.rpartition(":")[0], kit.roster
+
+    def listened(port: int) -> None:
+        _tell(f"listening on {host}:{port}, waiting for {', '.join(roster)}")
+
+    with handshakes_told(_tell):
+        return examine(config, kit, address, out, own=own, wait=args.wait, tell=_tell, listened=listened)
+
+
+def _at_party(args: argparse.Namespace) -> Verdict:
+    from glasu.runtime.doctor.findings import Verdict, told
+    from glasu.runtime.doctor.machine import kit_findings, present
+    from glasu.runtime.network.streams import check_address
+
+    address, out = check_address(args.server), output_folder(args.out)
+    if not args.subject.is_dir():
+        raise ConfigError(f"{args.subject}: there is no such folder; name the party's, with party.toml in it.")
+    kit, own = kit_findings(args.kit, "party", present())
+    party, found = _data(args.subject, args.missing)
+    own = told([*own, *found], _tell)
+    if kit is None:
+        return Verdict({args.subject.resolve().name: own})
+    if party is not None and party.name != kit.name:
+        raise ConfigError(
+            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+        )
+
+    from glasu.runtime.doctor.visit import visit
+
+    return visit(party, kit, address, out, own=own, wait=args.wait, tell=_tell)
+
+
+def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:
+    """Read the party's data; None where that fails, and why."""
+    from glasu.data.cache import open_folder
+    from glasu.runtime.doctor.findings import Finding
+
+    try:
+        return open_folder(folder, missing), []  # type: ignore[arg-type]
+    except GlasuError as error:
+        return None, [Finding("data", "bad", "its files cannot be used; it says there why", str(error))]

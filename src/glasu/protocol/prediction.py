@@ -1,0 +1,50 @@
+"""Prediction for those who ask: one exact joint inference over all asked nodes; who did not ask receives nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ConfigError, ProtocolError
+from glasu.keys import Phase
+from glasu.protocol.evaluation import announce, client_prediction, server_prediction
+from glasu.protocol.messages import Agreed, Exchange, Proposal
+from glasu.protocol.sampling import unite
+
+if TYPE_CHECKING:
+    from glasu.model.blocks import NodeSet
+    from glasu.protocol.actor import Client
+    from glasu.protocol.server import Server
+
+
+def client_asking(client: Client, asked: NodeSet) -> Exchange[tuple[NodeSet, NDArray[Any]]]:
+    """Client column: ask for nodes, or for none and help the others.
+
+    Returns:
+        The nodes, in rising order, whose class probabilities this client receives, and these. With labels everywhere:
+        what it asked for. With labels at one party, which alone has a classifier: at that party what anybody asked
+        for, at the others nothing.
+    """
+    nodes = yield from announce(client, 0, asked, Phase.PREDICTION)
+    own = np.isin(nodes, asked)
+    probabilities = yield from client_prediction(client, 0, nodes, Phase.PREDICTION, own)
+    if client.owner >= 0:
+        return (nodes if client.has_labels else nodes[:0]), probabilities
+    return nodes[own], probabilities
+
+
+def server_asked(server: Server) -> Exchange[int]:
+    """Server column; returns for how many nodes. The last answers are left in `server.answers`."""
+    messages = yield from server.receive((Proposal,), Phase.PREDICTION, 0, -1)
+    union = unite(messages)
+    if len(union) != 1:
+        raise ProtocolError(f"{messages[0].key}: expected one set of asked nodes, got {len(union)}.")
+    nodes = union[0]
+    if len(nodes) == 0:
+        raise ConfigError("no party asked for a node; one of them must name some: glasu join ... --predict ids.csv.")
+    server.answer(Agreed)
+    asked = [np.isin(nodes, message.node_sets[0]) for message in messages]
+    yield from server_prediction(server, 0, len(nodes), Phase.PREDICTION, asked)
+    return len(nodes)

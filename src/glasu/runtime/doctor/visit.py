@@ -1,0 +1,119 @@
+"""A party's part: look at its own machine and data, tell the server counts and digests, and hear the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.errors import GlasuError, ProtocolError, TransportError
+from glasu.kits.kit import Kit
+from glasu.report import versions
+from glasu.runtime.doctor.data import data_findings, id_facts, settings_findings
+from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
+from glasu.runtime.doctor.machine import clock_finding, road_finding
+from glasu.runtime.network.frames import control, read_control
+from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.streams import Line
+
+Tell = Callable[[str], None]
+FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
+
+
+def visit(
+    party: PartyData | None,
+    kit: Kit,
+    server: str,
+    out: Path,
+    *,
+    own: list[Finding],
+    wait: float = 600.0,
+    tell: Tell = lambda line: None,
+    now: Callable[[], float] = time.time,
+) -> Verdict:
+    """See the doctor and return the verdict; where the server cannot be reached, what this party knows.
+
+    Args:
+        party: what it owns; None where it could not be read, which is among the findings then.
+        kit: its own.
+        server: host:port.
+        out: the folder for the run's checkpoints.
+        own: what was found so far.
+        wait: seconds to wait for the server, and for the others.
+        tell: is told what happens, in lines.
+        now: tells the seconds of this machine's clock.
+    """
+    seen = [] if party is None else told(data_findings(party), tell)
+    own = [*own, *seen, _road(kit, server, wait, tell, now)]
+    if own[-1].level == "bad":
+        return Verdict({kit.name: own})
+    call = _Call(kit, server, wait, tell)
+    try:
+        welcome = call.ask("welcome", "examine")
+        own.append(_clock(call, now))
+        facts = protocol_facts(versions(), "training") | {name: versions()[name] for name in ("numpy", "torch")}
+        if party is not None:
+            config = RunConfig.from_dict(welcome["config"], "the server's settings")
+            found, labels = settings_findings(config, party, welcome["roster"], out)
+            own, facts = [*own, *told(found, tell)], {**facts, **id_facts(party), **labels}
+        verdict = call.ask("verdict", "findings", facts=facts, findings=[finding.to_dict() for finding in own])
+        return Verdict({str(role): from_plain(found) for role, found in dict(verdict["findings"]).items()})
+    except GlasuError as error:
+        return Verdict({kit.name: [*own, Finding("server", "bad", str(error).rstrip("."))]})
+    finally:
+        call.close()
+
+
+def _road(kit: Kit, address: str, wait: float, tell: Tell, now: Callable[[], float]) -> Finding:
+    """Try to reach the server, as long as it may not have been started yet."""
+    start, delay = time.monotonic(), FIRST_DELAY
+    while True:
+        finding, may_come = road_finding(kit, address, datetime.fromtimestamp(now(), UTC))
+        if not may_come or time.monotonic() - start + delay > wait:
+            return finding
+        if delay == FIRST_DELAY:
+            tell(f"the server is awaited: {finding.said}")
+        time.sleep(delay)
+        delay = min(2 * delay, LONGEST_DELAY)
+
+
+def _clock(call: _Call, now: Callable[[], float]) -> Finding:
+    """Ask for the server's time, which was read somewhere between asking and hearing."""
+    asked = now()
+    there, heard = float(call.ask("time", "time")["now"]), now()
+    return clock_finding((asked + heard) / 2 - there, (heard - asked) / 2)
+
+
+class _Call:
+    """One stream to the server: ask, and wait for the answer."""
+
+    def __init__(self, kit: Kit, address: str, wait: float, tell: Tell) -> None:
+        self.wait, self.tell = wait, tell
+        self._events: SimpleQueue[bytes | str] = SimpleQueue()
+        self._line = Line(kit, address, lambda line, event: self._events.put(event))
+
+    def ask(self, answer: str, question: str, **fields: Any) -> dict[str, Any]:
+        """Send a control frame and return the answer of this kind; notices in between are shown."""
+        self._line.send(control(question, **fields))
+        while True:
+            try:
+                event = self._events.get(timeout=self.wait + 30)  # the server gives up first, and says so
+            except Empty:
+                raise TransportError("it does not answer any more.") from None
+            if isinstance(event, str):
+                raise TransportError(f"the connection ended: {event}.")
+            told = read_control(event)
+            if told["kind"] == answer:
+                return told
+            if told["kind"] == "notice":
+                self.tell(str(told.get("line")))
+            else:
+                raise ProtocolError(f"{told.get('why')} Is glasu doctor started at the server?")
+
+    def close(self) -> None:
+        self._line.close()

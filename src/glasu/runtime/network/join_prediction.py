@@ -1,0 +1,272 @@
+"""A party in a prediction between organisations: compute with the own trained weights, receive what it may receive."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.config import RunConfig, resolve
+from glasu.data.files import write_atomically
+from glasu.data.party import PartyData
+from glasu.errors import ConfigError, DataError, GlasuError
+from glasu.kits.kit import Kit
+from glasu.model.blocks import NodeSet
+from glasu.protocol.actor import Client
+from glasu.protocol.messages import Event
+from glasu.protocol.prediction import client_asking
+from glasu.report import versions
+from glasu.runtime.checkpoint import START
+from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.meter import Meter
+from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.frames import largest_message
+from glasu.runtime.network.handshake import (
+    differences,
+    in_one_line,
+    names_digest,
+    protocol_facts,
+    public_version,
+    run_of_attempt,
+)
+from glasu.runtime.network.join import BUILDING, Tell
+from glasu.runtime.network.session import NewAttempt, Session
+from glasu.runtime.predictions import write_predictions
+from glasu.runtime.trained import TrainedModel, load_weights
+from glasu.timing import Clock, Stopwatch
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """What a party received; nothing where others asked, or another party has the labels."""
+
+    nodes: NodeSet  # positions: first those that it asked for, as it asked, then those that others did
+    probabilities: NDArray[Any]
+    file: Path | None  # where they were written
+
+
+def join_prediction(
+    party: PartyData,
+    kit: Kit,
+    server: str,
+    out: Path,
+    asked: NodeSet,
+    *,
+    file_format: str = "csv",
+    wait: float = 600.0,
+    observe: Callable[[Event], None] = lambda event: None,
+    tell: Tell = lambda line: None,
+    clock: Clock = time.perf_counter,
+) -> Predicted:
+    """Take part in one prediction; write prediction.json and, where this party receives any, predictions.<format>.
+
+    Args:
+        party: what this party owns now.
+        kit: its own.
+        server: host:port.
+        out: the folder of the training's `join`, with the party's model.
+        asked: positions of the nodes that this party asks for; empty: it helps others.
+        file_format: "csv" or "parquet".
+        wait: seconds to wait for the server, and for the others.
+        observe: is told how far a long inference is.
+        tell: is told what happens, in lines.
+        clock: tells the seconds for the report.
+    """
+    if party.name != kit.name:
+        raise ConfigError(
+            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+        )
+    with one_thread_each():
+        predicting = _Predicting(party, kit, out, asked, file_format, observe, tell, clock)
+        return predicting.run(server, wait)
+
+
+class _Predicting:
+    """One process of a party."""
+
+    def __init__(
+        self,
+        party: PartyData,
+        kit: Kit,
+        out: Path,
+        asked: NodeSet,
+        file_format: str,
+        observe: Callable[[Event], None],
+        tell: Tell,
+        clock: Clock,
+    ) -> None:
+        self.kit, self.out, self.asked, self.format = kit, out, np.asarray(asked, np.int64), file_format
+        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
+        self.durable = Durable(out / "joining.json", {"incarnation": 0, "run": None, "finished": None})
+        if self.durable["finished"] is None:
+            raise ConfigError(
+                f"{out}: holds no finished training of this party; --out must be the folder of a `glasu join` that "
+                "has come to its end."
+            )
+        self.model = TrainedModel.load(out)
+        self.model.check_data([party])
+        self.party = (
+            self.model.labelled([party])[0]
+            if self.model.classes
+            else dataclasses.replace(party, labels=None, classes=(), splits=None)
+        )
+        self.roster = _trained_roster(out)
+        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        self.attempt = 0
+        self.finished: dict[str, Any] | None = None
+        self.start = clock()
+
+    def run(self, server: str, wait: float) -> Predicted:
+        """Take part until everyone has what it may have."""
+        session = Session(self.kit, server, self._hello, wait, self.tell)
+        try:
+            client = self._prepare(session, session.open())
+            return self._predict(session, client)
+        except Exception as error:
+            session.fail(error)
+            raise
+        finally:
+            session.close()
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "facts": self._facts(),
+            "incarnation": self.durable["incarnation"],
+            "run": None,
+            "attempt": self.attempt,
+            "finished": self.finished,
+            "rounds": {0: START},
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what must be equal everywhere: also that all models come from one training."""
+        found, classes = versions(), self.model.classes
+        facts = {
+            **protocol_facts(found, "prediction"),
+            "torch": public_version(found["torch"]),
+            "nodes": self.party.num_nodes,
+            "ids (SHA-256)": self.party.ids_digest(),
+            "training": self.durable["run"],
+        }
+        return facts | ({"classes": len(classes), "class names (SHA-256)": names_digest(classes)} if classes else {})
+
+    def _prepare(self, session: Session, welcome: Mapping[str, Any]) -> Client:
+        """Check that the server serves the training of this model, and build this party's part."""
+        try:
+            self._check(welcome)
+        except GlasuError as error:
+            session.decline(error)
+            raise
+        config, party = self.model.config, self.party
+        with BUILDING:
+            client = Client(
+                config,
+                party,
+                index=welcome["index"],
+                names=welcome["roster"],
+                num_outputs=len(party.classes),
+                watch=Stopwatch(self.clock),
+                scale=self.model.scales[0],
+            )
+        load_weights(client, self.model.weights[0])
+        client.incarnation = self.durable["incarnation"]
+        session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
+        session.report = lambda: {"digest": config.digest(), "rounds": {0: START}, "facts": self._facts()}
+        session.send("prepared", **session.report())
+        others = ", ".join(name for name in self.roster if name != party.name)
+        self.tell(f"prediction: the server and {others} must be online, too, until it is done; waiting for them.")
+        return client
+
+    def _check(self, welcome: Mapping[str, Any]) -> None:
+        if list(welcome["roster"]) != self.roster:
+            raise ConfigError(
+                f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
+                f"{', '.join(welcome['roster'])}."
+            )
+        config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
+        rows = differences(self.model.config.comparable(), config.comparable())
+        if rows:
+            raise ConfigError(
+                f"the server's settings are not those of the training: {in_one_line(rows, 'trained', 'got')}."
+            )
+
+    def _predict(self, session: Session, client: Client) -> Predicted:
+        begin = session.begin()
+        if begin is None:
+            raise ConfigError("the server ended the prediction before this party took part in it; start it again.")
+        while True:
+            try:
+                self.attempt = int(begin["attempt"])
+                client.attempt = self.attempt % 65536
+                client.run = run_of_attempt(session.welcome["run"], self.attempt)
+                session.send("ready", attempt=begin["attempt"], digest=begin["digest"])
+                predicted = self._written(client, *self._drive(session, client))
+                self.finished = {"received": len(predicted.nodes)}
+                session.send("finished", **self.finished)
+                session.wait_for_goodbye()
+                return predicted
+            except NewAttempt as attempt:
+                begin, self.finished = attempt.begin, None
+                self.tell("a process was started again: predicting once more.")
+
+    def _drive(self, session: Session, client: Client) -> tuple[NodeSet, NDArray[Any]]:
+        """Run the script to its end, and return which nodes this party receives, and their class probabilities."""
+        script, answers = client_asking(client, self.asked), None
+        while True:
+            try:
+                item = next(script) if answers is None else script.send(answers)
+            except StopIteration as finished:
+                nodes, probabilities = finished.value
+                return nodes, probabilities
+            answers = None
+            if isinstance(item, Event):
+                self.observe(item)
+                continue
+            for message in item:
+                self.meter.to_server(message)
+            answers = session.exchange(item)
+            for answer in answers:
+                self.meter.to_client(answer)
+            self.meter.exchanged(item)
+
+    def _written(self, client: Client, nodes: NodeSet, probabilities: NDArray[Any]) -> Predicted:
+        """Write what was received, in the order in which it was asked for, and what it cost."""
+        file = None
+        if len(nodes):
+            order = np.concatenate([self.asked, np.setdiff1d(nodes, self.asked)])
+            nodes, probabilities = order, probabilities[np.searchsorted(nodes, order)]
+            file = self.out / f"predictions.{self.format}"
+            ids, config = self.party.ids[nodes], client.config
+            write_predictions(file, ids, probabilities, self.model.classes, config.train.task)
+        elif len(self.asked):
+            owner = client.names[client.owner]
+            self.tell(f"the labels are party {owner!r}'s: it alone receives class probabilities, this party none.")
+        ledger = client.release.ledger
+        report = {
+            "party": client.party.name,
+            "parties": self.roster,
+            "training": self.durable["run"],
+            "asked": len(self.asked),
+            "received": len(nodes),
+            "traffic": self.meter.to_dict(),
+            "seconds": {"total": self.clock() - self.start, **client.watch.seconds},
+            "privacy": {"ledger": [{"party": client.party.name, "head": ledger.head.hex(), "releases": ledger.rows()}]},
+            "versions": versions(),
+        }
+        write_atomically(self.out / "prediction.json", (json.dumps(report, indent=2) + "\n").encode())
+        return Predicted(nodes, probabilities, file)
+
+
+def _trained_roster(out: Path) -> list[str]:
+    """Return who trained together, in client order."""
+    try:
+        return [str(name) for name in json.loads((out / "report.json").read_bytes())["parties"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(f"{out / 'report.json'}: cannot be read; restore the folder that `glasu join` wrote.") from None

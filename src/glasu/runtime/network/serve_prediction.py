@@ -1,0 +1,138 @@
+"""The server of a prediction between organisations: gather everyone, aggregate, answer who asked; no torch here."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig, resolve
+from glasu.data.files import write_atomically
+from glasu.errors import ConfigError, GlasuError
+from glasu.keys import RUN_BYTES
+from glasu.kits.kit import Kit
+from glasu.protocol.messages import Event, Exchange, Message
+from glasu.protocol.prediction import server_asked
+from glasu.protocol.server import Server, Sizes
+from glasu.report import versions
+from glasu.runtime.checkpoint import START
+from glasu.runtime.meter import Meter
+from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
+from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.serve import FAREWELL, is_first_of_exchange
+from glasu.runtime.network.streams import listening
+from glasu.timing import Clock
+
+
+def serve_prediction(
+    config: RunConfig,
+    kit: Kit,
+    listen: str,
+    out: Path,
+    *,
+    wait: float = 600.0,
+    tell: Tell = lambda line: None,
+    listened: Callable[[int], None] = lambda port: None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
+    """Serve one prediction with the parties' trained models, write prediction.json, and return what it says.
+
+    Args:
+        config: the settings of the training.
+        kit: the server's; every party of its roster must be there.
+        listen: host:port.
+        out: the folder for prediction.json, and for what must outlive this process.
+        wait: the seconds that a party may be missing, or silent.
+        tell: is told what happens, in lines.
+        listened: is told the port once parties may come.
+        clock: tells the seconds for the report.
+    """
+    config = for_network(config, kit.roster)
+    durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
+    welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
+    hub = Hub(kit.roster, protocol_facts(versions(), "prediction"), welcome, durable, lambda: {0: START}, tell)
+    meter, start = Meter(), clock()
+    with listening(hub, kit, listen) as port:
+        listened(port)
+        tell(f"prediction: this server and all of {', '.join(kit.roster)} must be online until it is done.")
+        try:
+            nodes = _until_predicted(config, hub, meter, wait)
+            report = {
+                "parties": list(kit.roster),
+                "nodes": nodes,
+                "traffic": meter.to_dict(),
+                "seconds": {"total": clock() - start},
+                "versions": versions(),
+            }
+            write_atomically(out / "prediction.json", (json.dumps(report, indent=2) + "\n").encode())
+            hub.say_goodbye(FAREWELL)
+        except GlasuError as error:
+            hub.announce_failure(error)
+            raise
+        return report
+
+
+def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> int:
+    while True:
+        try:
+            server = _begin(config, hub, wait)
+            nodes = _drive(hub, server, server_asked(server), meter, wait)
+            hub.results(wait)
+            return nodes
+        except NewProcess:
+            hub.tell("a process was started again: all predict once more.")
+
+
+def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
+    """Gather the parties; every attempt is a run of its own, so that no key ever has two contents."""
+    hub.gather(wait)
+    facts: dict[str, Any] = {}
+    for link in hub.links.values():
+        facts.update(link.facts)
+    config, _ = resolve(asked, facts["nodes"])
+    for name, link in hub.links.items():
+        if link.prepared != config.digest():
+            raise ConfigError(f"party {name!r}: trained with other settings; serve those of its training.")
+    attempts = (0 if link.hello is None else link.hello.attempt for link in hub.links.values())
+    attempt = 1 + max(hub.durable["attempt"], *attempts)
+    hub.durable.update(attempt=attempt)
+    limit = largest_message(config, facts["nodes"], facts.get("classes", 0), len(hub.links))
+    with hub.changed:
+        for link in hub.links.values():
+            link.assembler = Assembler(limit)
+    hub.propose(attempt, 0)
+    hub.confirmed(wait)
+    hub.tell(f"attempt {attempt}: all parties are there; predicting.")
+    run = run_of_attempt(hub.welcome["run"], attempt)
+    return Server(config, tuple(hub.links), Sizes(facts["nodes"], 0, 0), run)
+
+
+def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: float) -> int:
+    """Serve the exchanges to their end, and return for how many nodes."""
+    next(script)
+    while True:
+        messages = hub.collect(wait, "in the prediction")
+        for message in messages:
+            meter.to_server(message)
+        nodes = None
+        try:
+            item = script.send(messages)
+        except StopIteration as finished:
+            item, nodes = server.answers, finished.value
+        assert not isinstance(item, Event)  # a server that evaluates nothing has none
+        _count(meter, messages, item)
+        hub.answer(messages, item)
+        if nodes is not None:
+            return int(nodes)
+
+
+def _count(meter: Meter, messages: list[Message], answers: Any) -> None:
+    for answer in answers:
+        meter.to_client(answer)
+    if is_first_of_exchange(messages[0]):
+        meter.exchanged(messages[:1])

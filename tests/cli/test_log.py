@@ -1,0 +1,90 @@
+"""A role's log: lines for people, or one JSON object per line for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from glasu.cli import progress
+from glasu.cli.log import Log
+from glasu.cli.main import main
+from glasu.protocol.messages import Evaluated, Evaluating, RoundDone
+from glasu.runtime.network.status import Status
+
+STATUS = Status(
+    round=2, num_rounds=9, attempt=1, loss=0.5, bytes_to_server=1_000_000, bytes_to_clients=2_500_000, seconds=3.25
+)
+EVALUATED = Evaluated(2, "validation", {"accuracy": 0.75, "macro_f1": math.nan}, 0.5, True)
+
+
+def log(role="a", *, log_format="text", quiet=False):
+    args = argparse.Namespace(command="join", log_format=log_format, quiet=quiet)
+    return Log(args, role, now=lambda: datetime(2026, 1, 2, 3, 4, 5, 678900, UTC))
+
+
+def test_people_read_lines(capsys):
+    writer = log()
+    writer.tell("connected to the server.")
+    writer.status(STATUS)
+    writer.observe(EVALUATED)
+    writer.observe(RoundDone(1))  # has a status line
+    assert capsys.readouterr().err.splitlines() == [
+        "glasu join: connected to the server.",
+        "glasu join: a: round 2/9 done, loss 0.500, 1.00 MB to the server, 2.50 MB back, 3.2 s",
+        "glasu join: round 2: loss 0.500, validation 75.0 %",
+    ]
+
+
+def test_programs_read_one_object_per_line(capsys):
+    writer = log(log_format="json")
+    writer.tell('say "hello"\nto all')
+    writer.status(STATUS)
+    writer.observe(EVALUATED)
+    notice, status, evaluated = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    common = {"time": "2026-01-02T03:04:05.678Z", "command": "join", "role": "a"}
+    assert notice == {**common, "event": "notice", "message": 'say "hello"\nto all'}
+    assert status == {
+        **common,
+        "event": "round",
+        "round": 2,
+        "num_rounds": 9,
+        "attempt": 1,
+        "loss": 0.5,
+        "bytes_to_server": 1_000_000,
+        "bytes_to_clients": 2_500_000,
+        "seconds": 3.25,
+    }
+    assert evaluated["metrics"] == {"accuracy": 0.75, "macro_f1": None}  # JSON knows no NaN
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_quiet_role_shows_no_progress_but_what_happens(log_format, capsys):
+    writer = log(log_format=log_format, quiet=True)
+    writer.status(STATUS)
+    writer.observe(EVALUATED)
+    assert capsys.readouterr().err == ""
+    writer.tell("b: the connection ended.")
+    assert "b: the connection ended." in capsys.readouterr().err
+
+
+def test_a_long_evaluation_is_told_of_now_and_then(capsys, monkeypatch):
+    writer = log()
+    writer.observe(Evaluating(2, 0.25, "a"))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SILENCE", -1.0)
+    writer.observe(Evaluating(2, 0.5, "a"))
+    assert "a: evaluating, 50 % done" in capsys.readouterr().err
+
+
+def test_the_reason_of_an_end_is_json_too_where_the_log_is(tmp_path, capsys):
+    words = ["serve", str(tmp_path / "none.toml"), "--listen", "x:1", "--kit", "k", "--out", str(tmp_path / "out")]
+    assert main([*words, "--log-format", "json"]) == 2
+    told = json.loads(capsys.readouterr().err)
+    assert (told["event"], told["exit_code"], told["command"]) == ("error", 2, "serve")
+    assert "none.toml" in told["message"]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("glasu serve: ")

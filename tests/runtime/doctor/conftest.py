@@ -1,0 +1,17 @@
+"""Kits for the parties whom the doctor sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glasu.kits.provision import provision
+
+
+@pytest.fixture(scope="session")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return kits of a server at localhost, and at no other name, and of the parties a, b and c; not to be changed."""
+    out = tmp_path_factory.mktemp("kits")
+    provision(out, ["a", "b", "c"], ["localhost"])
+    return out
