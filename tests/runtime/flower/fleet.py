@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -157,10 +158,8 @@ class Fleet:
         while any(process.poll() is None for process in self.running.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in self.running.values():
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
         self.running.clear()
         shutil.rmtree(self.folder / "flwr", ignore_errors=True)

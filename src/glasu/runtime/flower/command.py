@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,6 @@ class Command:
 
     def __init__(self, words: Sequence[str], tell: Callable[[str], None]) -> None:
         """Start it; every line that it writes is told."""
-        self.name = f"glasu {words[0]}"
         self._process = subprocess.Popen(
             [*TIED, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -40,9 +40,9 @@ class Command:
         return code
 
     def stop(self) -> None:
-        """End it, gently first; what it has done up to its last checkpoint is kept."""
+        """End it, gently first, so that a server can tell its parties; up to the last checkpoint all is kept."""
         if self.code() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(GRACE)
             except subprocess.TimeoutExpired:

@@ -46,8 +46,7 @@ def train(message: Message, context: Context) -> Message:
     Flower shows the server the text of what is raised here, so it says nothing of this machine; the log here does.
     """
     try:
-        session = message.content["session"]["name"]
-        report = take_part(PartySettings.read(context.node_config, session))
+        report = take_part(PartySettings.read(context.node_config, message.content["session"]))
     except Exception as error:
         if isinstance(error, GlasuError):
             tell(f"glasu join: {error}")

@@ -6,6 +6,7 @@ Flower carries these few messages, the logs and the end; every tensor travels on
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,24 +41,30 @@ def nodes_online(grid: Grid, roster: Sequence[str], wait: float, serving: Comman
         nodes = sorted(grid.get_node_ids())
         if len(nodes) > len(roster):
             raise TransportError(
-                f"{len(nodes)} SuperNodes are online and the roster has {len(roster)} parties ({', '.join(roster)}); run "
-                "in a federation of these parties only."
+                f"{len(nodes)} SuperNodes are online and the roster has {len(roster)} parties ({', '.join(roster)}); "
+                "run in a federation of these parties only."
             )
         if len(nodes) == len(roster):
             return nodes
         if time.monotonic() > deadline:
             raise TransportError(
-                f"waited {wait:.0f} s for the SuperNodes of {', '.join(roster)}: {len(nodes)} of {len(roster)} are online."
+                f"waited {wait:.0f} s for the SuperNodes of {', '.join(roster)}; {len(nodes)} of them are online."
             )
         check_alive(serving)
         time.sleep(PAUSE)
 
 
-def open_session(grid: Grid, nodes: Iterable[int], session: str) -> set[str]:
+def run_served(settings: ServerSettings, serving: Command, listening: threading.Event) -> str:
+    """Wait until parties may come, and return the id of the run: a message sent earlier could open nothing."""
+    while not listening.wait(PAUSE):
+        check_alive(serving)
+    run: str = json.loads((settings.out / "serving.json").read_bytes())["run"]
+    return run
+
+
+def open_session(grid: Grid, nodes: Iterable[int], session: dict[str, str]) -> set[str]:
     """Send the one message that each node gets; return their ids."""
-    messages = [
-        Message(RecordDict({"session": ConfigRecord({"name": session})}), node, "train", ttl=TTL) for node in nodes
-    ]
+    messages = [Message(RecordDict({"session": ConfigRecord(session)}), node, "train", ttl=TTL) for node in nodes]
     sent = [str(found) for found in grid.push_messages(messages) if found]
     if len(sent) < len(messages):
         raise TransportError(f"Flower took {len(sent)} of {len(messages)} messages; is a SuperNode gone?")
@@ -105,10 +112,18 @@ def main(grid: Grid, context: Context) -> None:
     """Serve one session to its end."""
     settings = ServerSettings.read(context.run_config)
     roster = open_kit(settings.kit, "server").roster
-    with running(settings.words(), tell) as serving:
+    listening = threading.Event()
+
+    def heard(line: str) -> None:
+        tell(line)
+        if "listening on" in line:
+            listening.set()
+
+    with running(settings.words(), heard) as serving:
+        session = {"name": settings.session, "run": run_served(settings, serving, listening)}
         nodes = nodes_online(grid, roster, settings.wait, serving)
         tell(f"glasu: session {settings.session!r}: one message to each of {len(nodes)} nodes")
-        replies = replies_of(grid, open_session(grid, nodes, settings.session), serving)
+        replies = replies_of(grid, open_session(grid, nodes, session), serving)
         serving.wait()
         check_alive(serving)
     report = json.loads((settings.out / "report.json").read_bytes())

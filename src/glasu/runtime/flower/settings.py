@@ -1,6 +1,7 @@
 """What a Flower app is told: the server by the run's config, a party by its own node's config and nothing else.
 
-Of what a message brings, a party uses one thing, the session's name, and that only as the name of a folder below its own.
+A message brings the session's name, which becomes the name of a folder below the party's own, and the id of the run that
+it opens, so that the party takes part in no other.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ class PartySettings:
     server: str
     kit: Path
     out: Path
+    run: str  # a node may come to a message late, when another session is under way at the same address
     more: tuple[str, ...]
 
     @classmethod
-    def read(cls, config: Mapping[str, Value], session: str) -> PartySettings:
-        """Check what the SuperNode was started with, and the name of the session that the message brought."""
+    def read(cls, config: Mapping[str, Value], session: Mapping[str, object]) -> PartySettings:
+        """Check what the SuperNode was started with, and which session the message opens."""
         required, optional = ("party", "server", "kit", "out"), ("expect", "missing", "wait")
         _refuse_unknown(config, (*required, *optional), "--node-config")
         text = _texts(config, required, "--node-config")
@@ -72,24 +74,31 @@ class PartySettings:
             party=text["party"],
             server=text["server"],
             kit=Path(text["kit"]),
-            out=Path(text["out"]) / check_session(session),
+            out=Path(text["out"]) / check_session(session.get("name")),
+            run=_run_id(session.get("run")),
             more=tuple(word for key in optional if key in config for word in (f"--{key}", str(config[key]))),
         )
 
     def words(self) -> list[str]:
         """Return the command."""
         words = ["join", self.party, "--server", self.server, "--kit", str(self.kit), "--out", str(self.out)]
-        return [*words, *self.more]
+        return [*words, "--run", self.run, *self.more]
 
 
 def check_session(name: object) -> str:
     """Return the name of a session, or refuse it: it becomes a folder at every party."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ConfigError(
-            f"session={name!r}: name the session with up to 64 letters, digits, dots, dashes and underscores, the first a "
-            "letter or digit; a new name begins a new training, the same name goes on with it."
+            f"session={name!r}: name the session with up to 64 letters, digits, dots, dashes, underscores, the first "
+            "a letter or digit; a new name begins a new training, the same name goes on with it."
         )
     return name
+
+
+def _run_id(text: object) -> str:
+    if not (isinstance(text, str) and re.fullmatch(r"[0-9a-f]+", text)):
+        raise ConfigError(f"run={text!r}: is not the id of a run; have server and party the same version of GLASU?")
+    return text
 
 
 def _texts(config: Mapping[str, Value], keys: Sequence[str], where: str) -> dict[str, str]:
