@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,21 +44,21 @@ class Fleet:
     def __init__(self, folder: Path, kits: Path) -> None:
         self.folder, self.kits, self.port, self.stream_port = folder, kits, free_port(), free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.marks: dict[str, int] = {}
         home = folder / "flwr"
         home.mkdir()
         ca = kits / "server" / "ca.pem"
         (home / "config.toml").write_text(
             f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{ca}"\n'
         )
-        self.environment = {
-            **os.environ,
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+        self.environment = {  # without what glasu told the gRPC of this process: a user's shell does not have it
+            **inherited,
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         }
-        for secret in [name for name in self.environment if name.startswith(("GRPC_", "PYTEST_"))]:
-            del self.environment[secret]
 
     def start(self, name: str, *words: object) -> None:
         """Start a process in a group of its own, so that its children can be ended with it."""
@@ -137,8 +138,28 @@ class Fleet:
             *("--node-config", " ".join(f"{key}='{value}'" for key, value in own.items())),
         )
 
-    def run(self, session: str, *, seconds: float = 300, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Start the app by `flwr run`, and show its log until it ends."""
+    def run(self, session: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Start the app by `flwr run`, and return its log when it has ended."""
+        return self.flwr("run", APP, NAME, "--stream", "--run-config", self._run_config(session, changes))
+
+    def begin(self, session: str, **changes: str) -> str:
+        """Start the app by `flwr run`, and return the number of the run."""
+        self.marks = {name: len(self.log(name)) for name in self.running}
+        done = self.flwr("run", APP, NAME, "--run-config", self._run_config(session, changes))
+        found = re.search(r"started run (\d+)", done.stdout)
+        assert found, done.stdout + done.stderr
+        return found[1]
+
+    def since(self, name: str) -> str:
+        """Return what a process has written since `begin`."""
+        return self.log(name)[self.marks[name] :]
+
+    def commands(self) -> list[str]:
+        """Return the glasu commands that run here now."""
+        lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line for line in lines if "glasu.runtime.flower.tied" in line and str(self.folder) in line]
+
+    def _run_config(self, session: str, changes: dict[str, str]) -> str:
         own = {
             "session": session,
             "run": str(self.folder / "run.toml"),
@@ -147,8 +168,7 @@ class Fleet:
             "out": str(self.folder / "runs" / "server"),
             **changes,
         }
-        config = " ".join(f"{key}='{value}'" for key, value in own.items())
-        return self.flwr("run", APP, NAME, "--stream", "--run-config", config, seconds=seconds)
+        return " ".join(f"{key}='{value}'" for key, value in own.items())
 
     def stop(self) -> None:
         """End everything, nodes first, and whatever they had started."""
@@ -163,9 +183,3 @@ class Fleet:
             process.wait()
         self.running.clear()
         shutil.rmtree(self.folder / "flwr", ignore_errors=True)
-
-
-def parties_of(folder: Path, names: Sequence[str]) -> None:
-    """Write a pair of keys for each party's node."""
-    for name in names:
-        write_node_key(folder / name)

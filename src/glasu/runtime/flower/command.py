@@ -26,8 +26,9 @@ class Command:
 
     def _pass_on(self, tell: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            tell(line.rstrip())
+        with self._process.stdout as lines:
+            for line in lines:
+                tell(line.rstrip())
 
     def code(self) -> int | None:
         """Return the exit code, or None while it runs."""

@@ -1,7 +1,7 @@
 """What a Flower app is told: the server by the run's config, a party by its own node's config and nothing else.
 
-A message brings the session's name, which becomes the name of a folder below the party's own, and the id of the run that
-it opens, so that the party takes part in no other.
+A message brings the session's name, which becomes the name of a folder below the party's own, and the id of the run
+that it opens, so that the party takes part in no other.
 """
 
 from __future__ import annotations
