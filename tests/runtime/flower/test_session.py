@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, write_node_key
 
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
 from glasu.kits.provision import provision
 from glasu.runtime.simulation import simulate
+from runtime.flower.fleet import Fleet, write_node_key
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")
 pytestmark = pytest.mark.slow
