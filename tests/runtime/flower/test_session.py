@@ -60,8 +60,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def in_one_process(folder: Path, *overrides: str) -> list[str]:
-    config = RunConfig.from_toml(folder / "run.toml", list(overrides))
-    return list(simulate(load_parties(config), config).report.weights_sha256)
+    parties = load_parties(RunConfig.from_toml(folder / "run.toml"))  # what lies in the folders, whatever the seed is
+    return list(simulate(parties, RunConfig.from_toml(folder / "run.toml", overrides)).report.weights_sha256)
 
 
 def weights_of(folder: Path, session: str, name: str) -> list[str]:
