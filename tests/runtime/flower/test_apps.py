@@ -55,8 +55,8 @@ def test_there_must_be_a_node_for_each_party_and_no_other(nodes, words):
 
 
 def test_every_node_gets_one_message_that_names_session_and_run_and_lives_long(monkeypatch):
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
-    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    for part in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, part, 1)
     grid = FakeGrid((4, 9))
     session = {"name": "first", "run": "0a1b"}
     assert server.open_session(grid, (4, 9), session) == {"message-0", "message-1"}
