@@ -24,8 +24,12 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n 2
 
-test-slow: setup
+test-slow: setup $(VENV)/.flower
 	$(BIN)/pytest -q -m slow
+
+$(VENV)/.flower: $(VENV)/.ready
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[flower]'
+	touch $@
 
 bench: setup
 	$(BIN)/glasu bench

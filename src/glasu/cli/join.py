@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--expect", type=named_path, metavar="RUN.toml", help="refuse settings that differ from these")
     parser.add_argument(
+        "--run", dest="only", metavar="ID", help="take part in this run only: `run` in the server's serving.json"
+    )
+    parser.add_argument(
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
@@ -88,6 +91,7 @@ def run(args: argparse.Namespace) -> None:
             address,
             out,
             expect=expect,
+            run=args.only,
             fresh=args.fresh,
             wait=args.wait,
             observe=log.observe,

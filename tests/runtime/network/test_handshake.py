@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,20 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
     for role in [cluster.join(name, expect=config) for name in "abc"]:
         role.outcome()
     server.outcome()
+
+
+def test_a_party_that_came_for_another_run_is_refused_and_takes_nobodys_place(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    with pytest.raises(ConfigError, match="of another run"):
+        cluster.join("a", run="0a1b", out="late").outcome()
+    run = json.loads((tmp_path / "server" / "serving.json").read_text())["run"]
+    roles = [cluster.join(party.name, run=run) for party in parties]
+    assert [role.outcome()["run"] for role in roles] == [run] * len(parties)
+    server.outcome()
+    with pytest.raises(ConfigError, match=f"holds a party's part of run {run}, not of 0a1b"):
+        cluster.join("a", run="0a1b").outcome()
 
 
 def test_a_kit_of_another_party_is_refused_before_anything_is_sent(kits, tmp_path):

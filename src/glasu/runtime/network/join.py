@@ -56,6 +56,7 @@ def join(
     out: Path,
     *,
     expect: RunConfig | None = None,
+    run: str | None = None,
     fresh: bool = False,
     wait: float = 600.0,
     observe: Callable[[Event], None] = lambda event: None,
@@ -71,6 +72,7 @@ def join(
         server: host:port.
         out: the folder for results and checkpoints; a run that it holds goes on.
         expect: refuse settings that differ from these.
+        run: take part in the run of this id only.
         fresh: start over.
         wait: seconds to wait for the server, and for the others.
         observe: is told of every round.
@@ -83,7 +85,7 @@ def join(
             f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
         )
     with one_thread_each():
-        joining = _Joining(party, kit, out, expect, fresh, observe, tell, status, clock)
+        joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
         return joining.run(server, wait)
 
 
@@ -96,6 +98,7 @@ class _Joining:
         kit: Kit,
         out: Path,
         expect: RunConfig | None,
+        run: str | None,
         fresh: bool,
         observe: Callable[[Event], None],
         tell: Tell,
@@ -103,7 +106,7 @@ class _Joining:
         clock: Clock,
     ) -> None:
         self.status = status
-        self.party, self.kit, self.out, self.expect = party, kit, out, expect
+        self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         self.durable = Durable(out / "joining.json", defaults)
@@ -113,6 +116,10 @@ class _Joining:
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
             self.durable.update(run=None, digest=None, finished=None, closed=False)
+        if None not in (run, self.durable["run"]) and run != self.durable["run"]:
+            raise ConfigError(
+                f"{out}: holds a party's part of run {self.durable['run']}, not of {run}; choose another."
+            )
         self.durable.update(incarnation=self.durable["incarnation"] + 1)
         self.data = data_digest(party)
         if self.durable["run"] is not None and self.durable["data"] != self.data:
@@ -158,7 +165,7 @@ class _Joining:
         return {
             "facts": self._facts(self.party if self.client is None else self.client.party),
             "incarnation": self.durable["incarnation"],
-            "run": self.durable["run"],
+            "run": self.durable["run"] or self.only,
             "attempt": 0 if self.client is None else self.client.attempt,
             "finished": self.durable["finished"],
             "rounds": self._rounds(),

@@ -1,0 +1,127 @@
+"""A training whose parties are started by Flower: a real SuperLink, real SuperNodes, the real `flwr run`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasu.config import RunConfig
+from glasu.data.datasets import load_parties
+from glasu.data.folders import write_party
+from glasu.kits.provision import provision
+from glasu.runtime.simulation import simulate
+from runtime.flower.fleet import Fleet, write_node_key
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")
+pytestmark = pytest.mark.slow
+
+NAMES = ("a", "b", "c")
+SETTINGS = """
+[data]
+name = "synthetic"
+num_nodes = 60
+average_degree = 4.0
+num_features = 9
+num_classes = 3
+split = [0.4, 0.3, 0.3]
+[model]
+backbone = "gcn"
+num_layers = 2
+hidden = 8
+aggregation_layers = [0, 1]
+[train]
+num_rounds = 12
+evaluate_every = 6
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Return a SuperLink with a registered SuperNode for each of three parties; all end with the module."""
+    folder = tmp_path_factory.mktemp("fleet")
+    provision(folder / "kits", NAMES, ["localhost", "127.0.0.1"])
+    (folder / "run.toml").write_text(SETTINGS)
+    for party in load_parties(RunConfig.from_toml(folder / "run.toml")):
+        write_party(party, folder / "parties" / party.name)
+    made = Fleet(folder, folder / "kits")
+    try:
+        made.superlink()
+        for name in NAMES:
+            write_node_key(folder / name)
+            made.register(name)
+            made.supernode(name)
+        yield made
+    finally:
+        made.stop()
+
+
+def in_one_process(folder: Path, *overrides: str) -> list[str]:
+    parties = load_parties(RunConfig.from_toml(folder / "run.toml"))  # what lies in the folders, whatever the seed is
+    return list(simulate(parties, RunConfig.from_toml(folder / "run.toml", overrides)).report.weights_sha256)
+
+
+def weights_of(folder: Path, session: str, name: str) -> list[str]:
+    return json.loads((folder / "runs" / name / session / "report.json").read_text())["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("session", "overrides"),
+    [
+        ("mean", ["train.sampler=neighbor"]),
+        ("concat", ["train.sampler=shared", "model.aggregation=concat", "train.labels=a"]),
+        ("full", ["train.sampler=full", "train.labels=b", "train.seed=3"]),
+    ],
+)
+def test_a_session_ends_with_the_weights_of_a_run_in_one_process(fleet, session, overrides):
+    before = {name: fleet.log(name).count("Receiving: train message") for name in NAMES}
+    done = fleet.run(session, set=" ".join(overrides))
+    said = done.stdout + done.stderr
+    expected = in_one_process(fleet.folder, *overrides)
+    assert weights_of(fleet.folder, session, "server") == expected, said
+    for index, name in enumerate(NAMES):
+        assert weights_of(fleet.folder, session, name) == [expected[index]]
+        assert fleet.log(name).count("Receiving: train message") == before[name] + 1  # not one per step
+        assert f"glasu: {name} (node " in said
+        assert f"weights {expected[index]}" in said
+
+
+def test_a_key_that_was_not_registered_is_refused(fleet):
+    shutil.copytree(fleet.folder / "parties" / "a", fleet.folder / "parties" / "stranger")
+    write_node_key(fleet.folder / "stranger")
+    fleet.supernode("stranger", kit=str(fleet.kits / "a"))
+    process = fleet.running.pop("stranger")
+    try:
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+    assert "Failed to activate SuperNode" in fleet.log("stranger")
+
+
+def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_session_goes_on(fleet):
+    manifest, aside = fleet.folder / "parties" / "c" / "party.toml", fleet.folder / "party.toml"
+    manifest.rename(aside)
+    try:
+        said = fleet.run("again").stdout
+    finally:
+        aside.rename(manifest)
+    assert "this party could not take part; the log of its SuperNode says why" in said
+    assert str(fleet.folder / "parties") not in said  # where a party's data lies is its own affair
+    assert str(manifest) in fleet.log("c")
+    said = fleet.run("again").stdout
+    assert weights_of(fleet.folder, "again", "server") == in_one_process(fleet.folder), said
+
+
+def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
+    run = fleet.begin("stopped", set="train.num_rounds=400")
+    fleet.wait(lambda: all("round 5 done" in fleet.since(name) for name in NAMES), "five rounds are done")
+    assert len(fleet.commands()) == 4
+    assert fleet.flwr("stop", run, "test").returncode == 0
+    fleet.wait(lambda: not fleet.commands(), "all commands have ended", 90)
+    said = fleet.run("stopped", set="train.num_rounds=400").stdout
+    assert "going on after round" in said
+    assert "going on after round 0." not in said
+    assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, "train.num_rounds=400")
