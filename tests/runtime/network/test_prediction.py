@@ -190,21 +190,26 @@ def test_a_party_that_dies_in_the_middle_and_comes_back_is_awaited_and_all_predi
     cluster, model = trained(kits, tmp_path)
     exchange = predicting.Session.exchange
 
+    runs, armed = [], [True]
+
     def dying(session, messages):
-        if session.kit.name == "b" and messages[0].key.layer == 1:
+        if session.kit.name == "a":
+            runs.append(messages[0].key.run)
+        if session.kit.name == "b" and messages[0].key.layer == 1 and armed.pop():
             raise Killed
         return exchange(session, messages)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(predicting.Session, "exchange", dying)
-        server, others = cluster.serve_prediction(), [cluster.ask(name) for name in "ac"]
-        assert isinstance(cluster.ask("b", ASKED).error(), Killed)
+    monkeypatch.setattr(predicting.Session, "exchange", dying)
+    server, others = cluster.serve_prediction(), [cluster.ask(name) for name in "ac"]
+    assert isinstance(cluster.ask("b", ASKED).error(), Killed)
+    armed.append(False)
     cluster.until("a", "b: the connection ended; its return is awaited")
     asked = np.array([4])  # what is asked for may be another thing now
     assert np.array_equal(cluster.ask("b", asked).outcome().probabilities, model.predict_proba(cluster.parties, asked))
     for role in (server, *others):
         role.outcome()
     assert any("predicting once more" in line for line in cluster.lines["a"])
+    assert len(set(runs)) == 2  # what is sent in the two attempts has different keys
 
 
 def test_predictions_can_be_made_again_and_again(kits, tmp_path):
