@@ -31,7 +31,7 @@ def cluster(kits, tmp_path):
     """Return a cluster whose server waits; no party has come."""
     config, parties = tiny()
     found = Cluster(config, parties, kits, tmp_path / "run")
-    server = found.serve()
+    server = found.serve(wait=600.0)  # longer than any test here
     yield found
     found.end(server)
 
