@@ -35,3 +35,9 @@ class CheckpointError(TrainingError):
 
 class TransportError(GlasuError):
     """A peer cannot be reached, or does not prove who it is."""
+
+
+class AbsenceError(TransportError):
+    """Whoever a run needs has not come, or has not come back, in the time that was given."""
+
+    exit_code = 1

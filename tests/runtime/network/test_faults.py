@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from glasu.errors import ConfigError, ProtocolError, TrainingError, TransportError
+from glasu.errors import AbsenceError, ConfigError, ProtocolError, TrainingError, TransportError
 from glasu.protocol.messages import Evaluated, RoundDone
 from glasu.runtime.network import session as sessions
 from glasu.runtime.simulation import simulate
@@ -157,6 +157,7 @@ def test_a_party_that_does_not_come_is_named(kits, tmp_path):
     for role in (server, a):
         error = role.error()
         assert isinstance(error, (TransportError, ProtocolError))
+        assert error.exit_code == 1  # nothing was wrong with the input
         assert "waited 30 s for b, c to join" in str(error)
     assert any("waiting for b, c to join since 1" in line for line in cluster.lines["a"])
 
@@ -164,7 +165,8 @@ def test_a_party_that_does_not_come_is_named(kits, tmp_path):
 def test_without_a_server_a_party_says_so(kits, tmp_path):
     config, parties = tiny()
     error = Cluster(config, parties, kits, tmp_path, port=1).join("a", wait=1.5).error()
-    assert isinstance(error, TransportError)
+    assert isinstance(error, AbsenceError)
+    assert error.exit_code == 1
     assert "waited 2 s for the server at localhost:1" in str(error)
     assert "same command again" in str(error)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from glasu.errors import GlasuError, ProtocolError, TrainingError, TransportError
+from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
 from glasu.protocol.messages import Message
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
@@ -483,7 +483,7 @@ class Hub:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
             if now - since >= wait:
                 reasons = "; ".join(f"{link.name}: {link.refused}" for link in absent if link.refused)
-                raise TransportError(
+                raise AbsenceError(
                     f"waited {wait:.0f} s for {names} {what}{f' ({reasons})' if reasons else ''}; everything up to the "
                     "last checkpoint is kept. Start what is missing, and the same command again."
                 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError, TransportError
+from glasu.errors import AbsenceError, ConfigError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
@@ -136,7 +136,7 @@ class Session:
         """Take the next thing that arrives; connect again where the stream broke."""
         event = self._next(self.wait)
         if event is None:
-            raise TransportError(
+            raise AbsenceError(
                 f"waited {self.wait:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
                 "to the last checkpoint is kept. Start the same command again."
             )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.errors import AbsenceError, ConfigError, GlasuError
 from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
@@ -159,9 +159,9 @@ def check_address(address: str) -> str:
     return address
 
 
-def unreachable(address: str, seconds: float, why: str) -> TransportError:
+def unreachable(address: str, seconds: float, why: str) -> AbsenceError:
     """Return the error of a party that has waited long enough."""
-    return TransportError(
+    return AbsenceError(
         f"waited {seconds:.0f} s for the server at {address}: {why}; everything up to the last checkpoint is kept. "
         "Start the server, and the same command again."
     )
