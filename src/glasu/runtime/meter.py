@@ -22,7 +22,7 @@ class Meter:
     by_kind: Counter[str] = field(default_factory=Counter)
     by_phase: Counter[str] = field(default_factory=Counter)
     exchanges_by_phase: Counter[str] = field(default_factory=Counter)
-    _last: tuple[Message, list[tuple[str, str, int]]] | None = field(default=None, repr=False)
+    _last: tuple[Message, list[tuple[str, str, int]]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def total(self) -> int:
