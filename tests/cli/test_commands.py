@@ -13,25 +13,18 @@ from pathlib import Path
 import pytest
 
 from glasu.cli.main import COMMANDS, main
+from small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-SMALL = """
-[data]
-name = "synthetic"
-num_nodes = 60
-average_degree = 4.0
-num_features = 9
-num_classes = 3
-split = [0.4, 0.3, 0.3]
-[model]
-backbone = "gcn"
-num_layers = 2
-hidden = 8
+SMALL_RUN = (
+    SMALL
+    + """\
 aggregation_layers = [0, 1]
 [train]
 num_rounds = 4
 evaluate_every = 2
 """
+)
 
 
 def glasu(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -50,7 +43,7 @@ def glasu(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
-    path.write_text(SMALL)
+    path.write_text(SMALL_RUN)
     return path
 
 
@@ -110,7 +103,7 @@ def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(run
     result = glasu("split", run_file, "--out", tmp_path / "parties", "--format", file_format)
     assert result.returncode == 0, result.stderr
     assert sorted(folder.name for folder in (tmp_path / "parties").iterdir()) == ["a", "b", "c"]
-    config = SMALL[SMALL.index("[model]") :]
+    config = SMALL_RUN[SMALL_RUN.index("[model]") :]
     (tmp_path / "folders.toml").write_text('[data]\nparties = ["parties/a", "parties/b", "parties/c"]\n' + config)
     result = glasu("train", tmp_path / "folders.toml", "--out", tmp_path / "folders", "--quiet")
     assert result.returncode == 0, result.stderr
@@ -146,7 +139,7 @@ def test_predict_needs_no_labels_and_takes_the_data_from_elsewhere(run_file, tmp
     assert glasu("split", run_file, "--out", tmp_path / "parties", "--format", "csv").returncode == 0
     folders = [tmp_path / "parties" / name for name in "abc"]
     listed = json.dumps([str(folder) for folder in folders])
-    (tmp_path / "folders.toml").write_text(f"[data]\nparties = {listed}\n" + SMALL[SMALL.index("[model]") :])
+    (tmp_path / "folders.toml").write_text(f"[data]\nparties = {listed}\n" + SMALL_RUN[SMALL_RUN.index("[model]") :])
     assert glasu("train", tmp_path / "folders.toml", "--out", tmp_path / "run", "--quiet").returncode == 0
     result = glasu("predict", tmp_path / "run", "--out", tmp_path / "known.csv")
     assert result.returncode == 0, result.stderr

@@ -34,26 +34,19 @@ from glasu.experiments.outcome import MARKS, Terms
 from glasu.experiments.search import Progress, search
 from glasu.experiments.space import config_at
 from glasu.experiments.trial import load_once, run_trial
+from small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-RUN = """
-[data]
-name = "synthetic"
-num_nodes = 60
-average_degree = 4.0
-num_features = 9
-num_classes = 3
-split = [0.4, 0.3, 0.3]
-[model]
-backbone = "gcn"
-num_layers = 2
-hidden = 8
+RUN = (
+    SMALL
+    + """\
 aggregation_layers = [1]
 [train]
 num_rounds = 4
 evaluate_every = 2
 learning_rate = 0.02
 """
+)
 GRID = "[model]\nhidden = [4, 8]\naggregation_layers = [[1], [0, 1]]\n"
 RANGES = """
 [model]

@@ -26,7 +26,7 @@ from glasu.runtime.network.frames import control
 from glasu.runtime.network.join import join
 from glasu.runtime.network.streams import Line
 from runtime.network.cluster import Cluster, Role
-from runtime.network.test_processes import GLASU, SMALL
+from runtime.network.test_processes import GLASU, SMALL_RUN
 from runtime.network.test_runs import tiny
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_refused_and_may_come_again(practice, monkeypatch
 
 @pytest.fixture
 def folders(tmp_path):
-    (tmp_path / "run.toml").write_text(SMALL.format(rounds=2))
+    (tmp_path / "run.toml").write_text(SMALL_RUN.format(rounds=2))
     for party in load_parties(RunConfig.from_toml(tmp_path / "run.toml")):
         write_party(party, tmp_path / "parties" / party.name)
     return tmp_path

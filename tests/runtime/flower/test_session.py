@@ -15,28 +15,21 @@ from glasu.data.folders import write_party
 from glasu.kits.provision import provision
 from glasu.runtime.simulation import simulate
 from runtime.flower.fleet import Fleet, write_node_key
+from small import SMALL
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")
 pytestmark = pytest.mark.slow
 
 NAMES = ("a", "b", "c")
-SETTINGS = """
-[data]
-name = "synthetic"
-num_nodes = 60
-average_degree = 4.0
-num_features = 9
-num_classes = 3
-split = [0.4, 0.3, 0.3]
-[model]
-backbone = "gcn"
-num_layers = 2
-hidden = 8
+SETTINGS = (
+    SMALL
+    + """\
 aggregation_layers = [0, 1]
 [train]
 num_rounds = 12
 evaluate_every = 6
 """
+)
 
 
 @pytest.fixture(scope="module")

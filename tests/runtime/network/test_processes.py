@@ -21,26 +21,19 @@ from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
+from small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-SMALL = """
-[data]
-name = "synthetic"
-num_nodes = 60
-average_degree = 4.0
-num_features = 9
-num_classes = 3
-split = [0.4, 0.3, 0.3]
-[model]
-backbone = "gcn"
-num_layers = 2
-hidden = 8
+SMALL_RUN = (
+    SMALL
+    + """\
 aggregation_layers = [0, 1]
 [train]
 num_rounds = {rounds}
 evaluate_every = 20
 sampler = "neighbor"
 """
+)
 CORA = """
 [data]
 name = "cora"
@@ -154,7 +147,7 @@ def same_end(report: dict, roles: Processes) -> None:
 
 
 def test_a_party_and_the_server_are_killed_and_started_again(processes):
-    roles = processes(SMALL.format(rounds=60))
+    roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
         roles.start(name)
@@ -169,7 +162,7 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
 
 
 def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes):
-    roles = processes(SMALL.format(rounds=40))
+    roles = processes(SMALL_RUN.format(rounds=40))
     roles.words = ["--log-format", "json"]
     roles.start("server", "--metrics", "0")
     roles.wait(lambda: "listening on" in roles.log("server"))
@@ -195,7 +188,7 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
 
 
 def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
-    roles = processes(SMALL.format(rounds=2))
+    roles = processes(SMALL_RUN.format(rounds=2))
     roles.listen()
     for name in "abc":
         roles.start(name)
@@ -222,7 +215,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.slow
 def test_signals_end_a_role_and_the_same_command_goes_on(processes, sent, code):
-    roles = processes(SMALL.format(rounds=60))
+    roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
         roles.start(name)
@@ -258,7 +251,7 @@ def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
 
 @pytest.mark.slow
 def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
-    roles = processes(SMALL.format(rounds=60))
+    roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
         roles.start(name)

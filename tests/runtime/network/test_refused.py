@@ -25,7 +25,7 @@ from glasu.kits.kit import open_kit, pem
 from glasu.kits.provision import AUTHORITY, AUTHORITY_KEY, provision, revoke
 from glasu.runtime.network.handshakes import FAILED, reason
 from runtime.network.test_certificates import answer
-from runtime.network.test_processes import SMALL
+from runtime.network.test_processes import SMALL_RUN
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
@@ -36,7 +36,7 @@ class Serving:
 
     def __init__(self, folder, kits) -> None:
         self.kits, self._log = kits, folder / "server.log"
-        (folder / "run.toml").write_text(SMALL.format(rounds=3))
+        (folder / "run.toml").write_text(SMALL_RUN.format(rounds=3))
         words = [sys.executable, "-m", "glasu.cli.main", "serve", folder / "run.toml", "--listen", "127.0.0.1:0"]
         words += ["--kit", kits / "server", "--out", folder / "server"]
         with self._log.open("w") as log:

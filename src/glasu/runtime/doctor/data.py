@@ -12,12 +12,10 @@ from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, ids_sha256, labelled
 from glasu.data.workspace import row_pieces
 from glasu.errors import GlasuError
-from glasu.protocol.actor import Client
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.doctor.machine import disk_finding
 from glasu.runtime.network.handshake import refuse_unfit_for_network
-from glasu.runtime.network.join import BUILDING, fitted, label_facts
-from glasu.timing import Stopwatch
+from glasu.runtime.network.join import build_client, fitted, label_facts
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimiser, the best weights so far
@@ -73,10 +71,7 @@ def settings_findings(
     try:
         refuse_unfit_for_network(config)
         config, party = fitted(config, party)
-        with BUILDING:
-            index = list(roster).index(party.name)
-            classes = len(party.classes)
-            client = Client(config, party, index=index, names=roster, num_outputs=classes, watch=Stopwatch(lambda: 0.0))
+        client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except GlasuError as error:
         return [Finding("settings", "bad", "its data does not fit the settings; it says there why", str(error))], {}
     weights = sum(value.numel() * value.element_size() for value in client.model.state_dict().values())

@@ -17,7 +17,8 @@ from glasu.runtime.doctor.machine import disk_finding
 from glasu.runtime.doctor.together import compare
 from glasu.runtime.network.frames import CONTROL, control, read_control
 from glasu.runtime.network.handshake import for_network, protocol_facts
-from glasu.runtime.network.hub import NAMED_AFTER, Stream, Tell
+from glasu.runtime.network.hub import NAMED_AFTER, Tell
+from glasu.runtime.network.links import Stream
 from glasu.runtime.network.streams import listening
 
 SERVER_NEEDS = 64 << 20  # bytes: checkpoints of the server hold histories, the report a little more

@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
@@ -19,107 +16,17 @@ from glasu.protocol.messages import Message
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
 from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
+from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import decode, encode
 
 Tell = Callable[[str], None]
 NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
-COUNTS = {"nodes", "classes", "validation nodes", "test nodes"}
 ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
 
 
 class NewProcess(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
     """A process of the run was started again."""
-
-
-class Stream:
-    """One connection of a party: frames to send, until it is closed."""
-
-    def __init__(self) -> None:
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self.open = True
-
-    def send(self, frame: bytes) -> None:
-        self._frames.put(frame)
-
-    def close(self) -> None:
-        """End the stream after what has been sent."""
-        self.open = False
-        self._frames.put(None)
-
-    def outgoing(self) -> Iterator[bytes]:
-        """Yield what is to be sent, until the stream is closed."""
-        yield from iter(self._frames.get, None)
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a party's process says of itself when it comes."""
-
-    process: tuple[int, str]  # which start of its command, and which process
-    run: str | None
-    attempt: int
-    facts: dict[str, Any]
-    rounds: dict[int, str]  # its checkpoints and their digests
-    finished: dict[str, Any] | None  # what it found, once it has written its results
-
-
-@dataclass(eq=False)
-class Link:
-    """One party, as the server sees it."""
-
-    name: str
-    index: int
-    stream: Stream | None = None
-    hello: Hello | None = None  # of the process that takes part
-    facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
-    prepared: str | None = None  # the digest of the settings that it is ready to run
-    rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
-    ready: int = 0  # the attempt that it has confirmed
-    finished: dict[str, Any] | None = None
-    inbox: deque[tuple[Message, int]] = field(default_factory=deque)
-    receipts: Receipts = field(default_factory=Receipts)
-    assembler: Assembler = field(default_factory=lambda: Assembler(0))
-    refused: str = ""  # why its last process was not accepted
-    dismissed: bool = False  # it was told that everyone is finished
-
-    def send(self, frame: bytes) -> None:
-        if self.stream is not None:
-            self.stream.send(frame)
-
-    def waiting_bytes(self) -> int:
-        return sum(size for _, size in self.inbox)
-
-
-def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a party states about itself; counts must be counts."""
-    facts = fields.get("facts")
-    if not isinstance(facts, dict):
-        raise ProtocolError("it does not say what it must have in common with the others.")
-    for name in COUNTS & set(facts):
-        if not isinstance(facts[name], int) or not 0 <= facts[name] < 2**31:
-            raise ProtocolError(f"{name}: expected a number, got {str(facts[name])[:60]!r}.")
-    if "nodes" not in facts:
-        raise ProtocolError("it does not say how many nodes it has.")
-    return facts
-
-
-def _rounds(fields: Mapping[str, Any]) -> dict[int, str]:
-    try:
-        return {int(key): str(value) for key, value in fields["rounds"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ProtocolError("it does not say which checkpoints it has.") from None
-
-
-def _read_hello(fields: Mapping[str, Any]) -> Hello:
-    if fields["kind"] != "hello":
-        raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
-    try:
-        process = (int(fields["incarnation"]), str(fields["process"]))
-        attempt, finished = int(fields["attempt"]), fields["finished"]
-        return Hello(process, fields["run"], attempt, _facts(fields), _rounds(fields), finished and dict(finished))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
 
 
 class Hub:
@@ -221,7 +128,7 @@ class Hub:
 
     def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
-        hello = _read_hello(fields)
+        hello = read_hello(fields)
         known = (*self.durable["incarnations"].get(link.name, (0, "")),)
         again = hello.process == known and link.hello is not None
         why, table = self._objection(link, hello, known)
@@ -312,7 +219,7 @@ class Hub:
 
     def _prepared(self, link: Link, fields: dict[str, Any]) -> None:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
-        facts = _facts(fields)
+        facts = stated_facts(fields)
         why, table = self._difference(link, facts)
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
@@ -320,7 +227,7 @@ class Hub:
         else:
             if link.prepared is None:
                 self.tell(f"{link.name}: prepared.")
-            link.prepared, link.rounds, link.facts = str(fields.get("digest")), _rounds(fields), facts
+            link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
 
     def _control(self, link: Link, fields: dict[str, Any]) -> None:
         kind = fields["kind"]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,22 @@ def join(
     with one_thread_each():
         joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
         return joining.run(server, wait)
+
+
+def build_client(
+    config: RunConfig, party: PartyData, index: int, roster: Sequence[str], clock: Clock, scale: float | None = None
+) -> Client:
+    """Return a party's part of the model, with its first weights."""
+    with BUILDING:
+        return Client(
+            config,
+            party,
+            index=index,
+            names=roster,
+            num_outputs=len(party.classes),
+            watch=Stopwatch(clock),
+            scale=scale,
+        )
 
 
 class _Joining:
@@ -201,15 +217,7 @@ class _Joining:
         except GlasuError as error:
             session.decline(error)
             raise
-        with BUILDING:
-            client = Client(
-                config,
-                party,
-                index=welcome["index"],
-                names=welcome["roster"],
-                num_outputs=len(party.classes),
-                watch=Stopwatch(self.clock),
-            )
+        client = build_client(config, party, welcome["index"], welcome["roster"], self.clock)
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
         self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
         self.client, self.saver = client, Saver(self._store())

@@ -36,11 +36,11 @@ from glasu.runtime.network.handshake import (
     public_version,
     run_of_attempt,
 )
-from glasu.runtime.network.join import BUILDING, Tell
+from glasu.runtime.network.join import Tell, build_client
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained import TrainedModel, load_weights
-from glasu.timing import Clock, Stopwatch
+from glasu.timing import Clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +165,8 @@ class _Predicting:
             session.decline(error)
             raise
         config, party = self.model.config, self.party
-        with BUILDING:
-            client = Client(
-                config,
-                party,
-                index=welcome["index"],
-                names=welcome["roster"],
-                num_outputs=len(party.classes),
-                watch=Stopwatch(self.clock),
-                scale=self.model.scales[0],
-            )
+        place = welcome["index"], welcome["roster"]
+        client = build_client(config, party, *place, self.clock, self.model.scales[0])
         load_weights(client, self.model.weights[0])
         client.incarnation = self.durable["incarnation"]
         session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))

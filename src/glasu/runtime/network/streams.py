@@ -14,7 +14,7 @@ from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
-from glasu.runtime.network.hub import Stream
+from glasu.runtime.network.links import Stream
 
 require_tls_1_3()
 
