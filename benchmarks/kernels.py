@@ -112,7 +112,7 @@ def main() -> None:
     )
     add(
         "mask of as many values",
-        lambda: kernels.fill_mask(*halves(1), 128, np.float32(2), mask),
+        lambda: kernels.fill_mask(*halves(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
     )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -33,7 +32,7 @@ print(stream.key(), stream.torch_seed(), stream.numpy().integers(0, 1000, 4).tol
     "change", [{"seed": 8}, {"purpose": "batch"}, {"round": 4}, {"step": 3}, {"layer": 2}, {"client": 1}]
 )
 def test_streams_differ_in_every_field(change):
-    other = dataclasses.replace(STREAM, **change)
+    other = STREAM._replace(**change)
     assert other.key() != STREAM.key()
     assert other.torch_seed() != STREAM.torch_seed()
     assert not np.array_equal(other.numpy().random(8), STREAM.numpy().random(8))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SERVER = 0xFFFF  # stands in the place of a client's index in what the server sends to all
 TO_ONE = 0x8000  # added to a client's index in what the server sends to it alone
@@ -32,8 +31,7 @@ class Phase(enum.IntEnum):
 _REPORTED = {phase: "training" if phase is Phase.BACKWARD else phase.name.lower() for phase in Phase}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(NamedTuple):
     """One key names one message: (run, incarnation, phase, round, attempt, layer, chunk, client)."""
 
     run: bytes
@@ -47,7 +45,7 @@ class Key:
 
     def about(self) -> bytes:
         """Return what the message is about as bytes: the same when a restarted client sends it again."""
-        return dataclasses.replace(self, incarnation=0, attempt=0).pack()
+        return self._replace(incarnation=0, attempt=0).pack()
 
     def pack(self) -> bytes:
         """Return the key as bytes of one fixed length."""

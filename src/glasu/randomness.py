@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 EVERYONE = -1  # the client index of draws that all clients share
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """One independent source of random numbers, named by what it is for."""
 
     seed: int

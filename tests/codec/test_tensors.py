@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import hypothesis.extra.numpy as hnp
@@ -76,7 +75,7 @@ def test_a_rows_bytes_depend_on_no_other_row_and_on_where_it_stands_in_its_messa
 def test_a_message_made_again_is_the_same_bytes_in_any_runtime(encoding, again):
     """Neither a restart nor the identity that a server gives to a run changes a bit."""
     value = normal(7, WIDTH)
-    first, second = (encoding.encode(value, key) for key in (KEY, dataclasses.replace(KEY, **again)))
+    first, second = (encoding.encode(value, key) for key in (KEY, KEY._replace(**again)))
     assert first.tobytes() == second.tobytes()
 
 
@@ -258,7 +257,7 @@ def test_stochastic_rounding_is_right_in_the_mean_where_nearest_loses_what_is_sm
 )
 def test_another_message_is_rounded_by_other_numbers(change):
     encoding, value = Int8(WIDTH, stochastic=True), normal(50, WIDTH)
-    first, other = (encoding.encode(value, key) for key in (KEY, dataclasses.replace(KEY, **change)))
+    first, other = (encoding.encode(value, key) for key in (KEY, KEY._replace(**change)))
     assert np.mean(first != other) > 0.05  # of all bytes: 3 in 8 are rounded, a third of them to another neighbour
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 
 import numpy as np
@@ -24,7 +23,7 @@ from glasu.timing import Stopwatch
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
 SECRET = b"a secret of thirty-two bytes ..."
 OTHER_KEYS = [
-    dataclasses.replace(KEY, **change)
+    KEY._replace(**change)
     for change in (
         {"run": bytes(11) + b"1"},
         {"phase": Phase.EVALUATION},
@@ -34,7 +33,7 @@ OTHER_KEYS = [
         {"chunk": 1},
     )
 ]
-REPEATS = [dataclasses.replace(KEY, **change) for change in ({"incarnation": 1}, {"attempt": 1})]
+REPEATS = [KEY._replace(**change) for change in ({"incarnation": 1}, {"attempt": 1})]
 
 
 def noisy_release() -> Release:
@@ -297,9 +296,9 @@ def test_a_value_on_the_grid_stays_where_it_is_and_none_moves_by_more_than_half_
 
 def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
     release = noisy_release()
-    for key in (KEY, dataclasses.replace(KEY, round=4), dataclasses.replace(KEY, layer=3)):
+    for key in (KEY, KEY._replace(round=4), KEY._replace(layer=3)):
         release.tensor("representation", torch.ones(5, 2), key)
-    release.tensor("gradient", torch.ones(5, 2), dataclasses.replace(KEY, phase=Phase.BACKWARD))
+    release.tensor("gradient", torch.ones(5, 2), KEY._replace(phase=Phase.BACKWARD))
     rows = {(row["phase"], row["kind"], row["layer"]): row for row in release.ledger.rows()}
     assert {key: (row["releases"], row["rows"], row["bytes"]) for key, row in rows.items()} == {
         ("training", "representation", 1): (2, 10, 80),

@@ -93,7 +93,7 @@ def test_a_key_says_who_sends():
     key = Key(run=bytes(12), phase=Phase.TRAINING, client=2)
     assert str(key).endswith("from client 2")
     for client in (SERVER, TO_ONE, TO_ONE + 2):
-        assert str(replace(key, client=client)).endswith("from server")
+        assert str(key._replace(client=client)).endswith("from server")
 
 
 # --- the server's checks on what belongs together ------------------------------------------------------------------

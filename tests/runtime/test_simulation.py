@@ -359,7 +359,7 @@ def test_the_server_refuses_node_sets_for_different_numbers_of_rounds():
 def test_a_client_refuses_an_answer_to_another_question():
     def confuse(message: Message) -> Message:
         if isinstance(message, Joint) and message.key.layer == 3:
-            return replace(message, key=replace(message.key, layer=1))
+            return replace(message, key=message.key._replace(layer=1))
         return message
 
     with pytest.raises(ProtocolError, match="got an answer to another message"):

@@ -141,8 +141,8 @@ def test_node_sets_that_ride_on_a_training_message_count_as_sampling():
 
 def test_gradients_are_reported_as_training():
     meter = Meter()
-    meter.to_server(Waiting(key=dataclasses.replace(KEY, phase=Phase.BACKWARD)))
-    meter.exchanged([Waiting(key=dataclasses.replace(KEY, phase=Phase.BACKWARD))])
+    meter.to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
+    meter.exchanged([Waiting(key=KEY._replace(phase=Phase.BACKWARD))])
     assert meter.by_phase == {"training": 48}
     assert meter.to_dict()["exchanges_by_phase"] == {"training": 1}
 

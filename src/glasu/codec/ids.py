@@ -38,7 +38,12 @@ def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
 def encoded_size(nodes: NDArray[Any]) -> int:
     """Return how many bytes `encode` makes of the ids."""
     gaps = _gaps(nodes)
-    return len(gaps) + sum(int(np.count_nonzero(gaps >= step)) for step in _STEPS)
+    size, largest = len(gaps), gaps.max(initial=0)
+    for step in _STEPS:
+        if largest < step:
+            break
+        size += int(np.count_nonzero(gaps >= step))
+    return size
 
 
 def decode(data: NDArray[np.uint8]) -> NDArray[np.int32]:

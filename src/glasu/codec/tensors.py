@@ -45,6 +45,9 @@ class Encoding(Protocol):
             columns: how many values a row must have, where the receiver knows it.
         """
 
+    def is_finite(self, payload: Array) -> bool:
+        """Tell whether an array without a flaw holds numbers only, neither NaN nor infinity; needs no room."""
+
     def decode(self, payload: Array) -> Array:
         """Return the numbers that every reader of the array computes with, or refuse a flawed one."""
 
@@ -56,14 +59,20 @@ class Plain:
     name: str = "fp32"
 
     @property
-    def dtype(self) -> str:
-        return {"fp32": "<f4", "fp64": "<f8"}[self.name]
+    def dtype(self) -> np.dtype[Any]:
+        return _FLOATS[self.name]
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         return np.ascontiguousarray(value, self.dtype)
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
         return _not_of(self.dtype, payload) or _not_as_wide(columns, payload.shape[1])
+
+    def is_finite(self, payload: Array) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(payload.sum()):  # which takes no room, and which a single other value would spoil
+                return True
+        return all(np.isfinite(row).all() for row in payload)  # large numbers may have too large a sum
 
     def decode(self, payload: Array) -> Array:
         return _sound(self, payload)
@@ -85,7 +94,10 @@ class BFloat16:
         return upper
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
-        return _not_of("<u2", payload) or _not_as_wide(columns, payload.shape[1])
+        return _not_of(_HALVES, payload) or _not_as_wide(columns, payload.shape[1])
+
+    def is_finite(self, payload: Array) -> bool:
+        return all(((row & 0x7F80) != 0x7F80).all() for row in payload)
 
     def decode(self, payload: Array) -> Array:
         bits: Array = _sound(self, payload).astype("<u4") << 16
@@ -133,7 +145,7 @@ class Int8:
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
         block = _STEP_BYTES + self.width
-        if flaw := _not_of("|i1", payload):
+        if flaw := _not_of(_BYTES, payload):
             return flaw
         if payload.shape[1] == 0 or payload.shape[1] % block:
             return f"expected rows of one or more times {block} bytes, got {payload.shape[1]}"
@@ -143,6 +155,9 @@ class Int8:
         with np.errstate(invalid="ignore"):
             good = (steps >= 0) & (steps <= _LARGEST_STEP)
         return "" if good.all() else f"the step of a row is {steps[~good][0]}, not within 0..{_LARGEST_STEP:.3g}"
+
+    def is_finite(self, payload: Array) -> bool:
+        return True  # or a step has a flaw
 
     def decode(self, payload: Array) -> Array:
         blocks = self._blocks(_sound(self, payload))
@@ -167,6 +182,8 @@ class Int8:
         return (drawn + np.float32(0.5)) * np.float32(2.0**-16)
 
 
+_FLOATS: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp64": np.dtype("<f8")}
+_HALVES, _BYTES = np.dtype("<u2"), np.dtype("|i1")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # of 16 bits, from one counter of Philox
@@ -175,11 +192,11 @@ _TOO_LARGE = np.float32(2.0**127)  # from here on a row counts as infinite
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 of them are still a number
 
 
-def _not_of(dtype: str, payload: Array) -> str:
-    if payload.ndim == 2 and payload.dtype == np.dtype(dtype):
+def _not_of(dtype: np.dtype[Any], payload: Array) -> str:
+    if payload.ndim == 2 and payload.dtype == dtype:
         return ""
     form = {1: "a vector", 2: "a matrix"}.get(payload.ndim, f"{payload.ndim} dimensions")
-    return f"expected a matrix of {dtype[1:]}, got {form} of {payload.dtype.str[1:]}"
+    return f"expected a matrix of {dtype.str[1:]}, got {form} of {payload.dtype.str[1:]}"
 
 
 def _not_as_wide(expected: int | None, columns: int) -> str:

@@ -1,13 +1,13 @@
 """The passes through gcnii's layers with their gradients written out.
 
-They compute what the plain layers compute, to rounding, with fewer passes over memory, one compiled loop per layer and
-no tape: several times as fast where blocks are small.
+They compute what the plain layers compute, to rounding, with fewer passes over memory and no tape: torch's products
+between compiled loops, several times as fast where blocks are small.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from glasu.model.passes import Inputs, Passes
 from glasu.model.split import ClientModel
 
 Array = NDArray[Any]
-Drops = tuple[int, Any, Array]  # a mask: the threshold, the scale, a byte per value
+Drops = tuple[np.uint8, Any, Array]  # a mask: the threshold, the scale, a byte per value
 Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
-NO_DRAWS, NO_KEY = np.empty((0, 0), np.uint8), np.uint64(0)
+NO_HALF = np.uint64(0)
+NO_DRAWS = np.empty((0, 0), np.uint8)
 NOTHING = np.empty((0, 0))
 
 
@@ -31,31 +32,38 @@ NOTHING = np.empty((0, 0))
 class _Linear:
     """Weight and bias of a linear layer, and where their gradients belong; views, which follow the model."""
 
-    weight: Array
-    bias: Array
-    at_weight: Array
-    at_bias: Array
+    weight: Tensor
+    bias: Tensor
+    at_weight: Tensor
+    at_bias: Tensor
+    arrays: tuple[tuple[Array, Array], tuple[Array, Array]]  # the same again: weights, gradients
 
     @classmethod
     def of(cls, module: Any) -> _Linear:
-        weights = module.weight, module.bias
-        return cls(*(each.detach().numpy() for each in weights), *(each.grad.numpy() for each in weights))
+        weight, bias = module.weight.detach(), module.bias.detach()
+        at_weight, at_bias = module.weight.grad, module.bias.grad
+        arrays = (weight.numpy(), bias.numpy()), (at_weight.numpy(), at_bias.numpy())
+        return cls(weight, bias, at_weight, at_bias, arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class _GCNII:
     """The weight of a gcnii layer, where its gradient belongs, and the layer's constants."""
 
-    weight: Array
-    at_weight: Array
-    constants: tuple[Any, Any, Any]  # s, k, t of `ByHand`
+    weight: Tensor
+    transposed: Tensor
+    at_weight: Tensor
+    share: Any  # s of `ByHand`
+    kept: Any  # k
+    turned: Any  # t
 
     @classmethod
     def of(cls, layer: GCNIILayer) -> _GCNII:
-        weight, gradient = layer.linear.weight.detach().numpy(), layer.linear.weight.grad
+        weight, gradient = layer.linear.weight.detach(), layer.linear.weight.grad
         assert gradient is not None
-        kind = weight.dtype.type
-        return cls(weight, gradient.numpy(), (kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)))
+        kind = weight.numpy().dtype.type
+        constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
+        return cls(weight, weight.t(), gradient, *constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +86,20 @@ class Hand:
         return cls(_Linear.of(model.encoder), tuple(map(_GCNII.of, layers)), classifier, norms)
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
+class _Kept(NamedTuple):
     """What a layer needs to go back: what its product read and made, what it was dropped by, what undoes its norm."""
 
-    read: Array
+    read: Tensor
     made: Array
     drops: Drops
     norm: Norm | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Classified:
-    """What the classifier needs to go back; `factors` is the mask of its input, empty for none."""
+class _Classified(NamedTuple):
+    """What the classifier needs to go back; `factors` is the mask of its input."""
 
-    read: Array
-    factors: Array
+    read: Tensor
+    factors: Tensor | None
     norm: Norm | None
 
 
@@ -117,12 +123,11 @@ class ByHand(Passes):
         encoder = self.hand.encoder
         self._read = self.dropout(self.inputs.features, ENCODER)
         if isinstance(self._read, Tensor):
-            weight, bias = torch.from_numpy(encoder.weight), torch.from_numpy(encoder.bias)
-            self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
+            self._initial = torch.addmm(encoder.bias, self._read, encoder.weight).relu_().numpy()
         else:
-            self._initial = np.empty((self._read.shape[0], len(encoder.bias)), encoder.bias.dtype)
-            parts = self._read.indptr, self._read.indices, self._read.data
-            kernels.rectified(*parts, encoder.weight, encoder.bias, self._initial)
+            weight, bias = encoder.arrays[0]
+            self._initial = np.empty((self._read.shape[0], len(bias)), bias.dtype)
+            kernels.rectified(self._read.indptr, self._read.indices, self._read.data, weight, bias, self._initial)
         return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
@@ -131,65 +136,69 @@ class ByHand(Passes):
         hidden, norm = self._normalized(layer, hidden)
         read = hidden.contiguous().numpy()
         mask, kind = self.dropout.mask(layer), read.dtype.type
-        if mask is None:
-            key, drops = (NO_KEY, NO_KEY), (0, kind(1), NO_DRAWS)
-        else:
-            key, drops = mask[:2], (mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8))
-        support, made = np.empty((2, len(rows), read.shape[1]), read.dtype)
-        about = matrix.indptr, matrix.indices, matrix.data, read, *key, *drops, self._initial, rows
-        kernels.gcnii(*about, own.weight, *own.constants, support, made)
-        self._kept[layer] = _Kept(support, made, drops, norm)
-        self.partials[layer] = torch.from_numpy(made)
-        return self.partials[layer]
+        drops: Drops = np.uint8(0), kind(1), NO_DRAWS
+        if mask is not None:
+            drops = mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
+        low, high = (NO_HALF, NO_HALF) if mask is None else mask[:2]
+        shape = (len(rows), read.shape[1])
+        support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
+        parts = matrix.indptr, matrix.indices, matrix.data
+        kernels.gcnii_support(*parts, read, low, high, *drops, self._initial, rows, own.share, support)
+        product, result = torch.from_numpy(support), torch.from_numpy(made)
+        torch.mm(product, own.weight, out=result)
+        kernels.gcnii_result(support, own.kept, own.turned, made)
+        self._kept[layer] = _Kept(product, made, drops, norm)
+        self.partials[layer] = result
+        return result
 
     def logits(self, joint: Tensor) -> Tensor:
         own, last = self.hand.classifier, len(self.hand.layers)
         assert own is not None
         joint, norm = self._normalized(last, joint)
-        read, mask = joint.numpy(), self.dropout.mask(last)
-        factors = NOTHING if mask is None else mask.factors(read.size, read.dtype).reshape(read.shape)
-        read = read * factors if len(factors) else read
-        made = read @ own.weight
-        made += own.bias
+        mask = self.dropout.mask(last)
+        factors = None if mask is None else mask.factors_like(joint)
+        read = joint if factors is None else joint * factors
         self._classified = _Classified(read, factors, norm)
-        return torch.from_numpy(made)
+        return torch.addmm(own.bias, read, own.weight)
 
     def begin_back(self) -> None:
         """Do nothing: every gradient is written anew."""
 
     def back_from_logits(self, gradient: Tensor) -> Tensor:
-        own, kept, found = self.hand.classifier, self._classified, gradient.numpy()
+        own, kept = self.hand.classifier, self._classified
         assert own is not None
         assert kept is not None
-        np.matmul(kept.read.T, found, out=own.at_weight)
-        np.add.reduce(found, axis=0, out=own.at_bias)
-        back = found @ own.weight.T
-        back = back * kept.factors if len(kept.factors) else back
-        return self._before_norm(len(self.hand.layers), torch.from_numpy(back), kept.norm)
+        torch.mm(kept.read.t(), gradient, out=own.at_weight)
+        torch.sum(gradient, 0, out=own.at_bias)
+        back = torch.mm(gradient, own.weight.t())
+        back = back if kept.factors is None else back.mul_(kept.factors)
+        return self._before_norm(len(self.hand.layers), back, kept.norm)
 
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
         own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
         kept, found = self._kept.pop(layer), gradient.contiguous().numpy()
         if not len(self._at_initial):
             self._at_initial = np.zeros_like(self._initial)
+        gated, at_support = np.empty_like(found), np.empty_like(found)
         back = np.empty((matrix.width, found.shape[1]), found.dtype)
-        about = matrix.indptr, matrix.indices, matrix.data, *kept.drops, rows, own.weight, *own.constants
-        kernels.gcnii_gradients(*about, kept.read, kept.made, found, own.at_weight, self._at_initial, back)
+        kernels.gate(found, kept.made, own.turned, gated)
+        turned = torch.from_numpy(gated)
+        torch.mm(kept.read.t(), turned, out=own.at_weight)
+        torch.mm(turned, own.transposed, out=torch.from_numpy(at_support))
+        about = matrix.indptr, matrix.indices, matrix.data, *kept.drops, rows, own.share, own.kept, kept.made, found
+        kernels.gcnii_gradients(*about, at_support, self._at_initial, back)
         return self._before_norm(layer, torch.from_numpy(back), kept.norm)
 
     def back_to_features(self, gradient: Tensor | None) -> None:
         assert gradient is not None
-        own, total = self.hand.encoder, self._at_initial
-        total += gradient.numpy()
+        own, found = self.hand.encoder, gradient.numpy()
         if isinstance(self._read, Tensor):
-            gated = np.where(self._initial > 0, total, total.dtype.type(0))
-            torch.mm(self._read.t(), torch.from_numpy(gated), out=torch.from_numpy(own.at_weight))
-            np.add.reduce(gated, axis=0, out=own.at_bias)
+            gated = np.where(self._initial > 0, self._at_initial + found, found.dtype.type(0))
+            torch.mm(self._read.t(), torch.from_numpy(gated), out=own.at_weight)
+            torch.sum(torch.from_numpy(gated), 0, out=own.at_bias)
         else:
-            own.at_weight.fill(0)
-            own.at_bias.fill(0)
             parts = self._read.indptr, self._read.indices, self._read.data
-            kernels.rectified_gradients(*parts, self._initial, total, own.at_weight, own.at_bias)
+            kernels.rectified_gradients(*parts, self._initial, self._at_initial, found, *own.arrays[1])
 
     def _normalized(self, layer: int, hidden: Tensor) -> tuple[Tensor, Norm | None]:
         """Return what `ClientModel.layer_input` reads before its dropout, and what undoes the normalisation."""

@@ -23,12 +23,12 @@ class Mask(NamedTuple):
 
     low: np.uint64
     high: np.uint64
-    threshold: int
+    threshold: np.uint8
 
     @property
     def scale(self) -> float:
         """What the values that are kept are multiplied by."""
-        return 2**8 / (2**8 - self.threshold)
+        return 2**8 / (2**8 - int(self.threshold))
 
     def factors(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return one factor per value: 0, or what makes up for those."""
@@ -47,7 +47,7 @@ class Dropout:
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
         nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is a byte; something is kept, something dropped
-        self.threshold = nearest if rate > 0 else 0
+        self.threshold = np.uint8(nearest if rate > 0 else 0)
         self.stream = stream
 
     def mask(self, layer: int) -> Mask | None:

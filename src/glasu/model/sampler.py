@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +76,7 @@ class Sampler:
         room = max(0, train.max_nodes - len(targets))
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
             return draw  # an evaluation asks for so many nodes that a bound would leave them no neighbours
-        return thinned(self.graph, targets, draw, room, replace(stream, purpose=f"{purpose}, kept").key(), labels)
+        return thinned(self.graph, targets, draw, room, stream._replace(purpose=f"{purpose}, kept").key(), labels)
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""

@@ -132,9 +132,9 @@ def exchange(message: Message, kind: type[Reply]) -> Exchange[Reply]:
 
 def checked(answer: Message, asked: Key, kind: type[Reply]) -> Reply:
     """Return the answer, or refuse one that does not belong to the question."""
-    got, about = answer.key, ("phase", "round", "layer", "chunk")
+    got = answer.key
     if not isinstance(answer, kind):
         raise ProtocolError(f"{asked}: expected a {kind.__name__}, got a {type(answer).__name__}.")
-    if any(getattr(got, name) != getattr(asked, name) for name in about):
+    if (got.phase, got.round, got.layer, got.chunk) != (asked.phase, asked.round, asked.layer, asked.chunk):
         raise ProtocolError(f"{asked}: got an answer to another message: {got}.")
     return answer

@@ -5,14 +5,13 @@ Neither torch nor PyG is loaded here or in anything this module imports.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from glasu.codec.tensors import Encoding, Kind, encodings_of
+from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
@@ -94,15 +93,20 @@ class Server:
 
     def _check_riders(self, message: Message) -> None:
         """Refuse node sets and losses that cannot be; both ride on any message."""
-        where = f"party {self.roster[message.key.client]!r}, {message.key}"
         last, most = self.sizes.num_nodes - 1, max(1, self.config.train.prefetch)
         if len(message.node_sets) > most:
-            raise ProtocolError(f"{where}: expected node sets of at most {most} rounds, got {len(message.node_sets)}.")
+            got = len(message.node_sets)
+            raise ProtocolError(f"{self._sender(message)}: expected node sets of at most {most} rounds, got {got}.")
         for nodes in message.node_sets:
             if len(nodes) and nodes[-1] > last:  # sets travel in rising order
-                raise ProtocolError(f"{where}: expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
-        if not np.isfinite(message.losses).all():
-            raise TrainingError(f"{where}: its loss is not finite; training diverged. Lower train.learning_rate.")
+                asked = f"expected nodes 0..{last} in its node sets"
+                raise ProtocolError(f"{self._sender(message)}: {asked}, got {nodes[-1]}.")
+        if len(message.losses) and not np.isfinite(message.losses).all():
+            why = "its loss is not finite; training diverged. Lower train.learning_rate."
+            raise TrainingError(f"{self._sender(message)}: {why}")
+
+    def _sender(self, message: Message) -> str:
+        return f"party {self.roster[message.key.client]!r}, {message.key}"
 
     def answer(self, kind: type[Message], value: Array | None = None, **fields: Any) -> None:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
@@ -120,7 +124,7 @@ class Server:
 
     def _key(self, sender: int) -> Key:
         """Name the answer to what was received."""
-        return dataclasses.replace(self._received[0].key, run=self.run, client=sender)
+        return self._received[0].key._replace(run=self.run, client=sender)
 
     def payloads(self, kind: Kind, messages: Sequence[Message]) -> list[Array]:
         """Return the tensors of those clients that sent one, as they travelled; one shape, never broadcast."""
@@ -135,13 +139,12 @@ class Server:
             if not flaw and message.value.shape != first.value.shape:
                 party = self.roster[first.key.client]
                 flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
-            where = f"party {self.roster[message.key.client]!r}, {message.key}, {kind}"
             if flaw:
-                raise ProtocolError(f"{where}: {flaw}.")
-            if not _is_finite(self.encodings[kind], message.value):
+                raise ProtocolError(f"{self._sender(message)}, {kind}: {flaw}.")
+            if not self.encodings[kind].is_finite(message.value):
                 raise TrainingError(
-                    f"{where}: expected finite values, got NaN or infinity; training diverged there, and nothing was "
-                    "added up. Lower train.learning_rate."
+                    f"{self._sender(message)}, {kind}: expected finite values, got NaN or infinity; training diverged "
+                    "there, and nothing was added up. Lower train.learning_rate."
                 )
         return [message.value for message in senders]
 
@@ -205,12 +208,6 @@ class Server:
             raise ConfigError("the saved state belongs to a run with other settings or parties; start afresh.")
         self.round, self.selection, self.stopped = state.round, state.selection, state.stopped
         self.losses, self.history = list(state.losses), list(state.history)
-
-
-def _is_finite(encoding: Encoding, payload: Array) -> bool:
-    """Tell whether a payload holds numbers only, looking at some rows at a time."""
-    starts = range(0, len(payload), ROWS_AT_ONCE)
-    return all(np.isfinite(encoding.decode(payload[start : start + ROWS_AT_ONCE])).all() for start in starts)
 
 
 def _by_rows(num_rows: int, compute: Callable[[slice], list[Array]]) -> list[Array]:

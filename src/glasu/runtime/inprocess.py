@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from glasu.protocol.messages import Evaluating, Event, Message, RoundDone, Script
 from glasu.runtime.meter import Meter
@@ -28,7 +27,7 @@ def cores() -> int:
 
 @contextmanager
 def one_thread_each(workers: int = 1) -> Iterator[Map]:
-    """Yield a `map` that runs clients in parallel, each on one thread of torch and of the BLAS that kernels call.
+    """Yield a `map` that runs clients in parallel, each on one thread of torch.
 
     Some products change bits with the number of threads; with one each, bits do not depend on the workers either, for
     clients share nothing.
@@ -36,12 +35,11 @@ def one_thread_each(workers: int = 1) -> Iterator[Map]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):
-            if workers == 1:
-                yield map
-            else:  # torch's setting is one of each thread
-                with ThreadPoolExecutor(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
-                    yield pool.map
+        if workers == 1:
+            yield map
+        else:  # torch's setting is one of each thread
+            with ThreadPoolExecutor(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
+                yield pool.map
     finally:
         torch.set_num_threads(before)
 

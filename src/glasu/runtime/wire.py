@@ -179,9 +179,13 @@ def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]
 
 def measured(message: Message) -> Iterator[tuple[str, str, int]]:
     """Split the encoded size of a message into (kind, phase, bytes); what is agreed ahead counts as sampling."""
-    phase = message.key.phase.reported
-    yield "header", phase, HEADER.size
+    phase, header = message.key.phase.reported, HEADER.size
     for tag, array in sections(message):
-        about = "sampling" if tag == "index" and phase == "training" else phase
-        yield "header", about, SECTION.size
-        yield tag, about, ids.encoded_size(array) if tag == "index" else array.nbytes
+        if tag != "index":
+            header += SECTION.size
+            yield tag, phase, array.nbytes
+    yield "header", phase, header
+    if message.node_sets:
+        about = "sampling" if phase == "training" else phase
+        yield "header", about, SECTION.size * len(message.node_sets)
+        yield "index", about, sum(map(ids.encoded_size, message.node_sets))

@@ -1,4 +1,4 @@
-"""The inner loops of sampling and of layers, each twice; with equal bits, but for whole layers and losses.
+"""The inner loops of sampling and of layers, each twice; with equal bits, but for losses.
 
 `loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
 
@@ -24,9 +24,11 @@ if COMPILES:
         fill_block,
         fill_bytes,
         fill_mask,
+        gate,
         gather_rows,
-        gcnii,
         gcnii_gradients,
+        gcnii_result,
+        gcnii_support,
         neighbors_outside,
         rectified,
         rectified_gradients,
@@ -45,9 +47,11 @@ else:
         fill_block,
         fill_bytes,
         fill_mask,
+        gate,
         gather_rows,
-        gcnii,
         gcnii_gradients,
+        gcnii_result,
+        gcnii_support,
         neighbors_outside,
         rectified,
         rectified_gradients,
@@ -66,9 +70,11 @@ __all__ = [
     "fill_block",
     "fill_bytes",
     "fill_mask",
+    "gate",
     "gather_rows",
-    "gcnii",
     "gcnii_gradients",
+    "gcnii_result",
+    "gcnii_support",
     "neighbors_outside",
     "rectified",
     "rectified_gradients",

@@ -160,7 +160,7 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
     add_product(_starts(np.bincount(indices, minlength=len(total))), rows[order], data[order], dense, total)
 
 
-def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
+def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
     """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
     draws = np.empty(len(mask), np.uint8)
     fill_bytes(low, high, draws)
@@ -181,70 +181,74 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
 
 
 def rectified_gradients(
-    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, more: Array, weight: Array, bias: Array
 ) -> None:
-    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
-    gated = np.where(result > 0, gradient, 0)
+    """Write into `weight` and `bias` the gradients of what `rectified` read, given two that add up to its result's."""
+    weight[:], bias[:] = 0, 0
+    gated = np.where(result > 0, gradient + more, 0)
     for row in gated:  # one after the other, for numpy's own sum adds in another order
         bias += row
     add_transposed(indptr, indices, data, gated, weight)
 
 
-def gcnii(
+def gcnii_support(
     indptr: Array,
     indices: Array,
     data: Array,
     hidden: Array,
     low: np.uint64,
     high: np.uint64,
-    threshold: int,
+    threshold: np.uint8,
     scale: Any,
     draws: Array,
     initial: Array,
     rows: Ids,
-    weight: Array,
     share: Any,
-    kept: Any,
-    turned: Any,
     support: Array,
-    result: Array,
 ) -> None:
-    """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
+    """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
 
-    `hidden` is first multiplied by a mask: `scale` where a byte of the key's words reaches the threshold, else 0. The
-    bytes are written into `draws`, which has one for each value; none at all: no mask.
+    The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
+    `draws`, which has one for each value; none at all: no mask.
     """
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     np.multiply(initial[rows], share, out=support)
     read = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
     add_product(indptr, indices, data, read, support)
-    np.maximum(kept * support + turned * (support @ weight), 0, out=result)
+
+
+def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
+    """Make ReLU(kept * support + turned * result) of the result, which is support @ weight."""
+    np.maximum(kept * support + turned * result, 0, out=result)
+
+
+def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
+    """Write factor * gradient where the result of a ReLU is above zero, else 0."""
+    gated[:] = np.where(result > 0, factor * gradient, 0)
 
 
 def gcnii_gradients(
     indptr: Array,
     indices: Array,
     data: Array,
-    threshold: int,
+    threshold: np.uint8,
     scale: Any,
     draws: Array,
     rows: Ids,
-    weight: Array,
     share: Any,
     kept: Any,
-    turned: Any,
-    support: Array,
     result: Array,
     gradient: Array,
-    at_weight: Array,
+    at_support: Array,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_weight` and `at_hidden`, and add to `at_initial`, the gradients of what `gcnii` read."""
-    gated = np.where(result > 0, gradient, 0)
-    np.multiply(support.T @ gated, turned, out=at_weight)
-    at_support = kept * gated + turned * (gated @ weight.T)
+    """Write into `at_hidden`, and add to `at_initial`, the gradients of what `gcnii_support` read.
+
+    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it.
+    """
+    at_support += np.where(result > 0, kept * gradient, 0)
     at_initial[rows] += at_support * share
     at_hidden[:] = 0
     add_transposed(indptr, indices, data, at_support, at_hidden)
@@ -252,7 +256,7 @@ def gcnii_gradients(
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
 
 
-def _factors(draws: Array, threshold: int, scale: Any, dtype: np.dtype[Any]) -> Array:
+def _factors(draws: Array, threshold: np.uint8, scale: Any, dtype: np.dtype[Any]) -> Array:
     factors: Array = np.multiply(draws >= threshold, scale, dtype=dtype)
     return factors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401  what np.dot calls: loaded now, so that its threads can be limited
 
 from glasu.compiling import compiled
 from glasu.randomness import FIRST, GOLDEN, SECOND
@@ -287,7 +286,7 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
 
 
 @compiled
-def fill_mask(low: np.uint64, high: np.uint64, threshold: int, scale: Any, mask: Array) -> None:
+def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
     """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
     draws = np.empty(len(mask), np.uint8)
     fill_bytes(low, high, draws)
@@ -307,8 +306,9 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
         total[:] = 0
         for k in range(indptr[row], indptr[row + 1]):
             value, source = data[k], weight[indices[k]]
-            for column in range(len(total)):
-                total[column] += value * source[column]
+            if value != 0:  # what was dropped is still stored
+                for column in range(len(total)):
+                    total[column] += value * source[column]
         for column in range(len(total)):
             value = total[column] + bias[column]
             total[column] = 0 if value < 0 else value  # what is not a number stays so, as everywhere
@@ -316,44 +316,43 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
 
 @compiled
 def rectified_gradients(
-    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, weight: Array, bias: Array
+    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, more: Array, weight: Array, bias: Array
 ) -> None:
-    """Add to `weight` and `bias` the gradients of what `rectified` read, given that at its result."""
+    """Write into `weight` and `bias` the gradients of what `rectified` read, given two that add up to its result's."""
+    weight[:], bias[:] = 0, 0
     gated = np.empty_like(bias)
     for row in range(len(indptr) - 1):
+        made, one, other = result[row], gradient[row], more[row]
         for column in range(len(gated)):
-            gated[column] = gradient[row, column] if result[row, column] > 0 else 0
+            gated[column] = one[column] + other[column] if made[column] > 0 else 0
             bias[column] += gated[column]
         for k in range(indptr[row], indptr[row + 1]):
             value, total = data[k], weight[indices[k]]
-            for column in range(len(gated)):
-                total[column] += value * gated[column]
+            if value != 0:
+                for column in range(len(gated)):
+                    total[column] += value * gated[column]
 
 
 @compiled
-def gcnii(
+def gcnii_support(
     indptr: Array,
     indices: Array,
     data: Array,
     hidden: Array,
     low: np.uint64,
     high: np.uint64,
-    threshold: int,
+    threshold: np.uint8,
     scale: Any,
     draws: Array,
     initial: Array,
     rows: Array,
-    weight: Array,
     share: Any,
-    kept: Any,
-    turned: Any,
     support: Array,
-    result: Array,
 ) -> None:
-    """Write support = share * initial[rows] + matrix @ hidden, and ReLU(support @ (kept I + turned weight)).
+    """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
 
-    `hidden` is first multiplied by a mask: `scale` where a byte of the key's words reaches the threshold, else 0. The
-    bytes are written into `draws`, which has one for each value; none at all: no mask.
+    The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
+    `draws`, which has one for each value; none at all: no mask.
     """
     zero = scale - scale
     if len(draws):
@@ -371,7 +370,12 @@ def gcnii(
             else:
                 for column in range(len(total)):
                     total[column] += value * source[column]
-    np.dot(support, weight, result)
+
+
+@compiled
+def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
+    """Make ReLU(kept * support + turned * result) of the result, which is support @ weight."""
+    zero = kept - kept
     for row in range(len(result)):
         total, own = result[row], support[row]
         for column in range(len(total)):
@@ -380,34 +384,37 @@ def gcnii(
 
 
 @compiled
+def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
+    """Write factor * gradient where the result of a ReLU is above zero, else 0."""
+    zero = factor - factor
+    for row in range(len(gated)):
+        target, source, made = gated[row], gradient[row], result[row]
+        for column in range(len(target)):
+            target[column] = factor * source[column] if made[column] > 0 else zero
+
+
+@compiled
 def gcnii_gradients(
     indptr: Array,
     indices: Array,
     data: Array,
-    threshold: int,
+    threshold: np.uint8,
     scale: Any,
     draws: Array,
     rows: Array,
-    weight: Array,
     share: Any,
     kept: Any,
-    turned: Any,
-    support: Array,
     result: Array,
     gradient: Array,
-    at_weight: Array,
+    at_support: Array,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_weight` and `at_hidden`, and add to `at_initial`, the gradients of what `gcnii` read."""
+    """Write into `at_hidden`, and add to `at_initial`, the gradients of what `gcnii_support` read.
+
+    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it.
+    """
     zero = scale - scale
-    gated, at_support = np.empty_like(gradient), np.empty_like(gradient)
-    for row in range(len(gated)):
-        target, source, made = gated[row], gradient[row], result[row]
-        for column in range(len(target)):
-            target[column] = turned * source[column] if made[column] > 0 else zero
-    np.dot(support.T, gated, at_weight)
-    np.dot(gated, weight.T, at_support)
     at_hidden[:] = zero
     for row in range(len(indptr) - 1):
         source, own, made, first = at_support[row], gradient[row], result[row], at_initial[rows[row]]
