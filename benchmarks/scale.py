@@ -3,7 +3,9 @@
 A synthetic graph with Reddit's 232,965 nodes, 602 features and 41 classes, and 492 edges per node as there, is divided
 among three clients with 80 % of the edges each, all in this one process. Raw data is what the clients hold: 4 bytes per
 edge and per feature value; the peak is the process's largest resident size, to which memory maps count as far as they
-were read. The paper trains on Reddit, but tells neither its memory nor its seconds per round.
+were read. What is resident when a step ends is also told apart: the process's own memory, and pages of files, which
+the system takes back when it needs them. The paper trains on Reddit, but tells neither its memory nor its seconds per
+round.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasu.config import DataConfig, RunConfig, TrainConfig
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.datasets import load
 from glasu.data.party import PartyData
 from glasu.data.reddit import STAND_IN
@@ -33,6 +35,15 @@ def peak_bytes() -> int:
     """Return the largest resident size of this process so far; memory maps count as far as they were read."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def resident() -> str:
+    """Return what of this process is resident now: its own memory, and pages of files; "-" where nobody tells."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return "-"
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return " + ".join(f"{int(lines[name].split()[0]) / 2**20:.2f}" for name in ("RssAnon", "RssFile"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def settings(args: argparse.Namespace) -> RunConfig:
         batch_size=args.batch,
         fanout=args.fanout,
     )
-    return RunConfig(data=data, train=train)
+    return RunConfig(data=data, model=ModelConfig(backbone=args.backbone), train=train)
 
 
 def bytes_per_edge(parties: Sequence[PartyData]) -> float:
@@ -88,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--batch", type=positive, default=64, help="nodes per round; that of large graphs is 512")
     parser.add_argument("--fanout", type=int, default=TrainConfig().fanout)
+    parser.add_argument("--backbone", choices=["gcn", "gcnii", "gat", "sage"], default=ModelConfig().backbone)
     parser.add_argument("--cache", type=Path, help="where to store the graph, and keep it; else it is made and removed")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the nodes, 20 rounds")
@@ -103,12 +115,12 @@ def main() -> None:
 def measured(config: RunConfig) -> str:
     """Return the tables."""
     steps: list[tuple[str, Moment]] = []
-    peaks = []
+    peaks: list[tuple[int, str]] = []
 
     def step(name: str, start: Moment) -> Moment:
         steps.append((name, Moment.now().since(start)))
-        peaks.append(peak_bytes())
-        print(f"{name}: {steps[-1][1].wall:.1f} s, peak {peaks[-1] / 2**30:.2f} GiB", file=sys.stderr, flush=True)
+        peaks.append((peak_bytes(), resident()))
+        print(f"{name}: {steps[-1][1].wall:.1f} s, peak {peaks[-1][0] / 2**30:.2f} GiB", file=sys.stderr, flush=True)
         return Moment.now()
 
     start = Moment.now()
@@ -138,13 +150,14 @@ def measured(config: RunConfig) -> str:
     step(f"train {config.train.num_rounds} rounds, evaluate twice", start)
     nodes, edges = parties[0].num_nodes, sum(party.graph.num_edges for party in parties)
     raw = 4 * edges + 4 * nodes * config.data.num_features
+    undivided = round(4 * nodes * (config.data.average_degree + config.data.num_features))
     training = rounds[-2].since(rounds[0])  # the last round ends with an evaluation
     per_second = (len(rounds) - 2) / training.wall, (len(rounds) - 2) / training.cpu
     evaluation = evaluations[1].since(evaluations[0])
     tested = 0 if parties[0].splits is None else len(parties[0].splits.test)
     table = [
-        [name, f"{spent.wall:.1f}", f"{spent.cpu:.1f}", f"{peak / 2**30:.2f}", f"{peak / raw:.2f}"]
-        for (name, spent), peak in zip(steps, peaks, strict=True)
+        [name, *(f"{part:.1f}" for part in (spent.wall, spent.cpu)), *_in_gib(peak, raw, undivided), left]
+        for (name, spent), (peak, left) in zip(steps, peaks, strict=True)
     ]
     train = config.train
     figures = [
@@ -156,12 +169,17 @@ def measured(config: RunConfig) -> str:
     ]
     return (
         f"synthetic, {nodes} nodes, {edges} edges of {len(parties)} clients, {config.data.num_features} features, "
-        f"raw data {raw / 2**30:.2f} GiB;\nbatch {train.batch_size}, fan-out {train.fanout}, sampler {train.sampler}, "
+        f"raw data {raw / 2**30:.2f} GiB, {undivided / 2**30:.2f} before it was divided;\n"
+        f"backbone {config.model.backbone}, batch {train.batch_size}, fan-out {train.fanout}, sampler {train.sampler}, "
         f"Q = {train.num_local_steps}, hidden {config.model.hidden}, {config.model.num_layers} layers\n\n"
-        + markdown(["step", "s", "CPU s", "peak, GiB", "peak / raw"], table)
+        + markdown(["step", "s", "CPU s", "peak, GiB", "/ raw", "/ undivided", "left: own + files, GiB"], table)
         + "\n\n"
         + markdown(["figure", "value"], figures)
     )
+
+
+def _in_gib(peak: int, raw: int, undivided: int) -> list[str]:
+    return [f"{peak / part:.2f}" for part in (2**30, raw, undivided)]
 
 
 if __name__ == "__main__":
