@@ -27,6 +27,7 @@ from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_roun
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
 PLAIN_ROUNDS = 4  # per turn
+HIDDEN = 192
 SIZE, COPIED = 768, 2**24  # of the matrices multiplied, and numbers copied, to see what the machine can do
 
 
@@ -111,9 +112,22 @@ def operations(batch: Batch, hidden: int, steps: int) -> float:
     return 2.0 * steps * hidden * (products + 2 * sum(block.matrix.nnz for block in batch.blocks))
 
 
-def of_the_peak(timing: Timing, steps: int, hidden: int, peak: float) -> float:
-    """Return which share of a round's time the machine's best matrix product would need for the same operations."""
-    counts = [[operations(batch, hidden, steps) for batch in own] for own in timing.batches]
+def traffic(batch: Batch, hidden: int, steps: int) -> float:
+    """Count the bytes that a client's Q passes read and write where every number comes from memory, but once a pass.
+
+    A weight is read forward and back, its gradient is written and read, and it is read and written by the step. A row
+    of a layer's input is read forward and its gradient written back; one of its output is written forward, as the
+    product reads and as it leaves, both are read back, and so is the gradient, which is written once on the way.
+    """
+    width = batch.features.shape[1]
+    weights = hidden * (width + hidden * len(batch.blocks))
+    rows = sum(2 * block.matrix.shape[1] + 6 * block.matrix.shape[0] for block in batch.blocks)
+    return 4.0 * steps * (6 * weights + hidden * rows)
+
+
+def of_the_peak(timing: Timing, count: Callable[[Batch, int, int], float], steps: int, peak: float) -> float:
+    """Return which share of a round's time the machine at its best would need for what `count` counts."""
+    counts = [[count(batch, HIDDEN, steps) for batch in own] for own in timing.batches]
     return sum(statistics.fmean(own) for own in counts) / peak / timing.seconds
 
 
@@ -132,14 +146,24 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
                 f"{found.times('plain', own):.1f}",
                 f"{found.times('dicts', own):.1f}",
             ]
+            of_peaks = of_the_peak(timing, operations, steps, peak), of_the_peak(timing, traffic, steps, copied)
             rows.append(
-                [*row, f"{found.times(f'{own} pyg', own):.2f}", f"{100 * of_the_peak(timing, steps, 192, peak):.0f} %"]
+                [*row, f"{found.times(f'{own} pyg', own):.2f}", *(f"{100 * share:.0f} %" for share in of_peaks)]
             )
             shares = [f"{100 * share:.0f} %" for share in timing.shares.values()]
             sent = [f"{timing.bytes / 1e3:.0f}", f"{timing.exchanges:.2f}"]
             work.append([f"{steps}", label, f"{timing.rows:.0f}", f"{timing.edges:.0f}", *shares, *sent])
-    header = ["Q", "ours", "ms / round", "plain x", "plain with dicts x", "PyG passes x", "of GEMM peak"]
-    text = f"{name}, M = 3, K = 2, batch 16, fan-out 2, hidden 192, {turns} turns; "
+    header = [
+        "Q",
+        "ours",
+        "ms / round",
+        "plain x",
+        "plain with dicts x",
+        "PyG passes x",
+        "of GEMM peak",
+        "of copy peak",
+    ]
+    text = f"{name}, M = 3, K = 2, batch 16, fan-out 2, hidden {HIDDEN}, {turns} turns; "
     text += f"the machine: {peak / 1e9:.0f} GFLOP/s, copies {copied / 1e9:.1f} GB/s\n\n{markdown(header, rows)}\n\n"
     header = ["Q", "ours", "rows", "edges", "sampling", "compute", "communication", "other", "KB / round", "exchanges"]
     return text + f"per round; rows and edges of one client\n\n{markdown(header, work)}"
