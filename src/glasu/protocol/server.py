@@ -19,6 +19,7 @@ from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import server_backward
+from glasu.protocol.chunks import first_row
 from glasu.protocol.evaluation import server_evaluation
 from glasu.protocol.inference import server_inference
 from glasu.protocol.label_owner import server_gradient
@@ -149,12 +150,13 @@ class Server:
         """Return what the clients' tensors make together, as it travels to all of them."""
         payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
         aggregation, key = aggregation or self.aggregation, self._key(SERVER)
+        start = first_row(key.chunk)
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
             return aggregation.aggregate(payloads)
 
         def compute(rows: slice) -> list[Array]:
             joint = aggregation.aggregate([encoding.decode(payload[rows]) for payload in payloads])
-            return [encoding.encode(joint, key, rows.start)]
+            return [encoding.encode(joint, key, start + rows.start)]
 
         return _by_rows(len(payloads[0]), compute)[0]
 
@@ -162,11 +164,12 @@ class Server:
         """Return for each client the gradient at its partial, as it travels: of the sum of those that were sent."""
         payloads, encoding = self.payloads("gradient", messages), self.encodings["gradient"]
         keys = [self._key(TO_ONE + client) for client in range(len(self.roster))]
+        start = first_row(keys[0].chunk)
 
         def compute(rows: slice) -> list[Array]:
             total = add([encoding.decode(payload[rows]) for payload in payloads])
             shares = zip(self.aggregation.backpropagate(total), keys, strict=True)
-            return [encoding.encode(share, key, rows.start) for share, key in shares]
+            return [encoding.encode(share, key, start + rows.start) for share, key in shares]
 
         return _by_rows(len(payloads[0]), compute)
 
