@@ -25,6 +25,7 @@ from glasu.protocol.inference import server_inference
 from glasu.protocol.label_owner import server_gradient
 from glasu.protocol.messages import (
     Array,
+    Awaited,
     Evaluated,
     Exchange,
     Message,
@@ -70,12 +71,14 @@ class Server:
         self.losses: list[float] = []
         self.history: list[dict[str, Any]] = []
         self.answers: tuple[Message, ...] = ()
+        self.awaited: Awaited | None = None  # what every client is to send now
         self._received: Sequence[Message] = ()
 
     def receive(
         self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
     ) -> Exchange[Sequence[Message]]:
         """Send the answers that are ready and return the next message of every client, in client order."""
+        self.awaited = Awaited(kinds, self.run, phase, round_index, layer, chunk)
         messages = yield self.answers
         expected = (self.run, phase, round_index, layer, chunk)
         for client, message in enumerate(messages):
