@@ -9,7 +9,7 @@ import torch
 from glasu.data.party import Splits
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
-from glasu.protocol import evaluation
+from glasu.protocol import chunks as chunking
 from glasu.protocol.messages import Evaluated, Evaluating, Scores
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
@@ -22,7 +22,7 @@ def chunks(monkeypatch):
     """Return a function that sets the sizes of chunks: rows per message, rows and edges per product, values read."""
 
     def cut(message_rows, product_rows, product_edges, values=2**24):
-        monkeypatch.setattr(evaluation, "CHUNK_ROWS", message_rows)
+        monkeypatch.setattr(chunking, "CHUNK_ROWS", message_rows)
         monkeypatch.setattr(sampler_module, "CHUNK_ROWS", product_rows)
         monkeypatch.setattr(sampler_module, "CHUNK_EDGES", product_edges)
         monkeypatch.setattr(exact, "CHUNK_VALUES", values)

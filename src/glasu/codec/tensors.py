@@ -34,7 +34,7 @@ class Encoding(Protocol):
         Args:
             value: the numbers.
             key: names the message that they travel in.
-            first_row: where they stand in that message.
+            first_row: where they stand in the tensor; the size of its chunks changes no bit.
         """
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
@@ -112,8 +112,8 @@ class Int8:
     laid side by side or taken apart. A row that is not finite has no step and is refused, never sent as numbers.
 
     Rounding is to nearest, or stochastic: up with the probability of the rest, by a random number that is a function of
-    (seed, message, row, column); then what arrives is right in the mean, however small a value is beside its row's
-    largest.
+    (seed, phase, round, layer, sender, row, column); then what arrives is right in the mean, however small a value is
+    beside its row's largest.
     """
 
     width: int
@@ -175,7 +175,7 @@ class Int8:
     def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
         """Return a number inside (0, 1) for every value; each row starts a Philox counter of its own."""
         purpose, counters = f"rounding {key.phase.name}", -(-columns // _DRAWS)
-        stream = Stream(self.seed, purpose, key.round, step=key.chunk, layer=key.layer, client=key.client)
+        stream = Stream(self.seed, purpose, key.round, layer=key.layer, client=key.client)
         source = np.random.Philox(key=stream.key(), counter=first_row * counters)
         drawn = source.random_raw(4 * counters * rows).astype("<u8", copy=False).view("<u2")
         drawn = drawn.reshape(rows, _DRAWS * counters)[:, :columns]

@@ -31,6 +31,7 @@ from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel, input_scale
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Release
+from glasu.protocol.chunks import message_chunks
 from glasu.protocol.messages import NO_NUMBERS, TensorMessage
 from glasu.protocol.sampling import Sample
 from glasu.protocol.state import ClientState, Selection
@@ -293,9 +294,29 @@ class Client:
             raise ProtocolError(f"{message.key}: expected a {kind} of shape {shape}, got {value.shape}.")
         return torch.from_numpy(value)
 
-    def joined(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Return the chunks of one tensor as a whole."""
-        return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
+    def read_rows(
+        self,
+        kind: Kind,
+        answers: Sequence[TensorMessage],
+        shape: tuple[int, int],
+        asked: NDArray[np.bool_] | None = None,
+    ) -> Tensor:
+        """Return the tensor of the answers to a tensor that was sent in chunks.
+
+        Args:
+            kind: what it holds.
+            answers: to the chunks, in their order.
+            shape: of the whole answer; or, with `asked`, of what it would be if all rows were.
+            asked: which rows this client asked for, where it receives no others.
+        """
+        rows, columns = shape
+        if len(answers) == 1:
+            return self.read(kind, answers[0], shape if asked is None else (int(np.count_nonzero(asked)), columns))
+        parts = []
+        for answer, part in zip(answers, message_chunks(rows), strict=True):
+            expected = part.stop - part.start if asked is None else np.count_nonzero(asked[part])
+            parts.append(self.read(kind, answer, (int(expected), columns)))
+        return torch.cat(parts)
 
     @torch.no_grad()
     def probabilities(self, joint: Tensor) -> Tensor:

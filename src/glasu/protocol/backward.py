@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.keys import Phase
+from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.inference import client_inference
-from glasu.protocol.messages import Exchange, Gradient, JointGradient, Script, Waiting, exchange
+from glasu.protocol.messages import Exchange, Gradient, JointGradient, Message, Script, Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from glasu.protocol.actor import Batch, Client
@@ -43,16 +46,18 @@ def _joint_gradient(
 ) -> Exchange[Tensor]:
     """Send the gradient at H[l+1], and return what falls on the own H_m^+[l] of all clients' gradients there."""
     key = client.key(Phase.BACKWARD, batch.round, layer)
-    if gradient is None:  # H[L] at a client without labels
-        reply = yield from exchange(Waiting(key=key), JointGradient)
-    else:
-        sent = client.release.tensor("gradient", gradient, key)
-        reply = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
-    return client.read("gradient", reply, (len(partial), partial.shape[1]))
+    message: Message = Waiting(key=key)
+    if gradient is not None:  # it is None of H[L] at a client without labels
+        message = Gradient(key=key, value=client.release.tensor("gradient", gradient, key).payload)
+    answers = yield from exchange_rows(message, len(partial), JointGradient)
+    return client.read_rows("gradient", answers, (len(partial), partial.shape[1]))
 
 
 def server_backward(server: Server, round_index: int) -> Script:
     """Server column: add the gradients in client order and send each client its share."""
-    for layer in reversed(server.layers):
-        messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
+
+    def respond(messages: Sequence[Message]) -> None:
         server.answer_each(JointGradient, server.backpropagated(messages))
+
+    for layer in reversed(server.layers):
+        yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond)

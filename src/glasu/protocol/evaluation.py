@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from glasu.errors import ProtocolError, TrainingError
 from glasu.keys import Phase
 from glasu.model import metrics
+from glasu.protocol.chunks import answer_rows, exchange_rows, first_row
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.messages import (
     Agreed,
@@ -17,14 +18,13 @@ from glasu.protocol.messages import (
     Exchange,
     Joint,
     JointScores,
+    Message,
     Metrics,
     Partial,
     Proposal,
     Scores,
     Script,
-    TensorMessage,
     Verdict,
-    checked,
     exchange,
 )
 from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling, unite
@@ -34,19 +34,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glasu.codec.tensors import Kind
     from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
 
 Mask: TypeAlias = NDArray[np.bool_]  # of the asked nodes: which of them one client asked for
-CHUNK_ROWS = 8192  # rows per message
-
-
-def message_chunks(num_rows: int) -> list[slice]:
-    """Divide rows into the chunks that travel in one message each; at least one, so that no exchange is empty."""
-    return [slice(start, min(start + CHUNK_ROWS, num_rows)) for start in range(0, max(1, num_rows), CHUNK_ROWS)]
 
 
 def client_evaluation(
@@ -109,39 +102,16 @@ def client_prediction(
     if client.owner >= 0 or client.selection is not None:
         return np.asarray(own.numpy())
     top = client.config.model.num_layers
-    mean = yield from _exchange_rows(client, own, Scores, JointScores, phase, round_index, top, asked)
+    key = client.key(phase, round_index, top)
+    message = Scores(key=key, value=client.release.tensor("probabilities", own, key).payload)
+    answers = yield from exchange_rows(message, len(own), JointScores)
+    mean = client.read_rows("probabilities", answers, (len(own), own.shape[1]), asked)
     return np.asarray(mean.numpy())
 
 
 def _is_sampled(config: RunConfig, phase: Phase) -> bool:
     """Tell whether neighbourhoods are sampled; prediction is always exact."""
     return config.train.sampled_evaluation and phase is Phase.EVALUATION
-
-
-def _exchange_rows(
-    client: Client,
-    value: Tensor,
-    kind: type[TensorMessage],
-    answer_kind: type[TensorMessage],
-    phase: Phase,
-    round_index: int,
-    layer: int,
-    asked: Mask | None = None,
-) -> Exchange[Tensor]:
-    """Send a tensor in chunks of rows, all together, and return what the server made of it, or of the asked rows."""
-    what: Kind = "probabilities" if kind is Scores else "representation"
-    chunks, messages = message_chunks(len(value)), []
-    for chunk, rows in enumerate(chunks):
-        key = client.key(phase, round_index, layer, chunk)
-        messages.append(kind(key=key, value=client.release.tensor(what, value[rows], key).payload))
-    answers = yield messages
-    _, columns = value.shape if kind is Scores else client.joint_shape(value)
-    parts = []
-    for answer, message, rows in zip(answers, messages, chunks, strict=True):
-        expected = rows.stop - rows.start if asked is None else np.count_nonzero(asked[rows])
-        shape = (int(expected), columns)
-        parts.append(client.read(what, checked(answer, message.key, answer_kind), shape))
-    return client.joined(parts)
 
 
 def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
@@ -160,7 +130,10 @@ def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phas
                 yield Evaluating(client.round, done / total, client.party.name)
         result = partial
         if layer in client.model.aggregation_layers:
-            result = yield from _exchange_rows(client, partial, Partial, Joint, phase, round_index, layer)
+            key = client.key(phase, round_index, layer)
+            sent = client.release.tensor("representation", partial, key)
+            answers = yield from exchange_rows(Partial(key=key, value=sent.payload), len(partial), Joint)
+            result = client.read_rows("representation", answers, client.joint_shape(partial))
         hidden = result
     return result
 
@@ -203,16 +176,17 @@ def server_prediction(
         yield from server_sampling(server, round_index, "evaluation neighbors")
         yield from server_inference(server, round_index, phase)
     else:
-        for layer in server.layers:
-            rows = num_nodes if layer == server.layers[-1] else server.sizes.num_nodes
-            for chunk in range(len(message_chunks(rows))):
-                messages = yield from server.receive((Partial,), phase, round_index, layer, chunk)
-                server.answer(Joint, server.aggregated("representation", messages))
+        rows = [server.sizes.num_nodes] * (len(server.layers) - 1) + [num_nodes]
+        yield from server_inference(server, round_index, phase, rows)
+
+    def respond(messages: Sequence[Message]) -> None:
+        mean = server.aggregated("probabilities", messages, server.mean)
+        if asked is None:
+            server.answer(JointScores, mean)
+        else:
+            start = first_row(messages[0].key.chunk)
+            server.answer_each(JointScores, [mean[own[start : start + len(mean)]] for own in asked])
+
     if server.owner < 0:
-        for chunk, part in enumerate(message_chunks(num_nodes)):
-            messages = yield from server.receive((Scores,), phase, round_index, server.config.model.num_layers, chunk)
-            mean = server.aggregated("probabilities", messages, server.mean)
-            if asked is None:
-                server.answer(JointScores, mean)
-            else:
-                server.answer_each(JointScores, [mean[own[part]] for own in asked])
+        top = server.config.model.num_layers
+        yield from answer_rows(server, (Scores,), phase, round_index, top, respond, num_nodes)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from glasu.keys import Phase
-from glasu.protocol.messages import Exchange, Joint, Partial, Script, exchange
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.messages import Exchange, Joint, Message, Partial, Script
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from glasu.model.passes import Passes
@@ -37,16 +40,23 @@ def client_inference(
         if layer in client.model.aggregation_layers:
             key = client.key(phase, round_index, layer)
             sent = client.release.tensor("representation", partial, key)
-            answer = yield from exchange(Partial(key=key, value=sent.payload, losses=client.take_losses(key)), Joint)
-            hidden = client.read("representation", answer, client.joint_shape(partial))  # H_m[l+1] = H[l+1]
+            message = Partial(key=key, value=sent.payload, losses=client.take_losses(key))
+            answers = yield from exchange_rows(message, len(partial), Joint)
+            hidden = client.read_rows("representation", answers, client.joint_shape(partial))  # H_m[l+1] = H[l+1]
             exchanged[layer + 1] = hidden, sent
         else:
             hidden = partial  # H_m[l+1] = H_m^+[l]
     return cast("Tensor", hidden), exchanged  # no torch here: the server imports this module
 
 
-def server_inference(server: Server, round_index: int, phase: Phase = Phase.TRAINING) -> Script:
-    """Server column: aggregate and broadcast."""
-    for layer in server.layers:
-        messages = yield from server.receive((Partial,), phase, round_index, layer)
+def server_inference(
+    server: Server, round_index: int, phase: Phase = Phase.TRAINING, num_rows: Sequence[int] | None = None
+) -> Script:
+    """Server column: aggregate and broadcast; of each layer so many rows, where the server knows it."""
+
+    def respond(messages: Sequence[Message]) -> None:
         server.answer(Joint, server.aggregated("representation", messages))
+
+    for position, layer in enumerate(server.layers):
+        known = None if num_rows is None else num_rows[position]
+        yield from answer_rows(server, (Partial,), phase, round_index, layer, respond, known)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.keys import Phase
-from glasu.protocol.messages import Exchange, Gradient, JointGradient, Script, Waiting, exchange
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.messages import Exchange, Gradient, JointGradient, Message, Script, Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from glasu.protocol.actor import Batch, Client
@@ -21,16 +24,20 @@ if TYPE_CHECKING:
 def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Tensor]:
     """Client column: the owner sends G = dL/dH[L] at step 0; everyone receives it, once per round."""
     key = client.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
+    message: Message = Waiting(key=key)
     if client.has_labels:
-        sent = client.release.tensor("gradient", client.gradient_at(joint, batch), key)
-        answer = yield from exchange(Gradient(key=key, value=sent.payload), JointGradient)
-    else:
-        answer = yield from exchange(Waiting(key=key), JointGradient)
-    return client.read("gradient", answer, (len(joint), joint.shape[1]))
+        message = Gradient(
+            key=key, value=client.release.tensor("gradient", client.gradient_at(joint, batch), key).payload
+        )
+    answers = yield from exchange_rows(message, len(joint), JointGradient)
+    return client.read_rows("gradient", answers, (len(joint), joint.shape[1]))
 
 
 def server_gradient(server: Server, round_index: int) -> Script:
     """Server column: pass the owner's gradient on, as it came."""
+
+    def respond(messages: Sequence[Message]) -> None:
+        server.answer(JointGradient, server.owners_gradient(messages))
+
     layer = server.config.model.num_layers
-    messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
-    server.answer(JointGradient, server.owners_gradient(messages))
+    yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond)

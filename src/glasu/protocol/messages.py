@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.keys import Key
+from glasu.keys import Key, Phase
 
 Array = NDArray[Any]
 NO_NUMBERS: NDArray[np.float64] = np.empty(0)
@@ -115,6 +115,27 @@ class Evaluating:
     round: int
     share: float  # done, between 0 and 1
     party: str
+
+
+class Awaited(NamedTuple):
+    """What the server expects of every client now."""
+
+    kinds: tuple[type[Message], ...]
+    run: bytes
+    phase: Phase
+    round: int
+    layer: int
+    chunk: int
+
+    def admits(self, kind: type[Message], key: Key) -> bool:
+        """Tell whether a message can be this, or a later chunk of the same tensor: those are sent together."""
+        if kind not in self.kinds or (key.run, key.phase, key.round, key.layer) != self[1:5]:
+            return False
+        return key.chunk == self.chunk or (key.chunk > self.chunk and self.phase is not Phase.SAMPLING)
+
+    def __str__(self) -> str:
+        names = " or ".join(kind.__name__ for kind in self.kinds)
+        return f"{names} for {self.phase.name.lower()} round {self.round} layer {self.layer} chunk {self.chunk}"
 
 
 Event = RoundDone | Evaluated | Evaluating

@@ -183,7 +183,10 @@ class Agreement:
 
 
 def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchange[Result]:
-    """Drive `script`, attaching a step of the agreement to each of its messages until it is reached."""
+    """Drive `script`, attaching a step of the agreement to each of its exchanges until it is reached.
+
+    Of messages that are sent together the first carries it.
+    """
     answers: Sequence[Message] | None = None
     while True:
         try:
@@ -195,5 +198,5 @@ def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchang
             answers = yield item
             continue
         carrier = dataclasses.replace(item[0], node_sets=agreement.proposal.node_sets)
-        answers = yield (carrier,)
+        answers = yield (carrier, *item[1:])
         agreement.accept(answers[0])

@@ -18,11 +18,13 @@ from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import server_backward
+from glasu.protocol.chunks import first_row
 from glasu.protocol.evaluation import server_evaluation
 from glasu.protocol.inference import server_inference
 from glasu.protocol.label_owner import server_gradient
 from glasu.protocol.messages import (
     Array,
+    Awaited,
     Evaluated,
     Exchange,
     Message,
@@ -68,12 +70,14 @@ class Server:
         self.losses: list[float] = []
         self.history: list[dict[str, Any]] = []
         self.answers: tuple[Message, ...] = ()
+        self.awaited: Awaited | None = None  # what every client is to send now
         self._received: Sequence[Message] = ()
 
     def receive(
         self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
     ) -> Exchange[Sequence[Message]]:
         """Send the answers that are ready and return the next message of every client, in client order."""
+        self.awaited = Awaited(kinds, self.run, phase, round_index, layer, chunk)
         messages = yield self.answers
         expected = (self.run, phase, round_index, layer, chunk)
         for client, message in enumerate(messages):
@@ -152,12 +156,13 @@ class Server:
         """Return what the clients' tensors make together, as it travels to all of them."""
         payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
         aggregation, key = aggregation or self.aggregation, self._key(SERVER)
+        start = first_row(key.chunk)
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
             return aggregation.aggregate(payloads)
 
         def compute(rows: slice) -> list[Array]:
             joint = aggregation.aggregate([encoding.decode(payload[rows]) for payload in payloads])
-            return [encoding.encode(joint, key, rows.start)]
+            return [encoding.encode(joint, key, start + rows.start)]
 
         return _by_rows(len(payloads[0]), compute)[0]
 
@@ -165,11 +170,12 @@ class Server:
         """Return for each client the gradient at its partial, as it travels: of the sum of those that were sent."""
         payloads, encoding = self.payloads("gradient", messages), self.encodings["gradient"]
         keys = [self._key(TO_ONE + client) for client in range(len(self.roster))]
+        start = first_row(keys[0].chunk)
 
         def compute(rows: slice) -> list[Array]:
             total = add([encoding.decode(payload[rows]) for payload in payloads])
             shares = zip(self.aggregation.backpropagate(total), keys, strict=True)
-            return [encoding.encode(share, key, rows.start) for share, key in shares]
+            return [encoding.encode(share, key, start + rows.start) for share, key in shares]
 
         return _by_rows(len(payloads[0]), compute)
 

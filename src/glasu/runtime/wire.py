@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,8 @@ KINDS: dict[int, type[Message]] = dict(
 CODES = {kind: code for code, kind in KINDS.items()}
 TAGS = ("tensor", "index", "loss", "metrics", "verdict")
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1")
+_PHASES = frozenset(Phase)
+Buffer = bytes | bytearray | memoryview
 EXPECTED = {
     "tensor": ("<f4", "<f8", "<u2", "|i1"),  # fp32, fp64, bf16, int8
     "index": ("|u1",),
@@ -70,17 +72,33 @@ def sections(message: Message) -> Iterator[tuple[str, NDArray[Any]]]:
         yield "index", nodes
 
 
+class Head(NamedTuple):
+    """What a header says."""
+
+    kind: type[Message]
+    key: Key
+    sections: int
+    length: int  # bytes after the header
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__} for {self.key}"
+
+
 def encode(message: Message) -> bytes:
     """Return the message as bytes."""
-    body, count = [], 0
+    body: list[bytes | memoryview] = []
+    count = length = 0
     for tag, array in sections(message):
         array = ids.encode(array) if tag == "index" else array
         dtype = DTYPES.index(array.dtype.newbyteorder("<").str)
         columns = array.shape[1] if array.ndim == 2 else 0
-        little = np.ascontiguousarray(array, DTYPES[dtype])
-        body += [SECTION.pack(TAGS.index(tag), dtype, len(array), columns), little.tobytes()]
+        body += [
+            SECTION.pack(TAGS.index(tag), dtype, len(array), columns),
+            np.ascontiguousarray(array, DTYPES[dtype]).data,
+        ]
         count += 1
-    payload, key = b"".join(body), message.key
+        length += SECTION.size + array.nbytes
+    key = message.key
     header = HEADER.pack(
         MAGIC,
         VERSION,
@@ -94,24 +112,29 @@ def encode(message: Message) -> bytes:
         key.layer,
         key.client,
         key.chunk,
-        len(payload),
+        length,
     )
-    return header + payload
+    return b"".join((header, *body))
 
 
-def decode(data: bytes) -> Message:
-    """Return the message that the bytes stand for, or refuse them; nothing is allocated before lengths are checked."""
-    if len(data) < HEADER.size:
-        raise ProtocolError(f"message of {len(data)} bytes: a header alone has {HEADER.size}.")
+def read_header(data: Buffer, size: int) -> Head:
+    """Return what the header of a message of `size` bytes says, or refuse it; the rest need not be there yet."""
+    present = min(size, len(data))
+    if present < HEADER.size:
+        raise ProtocolError(f"message of {present} bytes: a header alone has {HEADER.size}.")
     magic, version, code, count, run, incarnation, phase, attempt, round_index, layer, client, chunk, length = (
         HEADER.unpack_from(data)
     )
     if magic != MAGIC or version != VERSION:
-        raise ProtocolError(f"message of another format or version: expected {MAGIC!r} version {VERSION}.")
-    if code not in KINDS or phase not in list(Phase):
-        raise ProtocolError(f"message of unknown kind {code} or phase {phase}.")
-    if length != len(data) - HEADER.size:
-        raise ProtocolError(f"message declares {length} bytes after its header, but carries {len(data) - HEADER.size}.")
+        raise ProtocolError(
+            f"message of another format or version: expected {MAGIC!r} version {VERSION}, got {magic!r} version "
+            f"{version}."
+        )
+    if code not in KINDS or phase not in _PHASES:
+        raise ProtocolError(
+            f"message of unknown kind {code} or phase {phase}: expected a kind of 0..{len(KINDS) - 1} and a phase of "
+            f"0..{len(_PHASES) - 1}."
+        )
     key = Key(
         run=run,
         phase=Phase(phase),
@@ -122,28 +145,70 @@ def decode(data: bytes) -> Message:
         incarnation=incarnation,
         attempt=attempt,
     )
-    return _message(KINDS[code], key, list(_arrays(data, count)))
+    head = Head(KINDS[code], key, count, length)
+    if length != size - HEADER.size:
+        raise ProtocolError(
+            f"{head}: message declares {length} bytes after its header, but carries {size - HEADER.size}."
+        )
+    return head
 
 
-def _arrays(data: bytes, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
+def room_for(size: int) -> memoryview:
+    """Return room for a message; its first array will lie where arrays of all types may lie."""
+    lead = -(HEADER.size + SECTION.size) % 16
+    return memoryview(bytearray(lead + size))[lead:]
+
+
+def decode(data: Buffer, head: Head | None = None) -> Message:
+    """Return the message that the bytes stand for, or refuse them; nothing is allocated before lengths are checked.
+
+    Args:
+        data: what has come. The arrays of the message lie in it, if it can be written to; else in a copy.
+        head: what its header says, where that has been read already.
+    """
+    head = head or read_header(data, len(data))
+    view = memoryview(data)
+    if view.readonly:
+        view = room_for(len(data))
+        view[:] = data
+    try:
+        return _message(head.kind, head.key, list(_arrays(view, head.sections)))
+    except ProtocolError as error:
+        raise ProtocolError(f"{head}: {error}") from None
+
+
+def _arrays(data: memoryview, count: int) -> Iterator[tuple[str, NDArray[Any]]]:
     position = HEADER.size
-    for _ in range(count):
+    for index in range(count):
         if position + SECTION.size > len(data):
-            raise ProtocolError("message ends inside a section's header.")
+            left = len(data) - position
+            raise ProtocolError(
+                f"message ends inside the header of section {index}: expected {SECTION.size} bytes, got {left}."
+            )
         tag, dtype, rows, columns = SECTION.unpack_from(data, position)
         position += SECTION.size
         if tag >= len(TAGS) or dtype >= len(DTYPES) or DTYPES[dtype] not in EXPECTED[TAGS[tag]]:
-            raise ProtocolError(f"section of unknown tag {tag} or unexpected type {dtype}.")
+            known = "; ".join(f"{TAGS.index(name)} {name} of {', '.join(kinds)}" for name, kinds in EXPECTED.items())
+            got = DTYPES[dtype] if dtype < len(DTYPES) else dtype
+            raise ProtocolError(
+                f"section {index} of unknown tag or unexpected type: expected {known}; got {tag} of {got}."
+            )
         if (TAGS[tag] == "tensor") != (columns > 0):
-            raise ProtocolError(f"{TAGS[tag]} section of {columns} columns: tensors have some, all others are vectors.")
-        size = rows * max(1, columns) * np.dtype(DTYPES[dtype]).itemsize
+            raise ProtocolError(
+                f"{TAGS[tag]} section of {columns} columns: expected {'some' if TAGS[tag] == 'tensor' else 'none'}; "
+                "tensors have columns, all others are vectors."
+            )
+        values = rows * max(1, columns)
+        size = values * np.dtype(DTYPES[dtype]).itemsize
         if position + size > len(data):
-            raise ProtocolError(f"section declares {size} bytes, but {len(data) - position} are left.")
-        array = np.frombuffer(bytearray(data[position : position + size]), DTYPES[dtype])
+            raise ProtocolError(f"{TAGS[tag]} section declares {size} bytes, but {len(data) - position} are left.")
+        array = np.frombuffer(data, DTYPES[dtype], values, position)
+        if not array.flags.aligned:  # small ones, behind others
+            array = array.copy()
         yield TAGS[tag], array.reshape(rows, columns) if columns else array
         position += size
     if position != len(data):
-        raise ProtocolError(f"message carries {len(data) - position} bytes after its last section.")
+        raise ProtocolError(f"message carries {len(data) - position} bytes after its last section; expected none.")
 
 
 def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]]]) -> Message:
@@ -160,18 +225,16 @@ def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]
         own["verdict"] = 1
     for tag, wanted in own.items():
         if len(by_tag[tag]) != wanted:
-            raise ProtocolError(
-                f"{kind.__name__} for {key}: expected {wanted} {tag} section(s), got {len(by_tag[tag])}."
-            )
+            raise ProtocolError(f"expected {wanted} {tag} section(s), got {len(by_tag[tag])}.")
     if len(by_tag["loss"]) > 1:
-        raise ProtocolError(f"{kind.__name__} for {key}: losses stand in two sections.")
+        raise ProtocolError(f"expected losses in one section at most, got {len(by_tag['loss'])}.")
     if own["tensor"]:
         fields["value"] = by_tag["tensor"][0]
     elif own["metrics"]:
         fields["values"] = by_tag["metrics"][0]
     elif own["verdict"]:
         if len(by_tag["verdict"][0]) != 2:
-            raise ProtocolError(f"{kind.__name__} for {key}: a verdict has two flags.")
+            raise ProtocolError(f"expected a verdict of two flags, got {len(by_tag['verdict'][0])}.")
         fields["improved"], fields["stop"] = (bool(flag) for flag in by_tag["verdict"][0])
     losses = by_tag["loss"][0] if by_tag["loss"] else NO_NUMBERS
     return kind(key=key, losses=losses, node_sets=tuple(ids.decode(data) for data in by_tag["index"]), **fields)

@@ -29,8 +29,18 @@ ATTACKS = {  # what is sent instead, and what everyone is told
     "NaN": (lambda message: with_value(message, (0, 0), np.nan), "got NaN or infinity"),
     "infinity": (lambda message: with_value(message, (-1, -1), -np.inf), "got NaN or infinity"),
     "a row less": (lambda message: replace(message, value=message.value[1:]), "expected shape"),
-    "a column more": (lambda message: replace(message, value=np.c_[message.value, message.value[:, :1]]), "got"),
-    "another type": (lambda message: replace(message, value=message.value.astype(np.float64)), "a matrix of f4, got"),
+    "a column more": (
+        lambda message: replace(message, value=np.c_[message.value, message.value[:, :1]][1:]),
+        "expected 6 columns, got 7",
+    ),
+    "another type": (
+        lambda message: replace(message, value=message.value[::2].astype(np.float64)),
+        "a matrix of f4, got",
+    ),
+    "more bytes than there can be": (
+        lambda message: replace(message, value=message.value.astype(np.float64)),
+        "training round 1 layer 1 chunk 0 from client 1: message of 1240 bytes declared: this run's settings allow 736",
+    ),
     "another round": (lambda message: replace(message, key=replace(message.key, round=7)), "round 7"),
     "another layer": (lambda message: replace(message, key=replace(message.key, layer=2)), "layer 2"),
     "another run": (lambda message: replace(message, key=replace(message.key, run=bytes(12))), "expected Partial"),
@@ -41,8 +51,8 @@ ATTACKS = {  # what is sent instead, and what everyone is told
         "expected nodes 0..",
     ),
     "too many node sets": (
-        lambda message: replace(message, node_sets=(np.array([1], np.int32),) * 50),
-        "at most 2 rounds, got 50",
+        lambda message: replace(message, node_sets=(np.array([1], np.int32),) * 3),
+        "at most 2 rounds, got 3",
     ),
     "a loss that is none": (lambda message: replace(message, losses=np.array([np.inf])), "loss is not finite"),
 }

@@ -13,7 +13,7 @@ from glasu.data.asked import asked_nodes
 from glasu.data.folders import write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.kits.kit import open_kit
-from glasu.protocol import evaluation
+from glasu.protocol import chunks as chunking
 from glasu.runtime.network import join_prediction as predicting
 from glasu.runtime.network import serve_prediction as serving
 from glasu.runtime.network.join_prediction import join_prediction
@@ -124,7 +124,7 @@ def test_class_probabilities_do_not_even_travel_to_who_did_not_ask(kits, tmp_pat
 
 def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path, monkeypatch):
     cluster, model = trained(kits, tmp_path)
-    monkeypatch.setattr(evaluation, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 5)
     asked = np.arange(24)[::2]
     _, found = cluster.predict(a=asked, b=np.array([1]))
     nodes = np.union1d(asked, [1])

@@ -12,17 +12,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
-from glasu.protocol.messages import Message
+from glasu.keys import Phase
+from glasu.protocol.messages import Awaited, Message
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
+from glasu.runtime.network.frames import (
+    CONTROL,
+    PIECE,
+    RECEIPT,
+    ROOM,
+    Assembler,
+    Limits,
+    control,
+    pieces,
+    read_control,
+)
 from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
-from glasu.runtime.wire import decode, encode
+from glasu.runtime.wire import Head, decode, encode
 
 Tell = Callable[[str], None]
 NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
-ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
 
 
 class NewProcess(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
@@ -59,6 +69,8 @@ class Hub:
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
         self.digests: dict[str, str | None] = {}  # of the checkpoints that it begins with
+        self.awaited: Awaited | None = None  # what every party is to send now; None: anything
+        self.limits: Limits | None = None  # how long messages may be
         self.under_way = False
         self.closing = False
         self.refused = 0  # connections and processes
@@ -111,9 +123,7 @@ class Hub:
             return kind == CONTROL and self._hello(link, stream, read_control(frame))
         if kind == PIECE:
             if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
-                whole = link.assembler.add(frame)
-                if whole is not None:
-                    self._message(link, whole)
+                self._piece(link, frame)
         elif kind == RECEIPT:
             link.receipts.received(frame[1:])
         elif kind == CONTROL:
@@ -248,24 +258,42 @@ class Hub:
             link.refused = str(fields.get("why"))[:2000]
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
 
-    def _message(self, link: Link, content: bytes) -> None:
-        message = decode(content)
-        key, begin, hello = message.key, self.begin, link.hello
+    def _piece(self, link: Link, frame: bytes) -> None:
+        """Take a piece of a message; what is refused is named beside what is awaited."""
+        try:
+            whole = link.assembler.add(frame, lambda head, size: self._admits(link, head, size))
+            if whole is not None:
+                self._message(link, decode(whole, link.assembler.head), whole)
+        except ProtocolError as error:
+            now = "no message" if self.awaited is None else str(self.awaited)
+            raise ProtocolError(f"{now} is awaited: {error}") from None
+
+    def _admits(self, link: Link, head: Head, size: int) -> bool:
+        """Refuse a message that cannot be, by its header, before anything is allocated for it."""
+        key, begin, hello = head.key, self.begin, link.hello
         assert begin is not None
         assert hello is not None
         expected = (begin["attempt"] % 65536, hello.process[0], link.index)
         if (key.attempt, key.incarnation, key.client) != expected:
             raise ProtocolError(
-                f"{key}: expected attempt, start and client {expected}, "
+                f"{head}: expected attempt, start and client {expected}, "
                 f"got {(key.attempt, key.incarnation, key.client)}."
             )
-        if link.receipts.take(key, hashlib.sha256(content).digest()):
+        if self.awaited is not None and not self.awaited.admits(head.kind, key) and not link.receipts.knows(key):
+            other = "" if key.run == self.awaited.run else f" of run {key.run.hex()}, not {self.awaited.run.hex()}"
+            raise ProtocolError(f"expected {self.awaited}, got {head}{other}.")
+        if self.limits is not None and key.phase is not Phase.SAMPLING and key.chunk > self.limits.last_chunk:
+            raise ProtocolError(f"{head}: expected a chunk of 0..{self.limits.last_chunk}, got {key.chunk}.")
+        if self.limits is not None and size > (limit := self.limits.of(head.kind, key)):
+            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        return True
+
+    def _message(self, link: Link, message: Message, content: memoryview) -> None:
+        if link.receipts.take(message.key, hashlib.sha256(content).digest()):
             link.inbox.append((message, len(content)))
             return
-        answer = link.receipts.answer(key)
-        if answer is not None:
-            for piece in pieces(answer):
-                link.send(piece)
+        for frame in link.receipts.answer(message.key) or ():
+            link.send(frame)
 
     # --- called by the thread of the run ----------------------------------------------------------------------------
 
@@ -290,13 +318,25 @@ class Hub:
             self.under_way = True
             return {link.name: link.rounds for link in self.links.values()}
 
-    def propose(self, attempt: int, round_index: int) -> None:
-        """Begin an attempt after a round of which everyone has a checkpoint."""
+    def propose(
+        self, attempt: int, round_index: int, awaited: Awaited | None = None, limits: Limits | None = None
+    ) -> None:
+        """Begin an attempt after a round of which everyone has a checkpoint.
+
+        Args:
+            attempt: its number.
+            round_index: after which round it goes on.
+            awaited: what every party is to send first; None: anything.
+            limits: how long messages may be; None: as long as the links' assemblers allow.
+        """
         with self.changed:
+            self.awaited, self.limits = awaited, limits
             self.begin = {"attempt": attempt, "round": round_index}
             for link in self.links.values():
                 self.digests[link.name] = link.rounds.get(round_index)
                 link.inbox.clear()
+                if limits is not None:
+                    link.assembler = Assembler(limits.largest)
                 link.receipts, link.ready, link.finished = Receipts(), 0, None
                 link.send(self._begin_frame(link))
 
@@ -316,25 +356,31 @@ class Hub:
             )
 
     def collect(self, wait: float, what: str) -> list[Message]:
-        """Return the next message of every party, in client order."""
+        """Return the next message of every party, in client order, when they have taken the earlier answers."""
         with self.changed:
             self._await(lambda: [link for link in self.links.values() if not link.inbox], wait, what)
+            self._await(
+                lambda: [link for link in self.links.values() if link.receipts.under_way > ROOM],
+                wait,
+                f"to take the answers sent {what}",
+            )
             messages = [link.inbox.popleft()[0] for link in self.links.values()]
             self.changed.notify_all()
             return messages
 
-    def answer(self, messages: Sequence[Message], answers: Sequence[Message]) -> None:
-        """Send every party the answer to its message, and remember it until it has arrived."""
-        encoded: dict[int, bytes] = {}
-        for answer in answers:  # one answer to all is one object
+    def answer(self, messages: Sequence[Message], answers: Sequence[Message], awaited: Awaited | None = None) -> None:
+        """Send every party the answer to its message, and remember it until it has arrived; now `awaited` is."""
+        encoded: dict[int, tuple[bytes, ...]] = {}
+        for answer in answers:  # one answer to all is one object, and the same frames for all
             if id(answer) not in encoded:
-                encoded[id(answer)] = encode(answer)
+                encoded[id(answer)] = tuple(pieces(encode(answer)))
         with self.changed:
+            self.awaited = awaited
             for link, message, answer in zip(self.links.values(), messages, answers, strict=True):
-                content = encoded[id(answer)]
-                link.receipts.answered(message.key, content)
-                for piece in pieces(content):
-                    link.send(piece)
+                frames = encoded[id(answer)]
+                link.receipts.answered(message.key, frames)
+                for frame in frames:
+                    link.send(frame)
 
     def results(self, wait: float) -> list[dict[str, Any]]:
         """Wait until every party has written its results, and return what they report."""

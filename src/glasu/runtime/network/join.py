@@ -28,7 +28,7 @@ from glasu.runtime.checkpoint import START, Store
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import largest_message
+from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
@@ -221,7 +221,7 @@ class _Joining:
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
         self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
         self.client, self.saver = client, Saver(self._store())
-        session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
+        session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),
             "rounds": self._rounds(),

@@ -27,7 +27,7 @@ from glasu.runtime.checkpoint import START
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import largest_message
+from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
@@ -169,7 +169,7 @@ class _Predicting:
         client = build_client(config, party, *place, self.clock, self.model.scales[0])
         load_weights(client, self.model.weights[0])
         client.incarnation = self.durable["incarnation"]
-        session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
+        session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {"digest": config.digest(), "rounds": {0: START}, "facts": self._facts()}
         session.send("prepared", **session.report())
         others = ", ".join(name for name in self.roster if name != party.name)

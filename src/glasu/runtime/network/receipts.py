@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from glasu.errors import ProtocolError
-from glasu.keys import Key
+from glasu.keys import Key, Phase
+from glasu.runtime.network.frames import ROOM
 
 Group = tuple[int, int]  # phase and round
 
 
+def begins_exchange(key: Key) -> bool:
+    """Tell whether a message begins an exchange: chunks of one tensor are sent together and count once."""
+    return key.chunk == 0 or key.phase is Phase.SAMPLING
+
+
 class Receipts:
-    """What one party has sent in the present attempt, and the answers to it; the last two phases are remembered."""
+    """What one party has sent in the present attempt, and the answers to it, as frames.
+
+    Messages of the last two phases are remembered. So are their answers, unless they take too much room: then those go
+    first that have arrived, as a receipt says, or the party's next exchange.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[Group, dict[bytes, bytes]] = {}  # the digests of messages by their keys
-        self._answers: dict[bytes, bytes] = {}  # encoded answers by the keys of their messages
+        self._answers: dict[bytes, Sequence[bytes]] = {}  # by the keys of their messages, the oldest first
+        self._under_way: dict[bytes, int] = {}  # bytes of those that have not arrived, or not certainly
+        self._size = 0  # bytes of all answers
+
+    @property
+    def under_way(self) -> int:
+        """How many bytes of answers have not reached the party, as far as is known."""
+        return sum(self._under_way.values())
+
+    def knows(self, key: Key) -> bool:
+        """Tell whether a message with this key has come."""
+        return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
     def take(self, key: Key, digest: bytes) -> bool:
         """Tell whether a message is new; stop the run where its key has come with another content."""
@@ -30,21 +53,31 @@ class Receipts:
             self._forget_all_but(list(self._groups)[-1:])
             self._groups[group] = {}
         self._groups[group][name] = digest
+        if begins_exchange(key):  # a party begins one when it has all answers of the last
+            self._under_way.clear()
         return True
 
-    def answered(self, key: Key, answer: bytes) -> None:
+    def answered(self, key: Key, answer: Sequence[bytes]) -> None:
         """Remember the answer to a message."""
-        self._answers[key.pack()] = answer
+        name, size = key.pack(), sum(map(len, answer))
+        self._answers[name], self._under_way[name] = answer, size
+        self._size += size
+        while self._size > ROOM and (oldest := next(iter(self._answers))) not in self._under_way:
+            self._forget(oldest)
 
-    def answer(self, key: Key) -> bytes | None:
+    def answer(self, key: Key) -> Sequence[bytes] | None:
         """Return the answer to a message that has come again; None: there is none yet, or it has been received."""
         return self._answers.get(key.pack())
 
     def received(self, key: bytes) -> None:
         """Forget an answer that has arrived."""
-        self._answers.pop(key, None)
+        self._forget(key)
+
+    def _forget(self, name: bytes) -> None:
+        self._under_way.pop(name, None)
+        self._size -= sum(map(len, self._answers.pop(name, ())))
 
     def _forget_all_but(self, groups: list[Group]) -> None:
         for group in [group for group in self._groups if group not in groups]:
             for name in self._groups.pop(group):
-                self._answers.pop(name, None)
+                self._forget(name)

@@ -22,9 +22,10 @@ from glasu.runtime.accounts import Accounts
 from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import for_network, protocol_facts
 from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
 from glasu.runtime.saver import Saver, is_due
@@ -162,14 +163,14 @@ class _Serving:
     def _until_finished(self) -> RunReport:
         while True:
             try:
-                server = self._begin()
-                self._drive(server, server_script(server))
+                server, script = self._begin()
+                self._drive(server, script)
                 results = self.hub.results(self.wait)
                 return self._report(server, results)
             except NewProcess:
                 self.tell("a process was started again: all go back to the last common checkpoint.")
 
-    def _begin(self) -> Server:
+    def _begin(self) -> tuple[Server, Script]:
         """Gather the parties, and bring everyone to the greatest common round."""
         self.saver.settle()
         rounds = self.hub.gather(self.wait)
@@ -191,16 +192,14 @@ class _Serving:
             server.restore(state)
             tally = state.traffic
         self.accounts.rewind(tally)
-        limit = largest_message(config, sizes.num_nodes, classes, len(self.kit.roster))
-        with self.hub.changed:
-            for link in self.hub.links.values():
-                link.assembler = Assembler(limit)
         self._tested, self._due = False, None
-        self._server = server
-        self.hub.propose(attempt, common)
+        self._server, script = server, server_script(server)
+        self._advance(server, script, None)  # up to what it awaits first
+        limits = Limits(config, sizes.num_nodes, classes, len(self.kit.roster))
+        self.hub.propose(attempt, common, server.awaited, limits)
         self.hub.confirmed(self.wait)
         self.tell(f"attempt {attempt}: all parties are there; going on after round {common}.")
-        return server
+        return server, script
 
     def _attempts(self) -> list[int]:
         return [0 if link.hello is None else link.hello.attempt for link in self.hub.links.values()]
@@ -221,7 +220,6 @@ class _Serving:
 
     def _drive(self, server: Server, script: Script) -> None:
         """Serve the rounds to their end."""
-        self._advance(server, script, None)
         while not self._tested:
             messages = self.hub.collect(self.wait, f"in round {server.round}")
             self.saver.settle()
@@ -230,7 +228,7 @@ class _Serving:
             if self._due is not None:
                 state, self._due = self._due, None
                 self.saver.save(state.round, server_to_plain(dataclasses.replace(state, traffic=self.accounts.state())))
-            self.hub.answer(messages, answers)
+            self.hub.answer(messages, answers, server.awaited)
 
     def _advance(
         self, server: Server, script: Script, messages: list[Message] | None
@@ -245,7 +243,7 @@ class _Serving:
             item = next(script)
         for answer in item:
             meter.to_client(answer)
-        if messages and is_first_of_exchange(messages[0]):
+        if messages and begins_exchange(messages[0].key):
             meter.exchanged(messages[:1])
         return tuple(item)
 
@@ -306,8 +304,3 @@ class _Serving:
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )
-
-
-def is_first_of_exchange(message: Message) -> bool:
-    """Tell whether a message begins an exchange: chunks of one tensor are sent together and count once."""
-    return message.key.phase.reported == "sampling" or message.key.chunk == 0

@@ -21,10 +21,11 @@ from glasu.report import versions
 from glasu.runtime.checkpoint import START
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
 from glasu.runtime.network.hub import Hub, NewProcess, Tell
-from glasu.runtime.network.serve import FAREWELL, is_first_of_exchange
+from glasu.runtime.network.receipts import begins_exchange
+from glasu.runtime.network.serve import FAREWELL
 from glasu.runtime.network.streams import listening
 from glasu.timing import Clock
 
@@ -80,15 +81,15 @@ def serve_prediction(
 def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> int:
     while True:
         try:
-            server = _begin(config, hub, wait)
-            nodes = _drive(hub, server, server_asked(server), meter, wait)
+            server, script = _begin(config, hub, wait)
+            nodes = _drive(hub, server, script, meter, wait)
             hub.results(wait)
             return nodes
         except NewProcess:
             hub.tell("a process was started again: all predict once more.")
 
 
-def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
+def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[int]]:
     """Gather the parties; every attempt is a run of its own, so that no key ever has two contents."""
     hub.gather(wait)
     facts: dict[str, Any] = {}
@@ -101,20 +102,19 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
     attempts = (0 if link.hello is None else link.hello.attempt for link in hub.links.values())
     attempt = 1 + max(hub.durable["attempt"], *attempts)
     hub.durable.update(attempt=attempt)
-    limit = largest_message(config, facts["nodes"], facts.get("classes", 0), len(hub.links))
-    with hub.changed:
-        for link in hub.links.values():
-            link.assembler = Assembler(limit)
-    hub.propose(attempt, 0)
+    run = run_of_attempt(hub.welcome["run"], attempt)
+    server = Server(config, tuple(hub.links), Sizes(facts["nodes"], 0, 0), run)
+    script = server_asked(server)
+    next(script)  # up to what it awaits first
+    limits = Limits(config, facts["nodes"], facts.get("classes", 0), len(hub.links))
+    hub.propose(attempt, 0, server.awaited, limits)
     hub.confirmed(wait)
     hub.tell(f"attempt {attempt}: all parties are there; predicting.")
-    run = run_of_attempt(hub.welcome["run"], attempt)
-    return Server(config, tuple(hub.links), Sizes(facts["nodes"], 0, 0), run)
+    return server, script
 
 
 def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: float) -> int:
     """Serve the exchanges to their end, and return for how many nodes."""
-    next(script)
     while True:
         messages = hub.collect(wait, "in the prediction")
         for message in messages:
@@ -126,7 +126,7 @@ def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: 
             item, nodes = server.answers, finished.value
         assert not isinstance(item, Event)  # a server that evaluates nothing has none
         _count(meter, messages, item)
-        hub.answer(messages, item)
+        hub.answer(messages, item, server.awaited)
         if nodes is not None:
             return int(nodes)
 
@@ -134,5 +134,5 @@ def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: 
 def _count(meter: Meter, messages: list[Message], answers: Any) -> None:
     for answer in answers:
         meter.to_client(answer)
-    if is_first_of_exchange(messages[0]):
+    if begins_exchange(messages[0].key):
         meter.exchanged(messages[:1])

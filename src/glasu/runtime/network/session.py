@@ -13,9 +13,19 @@ from glasu.errors import AbsenceError, ConfigError, GlasuError, ProtocolError, T
 from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
-from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
+from glasu.runtime.network.frames import (
+    CONTROL,
+    PIECE,
+    RECEIPT,
+    WINDOW,
+    Assembler,
+    Limits,
+    control,
+    pieces,
+    read_control,
+)
 from glasu.runtime.network.streams import Line, unreachable
-from glasu.runtime.wire import decode, encode
+from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
@@ -54,7 +64,7 @@ class Session:
         """
         self.kit, self.address, self.wait, self.tell, self.clock = kit, address, wait, tell, clock
         self.process = secrets.token_hex(8)  # tells two processes with one identity apart
-        self._limit = 0
+        self._limits: Limits | None = None
         self.welcome: dict[str, Any] = {}
         self.report: Callable[[], dict[str, Any]] | None = None
         self._hello = hello
@@ -62,6 +72,7 @@ class Session:
         self._events: SimpleQueue[tuple[Line, bytes | str]] = SimpleQueue()
         self._assembler = Assembler(0)
         self._pending: dict[About, bytes] = {}
+        self._keys: dict[About, Key] = {}  # of what was sent together
         self._answers: dict[About, Message] = {}
         self._goodbye = False
         self._over = False  # the server has ended the run, or this party's part in it
@@ -76,10 +87,10 @@ class Session:
         if self._line is not None:
             self._line.finish() if self._goodbye else self._line.close()
 
-    def allow(self, limit: int) -> None:
-        """Accept answers of at most so many bytes; before, none is accepted."""
-        self._limit = limit
-        self._assembler = Assembler(limit)
+    def allow(self, limits: Limits) -> None:
+        """Accept answers within these limits; before, none is accepted."""
+        self._limits = limits
+        self._assembler = Assembler(limits.largest)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a control frame."""
@@ -116,16 +127,21 @@ class Session:
             self._step("for the others to finish", None)
 
     def exchange(self, messages: Sequence[Message]) -> list[Message]:
-        """Send messages together and return their answers, however often the stream breaks in between."""
-        self._answers = {}
-        self._pending = {_about(message.key): encode(message) for message in messages}
-        wanted = list(self._pending)
-        for content in self._pending.values():
+        """Send messages together and return their answers, however often the stream breaks in between.
+
+        No more than WINDOW bytes wait for their answers before more are sent: the server makes room for as much.
+        """
+        self._answers, self._pending = {}, {}
+        self._keys = {_about(message.key): message.key for message in messages}
+        what, together = f"for the answer to {messages[0].key}", len(messages)
+        for message in messages:
+            while sum(map(len, self._pending.values())) >= WINDOW:
+                self._step(what, together)
+            content = self._pending[_about(message.key)] = encode(message)
             self._send_message(content)
-        what = f"for the answer to {messages[0].key}"
         while self._pending:
-            self._step(what, len(wanted))
-        return [self._answers[about] for about in wanted]
+            self._step(what, together)
+        return [self._answers[about] for about in self._keys]
 
     def _send_message(self, content: bytes) -> None:
         assert self._line is not None
@@ -142,6 +158,8 @@ class Session:
             )
         if isinstance(event, str):
             self._connect(event)
+            for about in self._answers if together is not None and together > 1 else ():
+                self._send_receipt(about)  # that of before may be lost
             for content in self._pending.values():
                 self._send_message(content)
             return
@@ -149,9 +167,13 @@ class Session:
         if kind == CONTROL:
             self._control(read_control(event))
         elif kind == PIECE:
-            whole = self._assembler.add(event)
-            if whole is not None:
-                self._answer(decode(whole), together)
+            try:
+                whole = self._assembler.add(event, self._admits)
+                message = None if whole is None else decode(whole, self._assembler.head)
+            except ProtocolError as error:
+                raise ProtocolError(f"from the server, while waiting {what}: {error}") from None
+            if message is not None:
+                self._answer(message, together)
         else:
             raise ProtocolError(f"the server sent a frame of unknown kind {kind}.")
 
@@ -162,21 +184,21 @@ class Session:
         del self._pending[about]
         self._answers[about] = message
         if together is not None and together > 1:
-            assert self._line is not None
-            self._line.send(bytes([RECEIPT]) + self._asked(message.key).pack())
+            self._send_receipt(about)
 
-    def _asked(self, answered: Key) -> Key:
-        """Return the key of this party's message to which the answer belongs."""
-        return Key(
-            run=answered.run,
-            phase=answered.phase,
-            client=self.welcome["index"],
-            round=answered.round,
-            layer=answered.layer,
-            chunk=answered.chunk,
-            incarnation=self._hello()["incarnation"],
-            attempt=answered.attempt,
-        )
+    def _admits(self, head: Head, size: int) -> bool:
+        """Tell whether an answer is awaited, before anything is allocated for it; refuse one that is too long."""
+        if _about(head.key) not in self._pending:
+            return False  # it came twice
+        assert self._limits is not None
+        if size > (limit := self._limits.of(head.kind, head.key)):
+            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        return True
+
+    def _send_receipt(self, about: About) -> None:
+        """Say that the answer to a message has arrived."""
+        assert self._line is not None
+        self._line.send(bytes([RECEIPT]) + self._keys[about].pack())
 
     def _control(self, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
@@ -219,7 +241,7 @@ class Session:
         while True:
             if self._line is not None:
                 self._line.close()
-            self._assembler = Assembler(self._limit)
+            self._assembler = Assembler(0 if self._limits is None else self._limits.largest)
             self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
             self._line.send(control("hello", process=self.process, **self._hello()))
             event = self._next(min(self.wait, 20.0))
