@@ -46,7 +46,7 @@ def exchange_rows(message: Message, num_rows: int, kind: type[Reply]) -> Exchang
 
 def _chunk_of(message: Message, chunk: int, rows: slice) -> Message:
     """Return a message about some of the rows; the array is not copied."""
-    part = dataclasses.replace(message, key=dataclasses.replace(message.key, chunk=chunk))
+    part = dataclasses.replace(message, key=message.key._replace(chunk=chunk))
     if chunk:
         part = dataclasses.replace(part, losses=NO_NUMBERS, node_sets=())
     return dataclasses.replace(part, value=part.value[rows]) if isinstance(part, TensorMessage) else part

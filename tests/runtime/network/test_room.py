@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import threading
 from queue import SimpleQueue
@@ -153,7 +152,7 @@ def send_chunks(peers, count):
 def answer(hub, messages, rows):
     """Answer all with one tensor of so many rows of a mebibyte."""
     value = np.ones((rows, PIECE_BYTES // 4), np.float32)
-    joint = Joint(key=dataclasses.replace(messages[0].key, client=SERVER), value=value)
+    joint = Joint(key=messages[0].key._replace(client=SERVER), value=value)
     hub.answer(messages, (joint,) * 3, AWAITED)
 
 
