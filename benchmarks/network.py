@@ -1,8 +1,9 @@
-"""How much longer does a run take over mutual TLS, and on long lines? How much memory has the server?
+"""How much longer does a run take over mutual TLS, and on long, thin lines? How much memory has the server?
 
 Starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for it. A long line is a relay
-that holds every byte back for half a round trip, each way. Seconds are wall time, as the reports have them: of a round,
-the difference between a long and a short run, so that start and evaluation drop out.
+that holds every byte back for half a round trip, each way, and lets no more bits per second pass than it should, each
+way and for each party. Seconds are wall time: of a round, the difference between a long and a short run as their
+reports have it, so that start and evaluation drop out; of a whole run, from the first command to the last exit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tables import markdown, place, show
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 PARTIES = "abc"
 SHORT, LONG = 20, 120  # rounds
+BUFFERED = 0.02  # seconds' worth of bytes that a thin line takes in advance
 CORA = """
 [data]
 name = "{name}"
@@ -42,6 +44,14 @@ fanout = 2
 evaluate_every = 1000000
 evaluate_nodes = 64
 sampled_evaluation = true
+"""
+WHOLE = """
+[data]
+name = "{name}"
+[model]
+hidden = 192
+[train]
+num_rounds = {rounds}
 """
 SMALL = """
 [data]
@@ -59,14 +69,46 @@ sampler = "neighbor"
 fanout = 2
 evaluate_every = 1000000
 """
+LARGE = """
+[data]
+name = "synthetic"
+num_nodes = {nodes}
+num_features = 16
+num_classes = 3
+[model]
+backbone = "gcn"
+hidden = 64
+aggregation = "concat"
+[train]
+num_rounds = {rounds}
+num_local_steps = 1
+batch_size = 0
+sampler = "full"
+evaluate_every = 2
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What lies between a party and the server."""
+
+    round_trip: float = 0.0  # seconds
+    bandwidth: float = float("inf")  # bytes per second, each way
+
+    def __str__(self) -> str:
+        thin = f", {8e-6 * self.bandwidth:.0f} Mbit/s" if self.bandwidth < float("inf") else ""
+        return f"{1e3 * self.round_trip:.0f} ms{thin}"
+
+
+LOOPBACK = Line()
 
 
 class Relay(threading.Thread):
-    """Passes bytes on between the parties and the server, each way half a round trip late."""
+    """Passes bytes on between the parties and the server, as late and as slowly as a line would."""
 
-    def __init__(self, target: int, seconds: float) -> None:
+    def __init__(self, target: int, line: Line) -> None:
         super().__init__(daemon=True)
-        self.target, self.delay, self.port, self.ready = target, seconds / 2, 0, threading.Event()
+        self.target, self.line, self.port, self.ready = target, line, 0, threading.Event()
         self.start()
         self.ready.wait()
 
@@ -84,9 +126,10 @@ class Relay(threading.Thread):
         await asyncio.gather(self._pass(reader, back), self._pass(onward, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read at once, write when it is time: a long line holds many bytes."""
+        """Read at once, write when it is time: a long line holds many bytes; a thin one takes them one by one."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
+        delay, bandwidth, free = self.line.round_trip / 2, self.line.bandwidth, clock()
 
         async def write() -> None:
             while True:
@@ -100,17 +143,22 @@ class Relay(threading.Thread):
         task = asyncio.create_task(write())
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                held.put_nowait((clock() + self.delay, data))
-        held.put_nowait((clock() + self.delay, b""))
+                free = max(free, clock()) + len(data) / bandwidth  # when the line has taken all of it
+                held.put_nowait((free + delay, data))
+                if bandwidth < float("inf"):  # nor does it take more in advance than a sender's own machine would
+                    await asyncio.sleep(max(0.0, free - clock() - BUFFERED))
+        held.put_nowait((max(free, clock()) + delay, b""))
         await task
 
 
 @dataclass
 class Run:
-    """What a run left behind: its report, and the server's memory in KiB, now and then."""
+    """What a run left behind: its report, the server's memory in KiB, now and then and at most, and all its seconds."""
 
     report: dict[str, Any]
     memory: list[int]
+    peak: int
+    whole: float  # from the first command to the last exit
 
     @property
     def seconds(self) -> float:
@@ -133,35 +181,45 @@ class Place:
     def alone(self, rounds: int) -> Run:
         """Train in one process."""
         with tempfile.TemporaryDirectory() as out:
-            glasu("train", self.run_file(rounds), "--out", out, "--quiet")
-            return Run(json.loads((Path(out) / "report.json").read_text()), [])
+            path, start = self.run_file(rounds), time.perf_counter()
+            glasu("train", path, "--out", out, "--quiet")
+            return Run(json.loads((Path(out) / "report.json").read_text()), [], 0, time.perf_counter() - start)
 
-    def apart(self, rounds: int, round_trip: float = 0.0) -> Run:
+    def apart(self, rounds: int, line: Line = LOOPBACK) -> Run:
         """Train between four processes, the parties at the far end of a line."""
+        start, memory, peak = time.perf_counter(), [], 0
         with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
             words = ["serve", self.run_file(rounds), "--listen", "127.0.0.1:0", *self._common("server", out)]
             log = stack.enter_context((Path(out) / "log").open("w+"))
             server = stack.enter_context(started(words, log))
             port = listening(Path(out) / "log", server)
-            port = Relay(port, round_trip).port if round_trip else port
+            port = port if line == LOOPBACK else Relay(port, line).port
+            parties = []
             for name in PARTIES:
                 words = ["join", self.folder / "parties" / name, "--server", f"localhost:{port}"]
-                stack.enter_context(started([*words, *self._common(name, out)], log))
-            memory = list(watched(server))
-            if server.wait():
+                parties.append(stack.enter_context(started([*words, *self._common(name, out)], log)))
+            for now, most in watched(server):
+                memory.append(now)
+                peak = most
+            if server.wait() or any(party.wait() for party in parties):
                 raise SystemExit((Path(out) / "log").read_text())
-            return Run(json.loads((Path(out) / "server" / "report.json").read_text()), memory)
+            whole = time.perf_counter() - start
+            return Run(json.loads((Path(out) / "server" / "report.json").read_text()), memory, peak, whole)
 
     def _common(self, role: str, out: str) -> list[str | Path]:
         return ["--kit", self.folder / "kits" / role, "--out", Path(out) / role, "--quiet"]
 
-    def per_round(self, turns: int, round_trip: float | None = None) -> float:
-        """Return the median seconds of a round, in one process (None) or between four."""
+    def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
+        """Return the median seconds of a round, in one process (None) or between four, its exchanges and its bytes."""
         found = []
         for _ in range(turns):
-            runs = [self.alone(n) if round_trip is None else self.apart(n, round_trip) for n in (SHORT, LONG)]
+            runs = [self.alone(n) if line is None else self.apart(n, line) for n in (SHORT, LONG)]
             found.append((runs[1].seconds - runs[0].seconds) / (LONG - SHORT))
-        return statistics.median(found)
+        few, many = (run.report["traffic"] for run in runs)
+        spent = [
+            (many[key] - few[key]) / (LONG - SHORT) for key in ("exchanges", "bytes_to_server", "bytes_to_clients")
+        ]
+        return statistics.median(found), spent[0], spent[1] + spent[2]
 
 
 def glasu(*words: object) -> None:
@@ -177,7 +235,7 @@ def started(words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[byte
     with subprocess.Popen([*GLASU, *map(str, words)], stdout=log, stderr=log) as process:
         try:
             yield process
-            process.wait(120)
+            process.wait(600)
         finally:
             process.kill()
 
@@ -191,47 +249,88 @@ def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
     return int(log.read_text().split("listening on 127.0.0.1:")[1].split(",")[0])
 
 
-def watched(server: subprocess.Popen[bytes]) -> Iterator[int]:
-    """Yield the resident memory of the server, in KiB, every half second until it ends."""
+def watched(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the server's resident memory in KiB, now and the most so far, every half second until it ends."""
     while server.poll() is None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):
             status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-            yield int(next(line for line in status if line.startswith("VmRSS")).split()[1])
+            now, most = (next(line for line in status if line.startswith(name)) for name in ("VmRSS", "VmHWM"))
+            yield int(now.split()[1]), int(most.split()[1])
         time.sleep(0.5)
 
 
 def lines(cora: Place, turns: int, name: str) -> str:
-    """Return the table of round trips."""
-    alone = cora.per_round(turns)
-    near = cora.per_round(turns, 0.0)
+    """Return the table of lines: how long a round takes, and how long it must take at least."""
+    alone, _, _ = cora.per_round(turns)
+    near, exchanges, size = cora.per_round(turns, LOOPBACK)
     rows = [["one process", "-", f"{1e3 * alone:.0f}", "1.0", "-"]]
     rows.append(["four, mutual TLS, loopback", "0", f"{1e3 * near:.0f}", f"{near / alone:.1f}", "-"])
-    for round_trip in (0.05, 0.1):
-        far = cora.per_round(turns, round_trip)
-        least = 2 * round_trip + near  # K = 2 exchanges
-        figures = [f"{1e3 * round_trip:.0f}", f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"]
-        rows.append(["the same, long lines", *figures])
-    header = ["run", "round trip, ms", "ms / round", "x one process", "x (2 round trips + loopback)"]
-    return f"{name}, M = 3, K = 2, Q = 4, hidden 192, batch 16; median of {turns}\n\n{markdown(header, rows)}"
+    for line in (Line(0.05), Line(0.1), Line(0.05, 100e6 / 8), Line(0.1, 100e6 / 8)):
+        far, _, _ = cora.per_round(turns, line)
+        least = exchanges * line.round_trip + size / len(PARTIES) / line.bandwidth + near
+        rows.append(["the same", str(line), f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"])
+    header = ["run", "line", "ms / round", "x one process", "x least"]
+    what = f"{exchanges:.1f} exchanges and {size / len(PARTIES) / 1e3:.0f} kB per party and round"
+    meaning = "least: round trip x exchanges + bytes / bandwidth + a round on loopback"
+    title = f"{name}, M = 3, K = 2, Q = 4, hidden 192, batch 16, {what}; median of {turns}; {meaning}"
+    return f"{title}\n\n{markdown(header, rows)}"
+
+
+def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
+    """Return the table of whole runs with default settings, commands and all."""
+    runs = [(cora.alone(rounds), cora.apart(rounds)) for _ in range(turns)]
+    seconds = [statistics.median(run.whole for run in own) for own in zip(*runs, strict=True)]
+    digests = {tuple(run.report["weights_sha256"]) for pair in runs for run in pair}
+    if len(digests) != 1:
+        raise SystemExit("the runs ended with different weights.")
+    rows = [
+        [what, f"{own:.1f}", f"{own / seconds[0]:.2f}"]
+        for what, own in zip(("`glasu train`", "`glasu serve`, 3 x `glasu join`"), seconds, strict=True)
+    ]
+    title = f"{name}, K = 2, Q = 4, hidden 192, {rounds} rounds, default settings; the same weights; median of {turns}"
+    return f"{title}\n\n{markdown(['command', 's, from start to last exit', 'x one process'], rows)}"
+
+
+def memory(folder: Path, rounds: int, nodes: int) -> str:
+    """Return the table of the server's memory: over many small rounds, and of a large graph."""
+    rows = []
+    for what, settings, count in (
+        ("500 nodes, hidden 16, batch 16", SMALL, rounds),
+        (f"{nodes:,} nodes, hidden 64, concat, full batch", LARGE.replace("{nodes}", str(nodes)), 2),
+    ):
+        place_ = folder / what
+        place_.mkdir()
+        run = Place(place_, settings).apart(count)
+        early, late = run.memory[len(run.memory) // 4], run.memory[-1]
+        rows.append([what, f"{count}", *(f"{size / 1024:.0f}" for size in (early, late, run.peak))])
+    return markdown(["run", "rounds", "MiB after a quarter", "MiB at the end", "most"], rows)
+
+
+PARTS = ("lines", "whole", "memory")
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one turn, and 200 rounds instead of 2,000")
+    parser.add_argument("--quick", action="store_true", help="one turn, few rounds, a tenth of the nodes")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this table; may be given more than once")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     args = parser.parse_args()
-    turns, rounds, name = (1, 200, "demo") if args.quick else (3, 2000, "demo")
-    name = "cora" if os.environ.get("GLASU_DATA_ROOT") else name
-    with tempfile.TemporaryDirectory() as folder:
-        for part in ("cora", "small"):
-            (Path(folder) / part).mkdir()
-        text = lines(Place(Path(folder) / "cora", CORA.replace("{name}", name)), turns, name)
-        memory = Place(Path(folder) / "small", SMALL).apart(rounds).memory
-    early, late = memory[len(memory) // 4], memory[-1]
-    rows = [[f"{rounds}", f"{early / 1024:.0f}", f"{late / 1024:.0f}", f"{max(memory) / 1024:.0f}"]]
-    header = ["rounds", "MiB after a quarter", "MiB at the end", "most"]
-    show(f"{text}\n\nThe server's resident memory, 500 nodes, hidden 16\n\n{markdown(header, rows)}", args.out)
+    turns, many, few, nodes = (1, 200, 20, 20_000) if args.quick else (3, 2000, 100, 200_000)
+    name = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
+    texts = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for part in args.part or PARTS:
+            (folder / part).mkdir()
+        if "lines" in (args.part or PARTS):
+            texts.append(lines(Place(folder / "lines", CORA.replace("{name}", name)), turns, name))
+        if "whole" in (args.part or PARTS):
+            texts.append(whole(Place(folder / "whole", WHOLE.replace("{name}", name)), turns, few, name))
+        if "memory" in (args.part or PARTS):
+            table = memory(folder / "memory", many, nodes)
+            texts.append(f"The server's resident memory\n\n{table}")
+    show("\n\n".join(texts), args.out)
 
 
 if __name__ == "__main__":

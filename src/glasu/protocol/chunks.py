@@ -18,7 +18,7 @@ from glasu.protocol.messages import NO_NUMBERS, Exchange, Message, Reply, Script
 if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
-CHUNK_ROWS = 8192  # rows per message
+CHUNK_ROWS = 4096  # rows per message
 
 
 def message_chunks(num_rows: int) -> list[slice]:

@@ -23,8 +23,8 @@ from glasu.runtime.wire import HEADER, SECTION, Head, read_header, room_for
 CONTROL, PIECE, RECEIPT = 0, 1, 2
 PIECE_BYTES = 1 << 20
 MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is here
-ROOM = 32 << 20  # bytes of one party's messages that wait to be used, and of answers that have not reached it
-WINDOW = 8 << 20  # bytes of its messages that a party lets wait for answers, before it sends more of what goes together
+ROOM = 16 << 20  # bytes of one party's messages that wait to be used, and of answers that have not reached it
+WINDOW = 4 << 20  # bytes of its messages that a party lets wait for answers, before it sends more of what goes together
 SMALL = 256  # bytes of a message's own content, where it is no tensor
 _PIECE = struct.Struct("<BQQ")
 
