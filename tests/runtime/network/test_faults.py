@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -171,19 +172,78 @@ def test_without_a_server_a_party_says_so(kits, tmp_path):
     assert "same command again" in str(error)
 
 
-def test_of_two_processes_with_one_kit_one_takes_part(kits, tmp_path):
+def refused_clone(cluster, name, out="clone"):
+    error = cluster.join(name, out=out).error()
+    assert isinstance(error, ConfigError)
+    assert f"another process of party {name!r}" in str(error)
+
+
+def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is_started(kits, tmp_path):
     config, parties = tiny(num_rounds=6)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: connected")
-    clone = cluster.join("a", out="clone")
-    error = clone.error()
-    assert isinstance(error, ConfigError)
-    assert "another process of party 'a'" in str(error)
-    roles = [a, cluster.join("b"), cluster.join("c")]
+    for _ in range(3):
+        refused_clone(cluster, "a")
+    b = cluster.join("b")
+    assert isinstance(cluster.join("c", observe=killing(RoundDone, 1)).error(), Killed)
+    for _ in range(3):
+        refused_clone(cluster, "c", "clone of c")  # nor while the party is away
+    for role in (a, b, cluster.join("c")):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_second_folder_is_refused_also_by_a_server_that_was_started_again(kits, tmp_path):
+    config, parties = tiny(num_rounds=6)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(observe=killing(RoundDone, 1))
+    roles = [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), Killed)
+    server = cluster.serve()
+    refused_clone(cluster, "a")
     for role in roles:
         role.outcome()
     same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_copied_folder_takes_over_and_the_first_one_does_not_come_back(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    copy = cluster.join("a", out="copy")
+    error = a.error()
+    assert isinstance(error, ConfigError)
+    assert "(start 2) has taken its place" in str(error)
+    for _ in range(3):
+        refused_clone(cluster, "a", "a")
+    for role in (copy, cluster.join("b"), cluster.join("c")):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_process_that_declined_leaves_its_place_to_any_folder(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    error = cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).error()
+    assert isinstance(error, ConfigError)
+    cluster.until("server", "a: declines")
+    for role in [cluster.join(name, out=f"other {name}") for name in "abc"]:
+        role.outcome()
+    server.outcome()
+
+
+def test_another_run_of_the_server_is_joined_from_any_folder(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster.run()
+    server = cluster.serve(fresh=True)
+    for role in [cluster.join(name, out=f"other {name}") for name in "abc"]:
+        role.outcome()
+    server.outcome()
 
 
 def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_path):

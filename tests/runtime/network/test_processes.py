@@ -250,6 +250,38 @@ def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
 
 
 @pytest.mark.slow
+def test_of_two_processes_with_one_kit_one_takes_part_whatever_is_started_again(processes):
+    roles = processes(SMALL_RUN.format(rounds=60))
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+
+    def clone() -> None:
+        words = [
+            "join",
+            roles.folder / "parties" / "a",
+            "--server",
+            f"localhost:{roles.port}",
+            "--kit",
+            roles.kits / "a",
+        ]
+        words += ["--out", roles.folder / "clone"]
+        ended = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 2
+        assert "another process of party 'a'" in ended.stderr
+
+    roles.wait(lambda: roles.rounds("server") >= 2)
+    clone()
+    clone()
+    roles.kill("a")
+    clone()
+    roles.kill("server")
+    clone()
+    same_end(roles.finish(), roles)
+    assert roles.started == {"server": 2, "a": 2, "b": 1, "c": 1}
+
+
+@pytest.mark.slow
 def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()

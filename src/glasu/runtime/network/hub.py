@@ -14,6 +14,7 @@ from typing import Any
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
 from glasu.protocol.messages import Message
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
 from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
@@ -48,13 +49,14 @@ class Hub:
             roster: names, in client order.
             own_facts: what a party must have in common with the server.
             welcome: what an accepted party is told about the run.
-            durable: remembers the incarnations of the parties, "incarnations".
+            durable: remembers which process of each party is known, "incarnations".
             rounds: returns the server's own checkpoints.
             tell: is told what happens, in lines.
             clock: tells seconds.
         """
         self.links = {name: Link(name, index) for index, name in enumerate(roster)}
-        self.own_facts, self.welcome, self.durable, self.rounds = own_facts, welcome, durable, rounds
+        self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
+        self.durable, self.fence = durable, Fence(durable)
         self.tell, self.clock = tell, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
@@ -129,13 +131,12 @@ class Hub:
     def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
         hello = read_hello(fields)
-        known = (*self.durable["incarnations"].get(link.name, (0, "")),)
-        again = hello.process == known and link.hello is not None
-        why, table = self._objection(link, hello, known)
+        again = self.fence.is_known(link.name, hello) and link.hello is not None
+        why, table = self._objection(link, hello)
         if why:
             self._refuse(link, stream, why, table)
             return False
-        self._replace(link, stream, hello.process, known)
+        self._replace(link, stream, hello)
         link.hello, link.facts = hello, {**link.facts, **hello.facts} if again else hello.facts
         link.refused = ""
         if not again:
@@ -146,15 +147,10 @@ class Hub:
         self._bring_up_to_date(link, stream, hello, again=again)
         return True
 
-    def _objection(self, link: Link, hello: Hello, known: tuple[Any, ...]) -> tuple[str, list[str]]:
+    def _objection(self, link: Link, hello: Hello) -> tuple[str, list[str]]:
         """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
-        start = hello.process[0]
-        if hello.process != known and start <= known[0]:
-            return (
-                f"another process of party {link.name!r} takes part, or has taken part, in this run (its start "
-                f"{known[0]}, this is start {start} of another folder); stop one of them, and go on with the "
-                "--out folder of the other."
-            ), []
+        if why := self.fence.objection(link.name, hello):
+            return why, []
         if hello.run not in (None, self.welcome["run"]):
             return (
                 "its --out folder holds a party's part of another run; choose another --out, or start over with "
@@ -184,15 +180,15 @@ class Hub:
             else:
                 stream.send(self._begin_frame(link))
 
-    def _replace(self, link: Link, stream: Stream, process: tuple[int, str], known: tuple[Any, ...]) -> None:
+    def _replace(self, link: Link, stream: Stream, hello: Hello) -> None:
         """Let this stream be the party's; an earlier one is told and ended."""
+        is_new = not self.fence.is_known(link.name, hello)
+        self.fence.admit(link.name, hello)
         if link.stream is not None:
-            if process != known:
-                why = f"a newer process of party {link.name!r} (start {process[0]}) has taken its place."
+            if is_new:
+                why = f"a newer process of party {link.name!r} (start {hello.process[0]}) has taken its place."
                 link.stream.send(control("refused", why=why, table=[]))
             link.stream.close()
-        if process != known:
-            self.durable.update(incarnations={**self.durable["incarnations"], link.name: list(process)})
         link.stream = stream
         link.assembler = Assembler(link.assembler.limit)
 
@@ -223,7 +219,7 @@ class Hub:
         why, table = self._difference(link, facts)
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
-            link.hello, link.facts = None, {}
+            self._withdraw(link)
         else:
             if link.prepared is None:
                 self.tell(f"{link.name}: prepared.")
@@ -244,9 +240,14 @@ class Hub:
             why = f"party {link.name!r} failed: {str(fields.get('why'))[:2000]}"
             self.failure = self.failure or error(why)
         elif kind == "declined":
-            link.hello = None
+            self._withdraw(link)
             link.refused = str(fields.get("why"))[:2000]
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
+
+    def _withdraw(self, link: Link) -> None:
+        """Take back that a process was accepted: it does not fit, or does not want to."""
+        link.hello, link.facts, link.prepared = None, {}, None
+        self.fence.withdraw(link.name)
 
     def _message(self, link: Link, content: bytes) -> None:
         message = decode(content)

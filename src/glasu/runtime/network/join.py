@@ -28,6 +28,7 @@ from glasu.runtime.checkpoint import START, Store
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import STARTS, introduction, next_start
 from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import (
     differences,
@@ -124,7 +125,7 @@ class _Joining:
         self.status = status
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
+        defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         self.durable = Durable(out / "joining.json", defaults)
         self.checkpoints = out / "checkpoints"
         if fresh:
@@ -136,7 +137,7 @@ class _Joining:
             raise ConfigError(
                 f"{out}: holds a party's part of run {self.durable['run']}, not of {run}; choose another."
             )
-        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        next_start(self.durable)
         self.data = data_digest(party)
         if self.durable["run"] is not None and self.durable["data"] != self.data:
             raise ConfigError(
@@ -180,7 +181,7 @@ class _Joining:
         """Say who this is and what it has; nothing of what the nodes are like."""
         return {
             "facts": self._facts(self.party if self.client is None else self.client.party),
-            "incarnation": self.durable["incarnation"],
+            **introduction(self.durable),
             "run": self.durable["run"] or self.only,
             "attempt": 0 if self.client is None else self.client.attempt,
             "finished": self.durable["finished"],

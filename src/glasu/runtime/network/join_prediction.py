@@ -27,6 +27,7 @@ from glasu.runtime.checkpoint import START
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import STARTS, introduction, next_start
 from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import (
     differences,
@@ -104,7 +105,7 @@ class _Predicting:
     ) -> None:
         self.kit, self.out, self.asked, self.format = kit, out, np.asarray(asked, np.int64), file_format
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        self.durable = Durable(out / "joining.json", {"incarnation": 0, "run": None, "finished": None})
+        self.durable = Durable(out / "joining.json", {**STARTS, "run": None, "finished": None})
         if self.durable["finished"] is None:
             raise ConfigError(
                 f"{out}: holds no finished training of this party; --out must be the folder of a `glasu join` that "
@@ -118,7 +119,7 @@ class _Predicting:
             else dataclasses.replace(party, labels=None, classes=(), splits=None)
         )
         self.roster = _trained_roster(out)
-        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        next_start(self.durable)
         self.attempt = 0
         self.finished: dict[str, Any] | None = None
         self.start = clock()
@@ -138,7 +139,7 @@ class _Predicting:
     def _hello(self) -> dict[str, Any]:
         return {
             "facts": self._facts(),
-            "incarnation": self.durable["incarnation"],
+            **introduction(self.durable),
             "run": None,
             "attempt": self.attempt,
             "finished": self.finished,

@@ -41,6 +41,7 @@ class Hello:
     """What a party's process says of itself when it comes."""
 
     process: tuple[int, str]  # which start of its command, and which process
+    before: tuple[str, ...]  # the processes that were started before it from the same folder
     run: str | None
     attempt: int
     facts: dict[str, Any]
@@ -102,9 +103,9 @@ def read_hello(fields: Mapping[str, Any]) -> Hello:
         raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
     try:
         process = (int(fields["incarnation"]), str(fields["process"]))
+        before = tuple(map(str, fields.get("before", ())))
         attempt, finished = int(fields["attempt"]), fields["finished"]
-        return Hello(
-            process, fields["run"], attempt, stated_facts(fields), stated_rounds(fields), finished and dict(finished)
-        )
+        facts, rounds = stated_facts(fields), stated_rounds(fields)
+        return Hello(process, before, fields["run"], attempt, facts, rounds, finished and dict(finished))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None

@@ -98,7 +98,7 @@ class _Serving:
             removed = Store(folder, "").clear()
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, closed=False)
+            self.durable.update(run=None, incarnations={}, closed=False)
         self._pin(out)
         run = self.durable["run"]
         self.store = Store(folder, f"the server of run {run}")

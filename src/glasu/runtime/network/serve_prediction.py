@@ -54,6 +54,7 @@ def serve_prediction(
     """
     config = for_network(config, kit.roster)
     durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
+    durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
     hub = Hub(kit.roster, protocol_facts(versions(), "prediction"), welcome, durable, lambda: {0: START}, tell)
     meter, start = Meter(), clock()

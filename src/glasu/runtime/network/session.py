@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -53,7 +52,6 @@ class Session:
             clock: tells seconds.
         """
         self.kit, self.address, self.wait, self.tell, self.clock = kit, address, wait, tell, clock
-        self.process = secrets.token_hex(8)  # tells two processes with one identity apart
         self._limit = 0
         self.welcome: dict[str, Any] = {}
         self.report: Callable[[], dict[str, Any]] | None = None
@@ -221,7 +219,7 @@ class Session:
                 self._line.close()
             self._assembler = Assembler(self._limit)
             self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
-            self._line.send(control("hello", process=self.process, **self._hello()))
+            self._line.send(control("hello", **self._hello()))
             event = self._next(min(self.wait, 20.0))
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
