@@ -45,7 +45,7 @@ class Fence:
     def objection(self, name: str, hello: Hello) -> str:
         """Return why a process cannot be admitted; empty: it can."""
         known = self._known(name)
-        if known in (None, hello.process) or (known[1] in hello.before and hello.process[0] > known[0]):
+        if known is None or known == hello.process or (known[1] in hello.before and known[0] < hello.process[0]):
             return ""
         return (
             f"another process of party {name!r} takes part, or has taken part, in this run (its start {known[0]}; this "
@@ -67,6 +67,6 @@ class Fence:
             known.pop(name, None)
             self._durable.update(incarnations=known if before is None else {**known, name: before})
 
-    def _known(self, name: str) -> Any:
+    def _known(self, name: str) -> tuple[int, str] | None:
         known = self._durable["incarnations"].get(name)
-        return None if known is None else (*known,)
+        return None if known is None else (known[0], known[1])

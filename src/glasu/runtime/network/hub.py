@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
+from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, public_reason
 from glasu.protocol.messages import Message
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
@@ -79,13 +79,26 @@ class Hub:
                         break
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
-        except GlasuError as error:
-            if link.stream is stream:
-                self.fail(type(error)(f"party {name!r}: {error}"))  # it will be told by `announce_failure`
-            else:  # it was never accepted, and stops nobody
-                self._refuse(link, stream, str(error), [])
-        else:
+        except Exception as error:  # whatever it is: this thread must not end without anybody hearing why
+            self._reject(link, stream, error)
+        finally:
             self._detach(link, stream)
+
+    def _reject(self, link: Link, stream: Stream, error: Exception) -> None:
+        """Stop the run because of what came on a stream; what was never accepted is refused, and stops nobody."""
+        why = public_reason(error)
+        with self.changed:
+            if isinstance(error, OSError):  # this is not the party's doing
+                self._stop(stream, TrainingError(f"the server failed when party {link.name!r} came: {why}"))
+            elif link.stream is stream:
+                kind = type(error) if isinstance(error, GlasuError) else ProtocolError
+                self._stop(stream, kind(f"party {link.name!r}: {why}"))
+            else:
+                self._refuse(link, stream, why, [])
+
+    def _stop(self, stream: Stream, error: GlasuError) -> None:
+        self.fail(error)
+        stream.send(control("stopped", why=error.public))  # it is closed now; the others hear it from `announce_failure`
 
     def turned_away(self, line: str) -> None:
         """Note a connection that was refused because of its certificate."""
@@ -102,15 +115,15 @@ class Hub:
         with self.changed:
             if link.stream is stream:
                 link.stream = None
-                if not self.closing:
+                if not self.closing and self.failure is None:
                     self._say(f"{link.name}: the connection ended; its return is awaited.", but=link)
             stream.close()
             self.changed.notify_all()
 
     def _take(self, link: Link, stream: Stream, frame: bytes) -> bool:
         kind = frame[0] if frame else -1
-        if link.stream is not stream:
-            return kind == CONTROL and self._hello(link, stream, read_control(frame))
+        if link.stream is not stream:  # it is new, or another one has taken its place
+            return kind == CONTROL and not stream.accepted and self._hello(link, stream, read_control(frame))
         if kind == PIECE:
             if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
                 whole = link.assembler.add(frame)
@@ -119,7 +132,7 @@ class Hub:
         elif kind == RECEIPT:
             link.receipts.received(frame[1:])
         elif kind == CONTROL:
-            self._control(link, read_control(frame))
+            return self._control(link, read_control(frame))
         else:
             raise ProtocolError(f"frame of unknown kind {kind}.")
         return True
@@ -189,7 +202,7 @@ class Hub:
                 why = f"a newer process of party {link.name!r} (start {hello.process[0]}) has taken its place."
                 link.stream.send(control("refused", why=why, table=[]))
             link.stream.close()
-        link.stream = stream
+        link.stream, stream.accepted = stream, True
         link.assembler = Assembler(link.assembler.limit)
 
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
@@ -199,7 +212,7 @@ class Hub:
             self.refused += 1
             for line in table:
                 self.tell(line)
-            self._say(f"{link.name}: not accepted: {why}", but=link)
+            self._say(f"{link.name}: not accepted: {why}", but=link if link.stream in (None, stream) else None)
             stream.send(control("refused", why=why, table=table))
             stream.close()
 
@@ -213,22 +226,24 @@ class Hub:
                 return sentence, two_columns(rows, whose, link.name)
         return "", []
 
-    def _prepared(self, link: Link, fields: dict[str, Any]) -> None:
+    def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
         facts = stated_facts(fields)
         why, table = self._difference(link, facts)
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
             self._withdraw(link)
-        else:
-            if link.prepared is None:
-                self.tell(f"{link.name}: prepared.")
-            link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
+            return False
+        if link.prepared is None:
+            self.tell(f"{link.name}: prepared.")
+        link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
+        return True
 
-    def _control(self, link: Link, fields: dict[str, Any]) -> None:
+    def _control(self, link: Link, fields: dict[str, Any]) -> bool:
+        """Take what a party says of itself; return whether its stream goes on."""
         kind = fields["kind"]
         if kind == "prepared":
-            self._prepared(link, fields)
+            return self._prepared(link, fields)
         elif kind == "ready" and self.begin is not None and fields.get("attempt") == self.begin["attempt"]:
             if fields.get("digest") != self.digests.get(link.name):
                 raise ProtocolError(f"it confirmed another checkpoint than the one of round {self.begin['round']}.")
@@ -243,6 +258,8 @@ class Hub:
             self._withdraw(link)
             link.refused = str(fields.get("why"))[:2000]
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
+            return False
+        return True
 
     def _withdraw(self, link: Link) -> None:
         """Take back that a process was accepted: it does not fit, or does not want to."""

@@ -22,6 +22,7 @@ class Stream:
     def __init__(self) -> None:
         self._frames: SimpleQueue[bytes | None] = SimpleQueue()
         self.open = True
+        self.accepted = False  # whoever is at its other end has said who it is, and may take part
 
     def send(self, frame: bytes) -> None:
         self._frames.put(frame)
@@ -89,10 +90,16 @@ def stated_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def _count(value: Any, least: int, beyond: int) -> int:
+    if not isinstance(value, int) or not least <= value < beyond:
+        raise ValueError
+    return value
+
+
 def stated_rounds(fields: Mapping[str, Any]) -> dict[int, str]:
     """Return the checkpoints that a party says it has, and their digests."""
     try:
-        return {int(key): str(value) for key, value in fields["rounds"].items()}
+        return {_count(int(key), 0, 2**32): str(value) for key, value in fields["rounds"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("it does not say which checkpoints it has.") from None
 
@@ -102,9 +109,9 @@ def read_hello(fields: Mapping[str, Any]) -> Hello:
     if fields["kind"] != "hello":
         raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
     try:
-        process = (int(fields["incarnation"]), str(fields["process"]))
+        process = (_count(fields["incarnation"], 1, 2**32), str(fields["process"])[:64])
         before = tuple(map(str, fields.get("before", ())))
-        attempt, finished = int(fields["attempt"]), fields["finished"]
+        attempt, finished = _count(fields["attempt"], 0, 2**31), fields["finished"]
         facts, rounds = stated_facts(fields), stated_rounds(fields)
         return Hello(process, before, fields["run"], attempt, facts, rounds, finished and dict(finished))
     except (KeyError, TypeError, ValueError, AttributeError):
