@@ -38,7 +38,7 @@ class AlignmentError(GlasuError):
 
 
 class ProtocolError(GlasuError):
-    """A message is not the one that the round expects now: whoever reads it has done nothing wrong, but the run fails."""
+    """A message is not the one that the round expects now: whoever reads it did nothing wrong, but the run fails."""
 
     exit_code = 1
 

@@ -93,7 +93,9 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "
-                "Mend that and start the same command again: it goes on from there."
+                "Mend that and start the same command again: it goes on from there.",
+                f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
+                "intact. When that is mended, start the same commands again.",
             ) from error
         return _hex(content)
 

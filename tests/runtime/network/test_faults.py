@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 
 import pytest
 
-from glasu.errors import AbsenceError, ConfigError, TrainingError, TransportError
+from glasu.errors import AbsenceError, ConfigError, DataError, TrainingError, TransportError
 from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.runtime import checkpoint as checkpoints
+from glasu.runtime.network import join as joining
+from glasu.runtime.network import serve as serving
 from glasu.runtime.network import session as sessions
 from glasu.runtime.simulation import simulate
 from runtime.network.cluster import Cluster, Killed, SeenHub
@@ -148,6 +152,124 @@ def test_an_error_that_is_not_ours_is_named_by_its_type_only(kits, tmp_path):
     for role in (a, c, server):
         assert "ValueError in the program" in str(role.error())
         assert "12345" not in str(role.error())
+
+
+def test_what_is_wrong_with_a_partys_data_is_said_there_only_and_bad_input_there_only(kits, tmp_path):
+    config, parties = tiny(num_rounds=50)
+
+    def fail(event):
+        raise DataError("/home/ben/nodes.csv, row 7: salary 12345 is not a number")
+
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    b, c = cluster.join("b", observe=fail), cluster.join("c")
+    assert "12345" in str(b.error())
+    assert b.error().exit_code == 2
+    for role in (a, c, server):
+        error = role.error()
+        assert "party 'b' failed: its data, or a file in its folder, cannot be used" in str(error)
+        assert error.exit_code == 1
+        assert "12345" not in str(error)
+        assert "ben" not in str(error)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_to_all_without_its_place(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=50)
+    written = checkpoints.write_atomically
+
+    def full(path, *more, **options):
+        if path.parent.parent.name == "b":
+            raise OSError(28, "No space left on device")
+        written(path, *more, **options)
+
+    monkeypatch.setattr(checkpoints, "write_atomically", full)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(), {name: cluster.join(name) for name in "abc"}
+    assert str(tmp_path) in str(roles["b"].error())
+    for role in (roles["a"], roles["c"], server):
+        assert "party 'b' failed: the checkpoint of round 1 cannot be written there (No space left" in str(role.error())
+        assert str(tmp_path) not in str(role.error())
+
+
+def test_a_fault_of_the_server_appears_at_every_party(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+
+    def full(path, *more, **options):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(serving, "write_atomically", full)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(), [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), OSError)
+    for role in roles:  # though each has its own results: the run has none
+        error = role.error()
+        assert isinstance(error, TrainingError)
+        assert "the server failed: OSError in the program (No space left on device)" in str(error)
+        assert str(tmp_path) not in str(error)
+
+
+def test_a_checkpoint_that_is_gone_when_it_is_needed_is_told_to_all_at_once(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=4)
+    go_to = joining._Joining._go_to
+
+    def lose(self, client, first, begin):
+        if begin["round"] and self.party.name == "a":
+            for path in (tmp_path / "a" / "checkpoints").iterdir():
+                path.unlink()
+        go_to(self, client, first, begin)
+
+    monkeypatch.setattr(joining._Joining, "_go_to", lose)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, c = cluster.serve(wait=600.0), cluster.join("a", wait=600.0), cluster.join("c", wait=600.0)
+    assert isinstance(cluster.join("b", observe=killing(RoundDone, 1)).error(), Killed)
+    b = cluster.join("b", wait=600.0)
+    for role in (a, b, c, server):
+        error = role.error(60)
+        assert error.exit_code == 1
+        assert re.search(r"party 'a': the checkpoint of round \d is gone.*SHA-256 [0-9a-f]{64}, found none", str(error))
+        assert "--fresh" in str(error)
+
+
+def test_a_party_that_redoes_its_last_round_does_not_say_that_it_is_finished(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    wait, drive, said, left = sessions.Session.wait_for_goodbye, joining._Joining._drive, [], [1]
+
+    def die_once(self):
+        if self.kit.name == "b" and left:
+            left.clear()
+            while any(SeenHub.last.links[name].finished is None for name in "ac"):
+                time.sleep(0.01)
+            raise Killed
+        wait(self)
+
+    def note(self, session, client):
+        said.append((self.party.name, self._hello()["finished"]))
+        drive(self, session, client)
+
+    monkeypatch.setattr(sessions.Session, "wait_for_goodbye", die_once)
+    monkeypatch.setattr(sessions.Session, "send", unless_finished(sessions.Session.send))
+    monkeypatch.setattr(joining._Joining, "_drive", note)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, b, c = cluster.serve(), *(cluster.join(name) for name in "abc")
+    assert isinstance(b.error(), Killed)
+    for role in (a, cluster.join("b"), c):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+    assert sorted(name for name, _ in said) == ["a", "a", "b", "b", "c", "c"]
+    assert {finished for _, finished in said} == {None}
+
+
+def unless_finished(send):
+    """Let the first process of party b not say that it is finished, so that the others must go on once more."""
+    left = [1]
+
+    def sending(self, kind, **fields):
+        if kind == "finished" and self.kit.name == "b" and left:
+            left.clear()
+        else:
+            send(self, kind, **fields)
+
+    return sending
 
 
 def test_a_party_that_does_not_come_is_named(kits, tmp_path):

@@ -63,6 +63,7 @@ def everyone_stops(cluster, expected):
     for role in (server, *roles):
         error = role.error()
         assert isinstance(error, GlasuError)
+        assert error.exit_code == 1  # the run failed; nobody's input was bad
         assert "party 'b'" in str(error)
         assert expected in str(error)
 

@@ -15,6 +15,7 @@ from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import CONTROL, control, pieces
 from glasu.runtime.network.hub import Hub
 from glasu.runtime.network.links import Stream
+from glasu.runtime.network.session import Session
 from glasu.runtime.wire import encode
 
 RUN = "00" * 12
@@ -166,3 +167,46 @@ def test_what_cannot_be_written_does_not_count(tmp_path, monkeypatch):
     assert kept["count"] == 1
     kept.update(count=2)
     assert Durable(tmp_path / "kept.json", {})["count"] == kept["count"] == 2
+
+
+ESCAPES = "\x1b[2J\nglasu serve: attempt 9: all parties are there\r\x9b1m" + "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [hello(), control("declined", why=ESCAPES)],
+        [hello(), control("failed", why=ESCAPES)],
+        [hello(facts={"nodes": 5, "glasu": ESCAPES})],
+        [hello(), control("prepared", **{**PREPARED, "facts": {"nodes": 5, "glasu": ESCAPES}})],
+        [control(ESCAPES)],
+        [hello(), bytes([CONTROL]) + ESCAPES.encode()],
+    ],
+    ids=["declined", "failed", "facts", "prepared", "kind", "control"],
+)
+def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frames, desk):
+    other, leave = desk.staying("b", [control("hello", **{**HELLO, "process": "q"})])
+    own = desk.attach("a", frames)
+    leave.set()
+    other.close()
+    answers = [*sent(own), *sent(other)]
+    told = [frame.get("line", frame.get("why", "")) for frame in answers]
+    told += [line for frame in answers for line in frame.get("table", ())]
+    for line in [*desk.said, *told, str(desk.hub.failure or "")]:
+        assert line.isprintable()
+        assert len(line) < 2000
+
+
+def test_what_the_server_says_reaches_a_partys_terminal_as_one_short_printable_line():
+    said: list[str] = []
+    session = Session(None, "localhost:1", dict, 1.0, said.append)
+    session._control({"kind": "notice", "line": ESCAPES})
+    errors = [
+        session._ended({"kind": "refused", "why": ESCAPES, "table": [ESCAPES] * 1000}),
+        session._ended({"kind": "refused", "why": ESCAPES, "table": 7}),
+        session._ended({"kind": "stopped", "why": ESCAPES}),
+    ]
+    assert len(said) <= 100
+    for line in [*said, *map(str, errors)]:
+        assert line.isprintable()
+        assert len(line) < 2000

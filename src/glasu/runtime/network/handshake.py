@@ -9,6 +9,7 @@ from typing import Any, Literal
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
 from glasu.keys import RUN_BYTES
+from glasu.runtime.network.foreign import printable
 from glasu.runtime.wire import VERSION
 
 Facts = Mapping[str, Any]
@@ -34,8 +35,7 @@ def in_one_line(rows: list[tuple[str, Any, Any]], left: str, right: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = MISSING if value is None else str(value)
-    return text if len(text) <= 64 else f"{text[:61]}..."
+    return MISSING if value is None else printable(value, 64)
 
 
 def public_version(version: str) -> str:

@@ -11,10 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import (
+    AbsenceError,
+    CheckpointError,
+    DataError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    public_reason,
+)
 from glasu.protocol.messages import Message
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
 from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
@@ -86,7 +95,7 @@ class Hub:
 
     def _reject(self, link: Link, stream: Stream, error: Exception) -> None:
         """Stop the run because of what came on a stream; what was never accepted is refused, and stops nobody."""
-        why = public_reason(error)
+        why = printable(public_reason(error), SENTENCES)
         with self.changed:
             if isinstance(error, OSError):  # this is not the party's doing
                 self._stop(stream, TrainingError(f"the server failed when party {link.name!r} came: {why}"))
@@ -98,7 +107,9 @@ class Hub:
 
     def _stop(self, stream: Stream, error: GlasuError) -> None:
         self.fail(error)
-        stream.send(control("stopped", why=error.public))  # it is closed now; the others hear it from `announce_failure`
+        stream.send(
+            control("stopped", why=error.public)
+        )  # it is closed now; the others hear it from `announce_failure`
 
     def turned_away(self, line: str) -> None:
         """Note a connection that was refused because of its certificate."""
@@ -251,12 +262,11 @@ class Hub:
         elif kind == "finished":
             link.finished = fields
         elif kind == "failed":
-            error = TrainingError if fields.get("exit_code") == 1 else ProtocolError
-            why = f"party {link.name!r} failed: {str(fields.get('why'))[:2000]}"
-            self.failure = self.failure or error(why)
+            why = printable(fields.get("why"), SENTENCES)
+            self.failure = self.failure or TrainingError(f"party {link.name!r} failed: {why}")
         elif kind == "declined":
             self._withdraw(link)
-            link.refused = str(fields.get("why"))[:2000]
+            link.refused = printable(fields.get("why"), SENTENCES)
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
             return False
         return True
@@ -377,11 +387,14 @@ class Hub:
             link.send(control("goodbye"))
             link.dismissed = True
 
-    def announce_failure(self, error: GlasuError) -> None:
+    def announce_failure(self, error: Exception) -> None:
         """Tell every party why the run ends."""
+        why = public_reason(error)
+        if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
+            why = f"the server failed: {why}"
         with self.changed:
             for link in self.links.values():
-                link.send(control("stopped", why=str(error), exit_code=error.exit_code))
+                link.send(control("stopped", why=why))
                 if link.stream is not None:
                     link.stream.close()
 

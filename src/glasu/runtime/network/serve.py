@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.errors import CheckpointError, ConfigError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
@@ -152,7 +152,7 @@ class _Serving:
                 self.durable.update(closed=True)
                 self.hub.say_goodbye(FAREWELL)
                 self.store.clear()
-            except GlasuError as error:
+            except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
                 self.hub.announce_failure(error)
                 raise
             finally:
@@ -177,7 +177,7 @@ class _Serving:
         common = greatest_common([self.store.digests(), *rounds.values()])
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
-            raise TransportError(
+            raise CheckpointError(
                 f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
                 f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import ConfigError, GlasuError
+from glasu.errors import ConfigError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Event, Exchange, Message
@@ -72,7 +72,7 @@ def serve_prediction(
             }
             write_atomically(out / "prediction.json", (json.dumps(report, indent=2) + "\n").encode())
             hub.say_goodbye(FAREWELL)
-        except GlasuError as error:
+        except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
             hub.announce_failure(error)
             raise
         return report
