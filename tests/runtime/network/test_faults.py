@@ -9,11 +9,13 @@ import time
 import pytest
 
 from glasu.errors import AbsenceError, ConfigError, DataError, TrainingError, TransportError
+from glasu.kits.kit import open_kit
 from glasu.protocol.messages import Evaluated, RoundDone
 from glasu.runtime import checkpoint as checkpoints
 from glasu.runtime.network import join as joining
 from glasu.runtime.network import serve as serving
 from glasu.runtime.network import session as sessions
+from glasu.runtime.network import streams
 from glasu.runtime.simulation import simulate
 from runtime.network.cluster import Cluster, Killed, SeenHub
 from runtime.network.test_runs import tiny
@@ -283,6 +285,35 @@ def test_a_party_that_does_not_come_is_named(kits, tmp_path):
         assert error.exit_code == 1  # nothing was wrong with the input
         assert "waited 30 s for b, c to join" in str(error)
     assert any("waiting for b, c to join since 1" in line for line in cluster.lines["a"])
+
+
+def test_a_party_whose_server_waits_for_others_stays_however_short_its_own_patience_is(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a", wait=2.0)
+    cluster.until("a", "waiting for b, c to join since 1")
+    for role in (cluster.join("b"), a, cluster.join("c")):
+        role.outcome()
+    server.outcome()
+
+
+def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    monkeypatch.setattr(streams, "HELLO_WITHIN", 3.0)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, ended = cluster.serve(), []
+    kit = open_kit(kits / "a")
+    silent = [
+        streams.Line(kit, f"localhost:{cluster.port}", lambda line, event: ended.append(event)) for _ in range(40)
+    ]
+    cluster.until("server", "party 'a': too many connections at once")
+    for role in [cluster.join(name) for name in "bca"]:
+        role.outcome()
+    server.outcome()
+    assert sum("no hello within 3 s" in line for line in cluster.lines["server"]) >= 2
+    assert len(ended) == len(silent)  # each heard why
+    for line in silent:
+        line.close()
 
 
 def test_without_a_server_a_party_says_so(kits, tmp_path):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import pairwise
 
 import pytest
 
-from glasu.errors import GlasuError, TrainingError
+from glasu.errors import AbsenceError, GlasuError, TrainingError
 from glasu.keys import Key, Phase
 from glasu.protocol.messages import Proposal
 from glasu.runtime.network import durable as durables
@@ -210,3 +211,61 @@ def test_what_the_server_says_reaches_a_partys_terminal_as_one_short_printable_l
     for line in [*said, *map(str, errors)]:
         assert line.isprintable()
         assert len(line) < 2000
+
+
+class Quick:
+    """A clock that a hub's waiting moves: a second passes whenever it waits for one."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def drive(self, hub, end=float("inf")) -> None:
+        def wait(seconds):
+            self.now += seconds
+            if self.now - 1000.0 > end:
+                hub.failure = TrainingError("enough")
+
+        hub.changed.wait = wait
+
+
+def test_who_is_awaited_is_named_at_least_every_minute_until_time_is_up(tmp_path):
+    clock = Quick()
+    desk = Desk(tmp_path, "ab", clock=clock)
+    other, leave = desk.staying("a", [hello(), control("prepared", **PREPARED)])
+    clock.drive(desk.hub)
+    with pytest.raises(AbsenceError, match="waited 3600 s for b to join"):
+        desk.hub.gather(3600.0)
+    times = [float(line.split("since ")[1].split(" s")[0]) for line in desk.said if "waiting for" in line]
+    assert times[0] <= 11
+    assert max(later - earlier for earlier, later in pairwise(times)) <= 61
+    assert times[-1] >= 3600 - 61
+    leave.set()
+    other.close()
+
+
+def test_a_party_that_is_connected_may_take_as_long_as_it_needs_and_is_named(tmp_path):
+    clock = Quick()
+    desk = Desk(tmp_path, "a", clock=clock)
+    stream, leave = desk.staying("a", [hello()])
+    clock.drive(desk.hub, end=50_000.0)
+    with pytest.raises(TrainingError, match="enough"):
+        desk.hub.gather(600.0)
+    assert sum("waiting for a to join since" in line and "a is connected" in line for line in desk.said) > 500
+    leave.set()
+    stream.close()
+
+
+def test_the_time_of_a_party_that_is_away_does_not_begin_again_when_another_comes(tmp_path):
+    clock = Quick()
+    desk = Desk(tmp_path, "ab", clock=clock)
+    clock.now += 500
+    stream, leave = desk.staying("a", [hello()])
+    clock.drive(desk.hub)
+    with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
+        desk.hub.gather(600.0)
+    assert clock.now - 1000 <= 601
+    leave.set()
+    stream.close()

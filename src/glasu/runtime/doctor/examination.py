@@ -18,7 +18,7 @@ from glasu.runtime.doctor.together import compare
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import CONTROL, control, read_control
 from glasu.runtime.network.handshake import for_network, protocol_facts
-from glasu.runtime.network.hub import NAMED_AFTER, Tell
+from glasu.runtime.network.hub import NAMED_AFTER, NAMED_EVERY, Tell
 from glasu.runtime.network.links import Stream
 from glasu.runtime.network.streams import listening
 
@@ -133,7 +133,7 @@ class Examination:
             ) < wait:
                 if waited >= named:
                     self._say(f"waiting for {', '.join(missing)} since {waited:.0f} s.")
-                    named *= 2
+                    named = min(2 * named, named + NAMED_EVERY)
                 self.changed.wait(min(0.5, wait - waited))
             return dict(self._reports)
 

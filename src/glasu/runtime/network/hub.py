@@ -31,7 +31,8 @@ from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import decode, encode
 
 Tell = Callable[[str], None]
-NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
+NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named; then less often, but
+NAMED_EVERY = 60.0  # at least so often: whoever hears it knows that the server is alive
 ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
 
 
@@ -63,7 +64,7 @@ class Hub:
             tell: is told what happens, in lines.
             clock: tells seconds.
         """
-        self.links = {name: Link(name, index) for index, name in enumerate(roster)}
+        self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
         self.durable, self.fence = durable, Fence(durable)
         self.tell, self.clock = tell, clock
@@ -125,7 +126,7 @@ class Hub:
     def _detach(self, link: Link, stream: Stream) -> None:
         with self.changed:
             if link.stream is stream:
-                link.stream = None
+                link.stream, link.away_since = None, self.clock()
                 if not self.closing and self.failure is None:
                     self._say(f"{link.name}: the connection ended; its return is awaited.", but=link)
             stream.close()
@@ -406,7 +407,10 @@ class Hub:
                 link.send(control("notice", line=line))
 
     def _await(self, missing: Callable[[], list[Link]], wait: float, what: str) -> None:
-        """Wait until nobody is missing; name who is, after a while, and give up after `wait` seconds of no change."""
+        """Wait until nobody is missing, and name who is; give up when one has had no stream for `wait` seconds.
+
+        Who has a stream is alive, or gRPC would have ended it: it may take as long as it needs.
+        """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
             if self.failure is not None:
@@ -419,16 +423,19 @@ class Hub:
             now, names = self.clock(), ", ".join(link.name for link in absent)
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
-            if now - since >= wait:
-                reasons = "; ".join(f"{link.name}: {link.refused}" for link in absent if link.refused)
+            gone = [link for link in absent if link.stream is None]
+            left = min((link.away_since + wait - now for link in gone), default=wait)
+            if left <= 0:
+                reasons = "; ".join(f"{link.name}: {link.refused}" for link in gone if link.refused)
                 raise AbsenceError(
-                    f"waited {wait:.0f} s for {names} {what}{f' ({reasons})' if reasons else ''}; everything up to the "
-                    "last checkpoint is kept. Start what is missing, and the same command again."
+                    f"waited {wait:.0f} s for {', '.join(link.name for link in gone)} {what}"
+                    f"{f' ({reasons})' if reasons else ''}; everything up to the last checkpoint is kept. Start what "
+                    "is missing, and the same command again."
                 )
             if now - since >= named:
                 state = "; ".join(
                     f"{link.name} is {'connected' if link.stream is not None else 'not connected'}" for link in absent
                 )
                 self._say(f"waiting for {names} {what} since {now - since:.0f} s ({state}).", but=None)
-                named *= 2
-            self.changed.wait(min(1.0, max(0.05, since + wait - now)))
+                named = min(2 * named, named + NAMED_EVERY)
+            self.changed.wait(min(1.0, max(0.05, left)))

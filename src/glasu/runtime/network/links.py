@@ -57,6 +57,7 @@ class Link:
     name: str
     index: int
     stream: Stream | None = None
+    away_since: float = 0.0  # when it had a stream last, or could have come
     hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run

@@ -57,7 +57,7 @@ def serve(
         listen: host:port.
         out: the folder for report and checkpoints; a run that it holds goes on.
         fresh: start over.
-        wait: the seconds that a party may be missing, or silent.
+        wait: the seconds that a party may be without a connection.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
         status: is told after every round where the run stands.

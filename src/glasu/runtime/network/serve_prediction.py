@@ -47,7 +47,7 @@ def serve_prediction(
         kit: the server's; every party of its roster must be there.
         listen: host:port.
         out: the folder for prediction.json, and for what must outlive this process.
-        wait: the seconds that a party may be missing, or silent.
+        wait: the seconds that a party may be without a connection.
         tell: is told what happens, in lines.
         listened: is told the port once parties may come.
         clock: tells the seconds for the report.

@@ -27,6 +27,7 @@ from glasu.runtime.wire import decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
+SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
 MOST_LINES = 50  # of a table that the server shows
 About = tuple[int, int, int, int, int]
 
@@ -57,7 +58,7 @@ class Session:
             kit: the party's.
             address: of the server.
             hello: returns what the party says of itself, now.
-            wait: seconds that the server may be away or silent.
+            wait: seconds that the server may be away.
             tell: is told what happens, in lines.
             clock: tells seconds.
         """
@@ -140,10 +141,11 @@ class Session:
 
     def _step(self, what: str, together: int | None) -> None:
         """Take the next thing that arrives; connect again where the stream broke."""
-        event = self._next(self.wait)
+        patience = max(self.wait, SILENCE)
+        event = self._next(patience)
         if event is None:
             raise AbsenceError(
-                f"waited {self.wait:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
+                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
                 "to the last checkpoint is kept. Start the same command again."
             )
         if isinstance(event, str):
