@@ -10,10 +10,16 @@ class GlasuError(Exception):
     exit_code = 2
     said_elsewhere = ""  # of errors whose message may hold what belongs to one party: ids, values, paths
 
-    def __init__(self, message: str = "", public: str = "") -> None:
-        """Say what is wrong here and, where that is not for everybody, what the others may know of it."""
+    def __init__(self, message: str = "", public: str = "", party: str = "") -> None:
+        """Say what is wrong here and, where that is not for everybody, what the others may know of it.
+
+        Args:
+            message: for whoever runs this role.
+            public: for everybody.
+            party: whose message was the cause, where it was a message.
+        """
         super().__init__(message)
-        self._public = public
+        self._public, self.party = public, party
 
     @property
     def public(self) -> str:

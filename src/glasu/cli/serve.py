@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
     )
     parser.add_argument(
+        "--on-nonsense",
+        choices=("stop", "wait"),
+        default="stop",
+        help="when a party sends what cannot be: end the run, or refuse that party and wait for its return (stop)",
+    )
+    parser.add_argument(
         "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
     )
     parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
@@ -78,7 +84,16 @@ def _predict(
 ) -> None:
     from glasu.runtime.network.serve_prediction import serve_prediction
 
-    found = serve_prediction(config, kit, address, args.out, wait=args.wait, tell=log.tell, listened=listened)
+    found = serve_prediction(
+        config,
+        kit,
+        address,
+        args.out,
+        wait=args.wait,
+        on_nonsense=args.on_nonsense,
+        tell=log.tell,
+        listened=listened,
+    )
     print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
 
 
@@ -102,6 +117,7 @@ def _train(
             args.out,
             fresh=args.fresh,
             wait=args.wait,
+            on_nonsense=args.on_nonsense,
             observe=log.observe,
             tell=log.tell,
             status=log.status,

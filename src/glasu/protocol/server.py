@@ -85,7 +85,8 @@ class Server:
                 wanted = Key(run=self.run, phase=phase, round=round_index, layer=layer, chunk=chunk, client=client)
                 raise ProtocolError(
                     f"party {self.roster[client]!r}: expected {names} for {wanted}, "
-                    f"got {type(message).__name__} for {key}."
+                    f"got {type(message).__name__} for {key}.",
+                    party=self.roster[client],
                 )
             self._check_riders(message)
         self._received = messages
@@ -94,15 +95,21 @@ class Server:
 
     def _check_riders(self, message: Message) -> None:
         """Refuse node sets and losses that cannot be; both ride on any message."""
-        where = f"party {self.roster[message.key.client]!r}, {message.key}"
+        party = self.roster[message.key.client]
+        where = f"party {party!r}, {message.key}"
         last, most = self.sizes.num_nodes - 1, max(1, self.config.train.prefetch)
         if len(message.node_sets) > most:
-            raise ProtocolError(f"{where}: expected node sets of at most {most} rounds, got {len(message.node_sets)}.")
+            got = len(message.node_sets)
+            raise ProtocolError(f"{where}: expected node sets of at most {most} rounds, got {got}.", party=party)
         for nodes in message.node_sets:
             if len(nodes) and nodes[-1] > last:  # sets travel in rising order
-                raise ProtocolError(f"{where}: expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
+                raise ProtocolError(
+                    f"{where}: expected nodes 0..{last} in its node sets, got {nodes[-1]}.", party=party
+                )
         if not np.isfinite(message.losses).all():
-            raise TrainingError(f"{where}: its loss is not finite; training diverged. Lower train.learning_rate.")
+            raise TrainingError(
+                f"{where}: its loss is not finite; training diverged. Lower train.learning_rate.", party=party
+            )
 
     def answer(self, kind: type[Message], value: Array | None = None, **fields: Any) -> None:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
@@ -137,11 +144,12 @@ class Server:
                 flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
             where = f"party {self.roster[message.key.client]!r}, {message.key}, {kind}"
             if flaw:
-                raise ProtocolError(f"{where}: {flaw}.")
+                raise ProtocolError(f"{where}: {flaw}.", party=self.roster[message.key.client])
             if not _is_finite(self.encodings[kind], message.value):
                 raise TrainingError(
                     f"{where}: expected finite values, got NaN or infinity; training diverged there, and nothing was "
-                    "added up. Lower train.learning_rate."
+                    "added up. Lower train.learning_rate.",
+                    party=self.roster[message.key.client],
                 )
         return [message.value for message in senders]
 

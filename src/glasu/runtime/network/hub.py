@@ -9,12 +9,13 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from glasu.errors import (
     AbsenceError,
     CheckpointError,
     DataError,
+    EquivocationError,
     GlasuError,
     ProtocolError,
     TrainingError,
@@ -31,6 +32,7 @@ from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import decode, encode
 
 Tell = Callable[[str], None]
+OnNonsense = Literal["stop", "wait"]
 NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named; then less often, but
 NAMED_EVERY = 60.0  # at least so often: whoever hears it knows that the server is alive
 ROOM = 32 << 20  # bytes of one party's messages that wait to be used; then its stream is not read
@@ -51,6 +53,7 @@ class Hub:
         durable: Durable,
         rounds: Callable[[], Mapping[int, str]],
         tell: Tell,
+        on_nonsense: OnNonsense = "stop",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Expect the parties of the roster.
@@ -62,12 +65,13 @@ class Hub:
             durable: remembers which process of each party is known, "incarnations".
             rounds: returns the server's own checkpoints.
             tell: is told what happens, in lines.
+            on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
             clock: tells seconds.
         """
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
         self.durable, self.fence = durable, Fence(durable)
-        self.tell, self.clock = tell, clock
+        self.tell, self.on_nonsense, self.clock = tell, on_nonsense, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
         self.digests: dict[str, str | None] = {}  # of the checkpoints that it begins with
@@ -95,14 +99,19 @@ class Hub:
             self._detach(link, stream)
 
     def _reject(self, link: Link, stream: Stream, error: Exception) -> None:
-        """Stop the run because of what came on a stream; what was never accepted is refused, and stops nobody."""
+        """Stop the run because of what came on a stream, or refuse who sent it; it was refused before it was used.
+
+        What was never accepted is refused, and stops nobody.
+        """
         why = printable(public_reason(error), SENTENCES)
         with self.changed:
             if isinstance(error, OSError):  # this is not the party's doing
                 self._stop(stream, TrainingError(f"the server failed when party {link.name!r} came: {why}"))
-            elif link.stream is stream:
+            elif link.stream is stream and not self._may_return(error):
                 kind = type(error) if isinstance(error, GlasuError) else ProtocolError
                 self._stop(stream, kind(f"party {link.name!r}: {why}"))
+            elif link.stream is stream:
+                self._expel(link, why)
             else:
                 self._refuse(link, stream, why, [])
 
@@ -111,6 +120,18 @@ class Hub:
         stream.send(
             control("stopped", why=error.public)
         )  # it is closed now; the others hear it from `announce_failure`
+
+    def _may_return(self, error: Exception) -> bool:
+        """Tell whether the run waits for a party after such an error; of two contents under one key, one is a lie."""
+        return self.on_nonsense == "wait" and not isinstance(error, EquivocationError)
+
+    def _expel(self, link: Link, why: str) -> None:
+        """Refuse the process that takes part; its place stays its folder's, and the run waits for its return."""
+        if link.stream is not None:
+            self._refuse(link, link.stream, why, [])
+        link.stream, link.away_since = None, self.clock()
+        link.hello, link.facts, link.prepared, link.ready = None, {}, None, 0
+        self.changed.notify_all()
 
     def turned_away(self, line: str) -> None:
         """Note a connection that was refused because of its certificate."""
@@ -303,6 +324,22 @@ class Hub:
         with self.changed:
             self.failure = self.failure or error
             self.changed.notify_all()
+
+    def sets_aside(self, error: GlasuError) -> bool:
+        """Refuse the party whose message was the cause, where the run is to wait for it; else return False."""
+        link = self.links.get(error.party)
+        if link is None or not self._may_return(error):
+            return False
+        with self.changed:
+            self._expel(link, error.public)
+        self.tell(f"the run goes on from the last common checkpoint when {link.name} is back with what is right.")
+        return True
+
+    def allow(self, limit: int) -> None:
+        """Accept messages of at most so many bytes; before, none is accepted."""
+        with self.changed:
+            for link in self.links.values():
+                link.assembler = Assembler(limit)
 
     def gather(self, wait: float) -> dict[str, dict[int, str]]:
         """Wait until every party is there and prepared, and return their checkpoints and digests."""

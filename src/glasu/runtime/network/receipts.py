@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasu.errors import ProtocolError
+from glasu.errors import EquivocationError
 from glasu.keys import Key
 
 Group = tuple[int, int]  # phase and round
@@ -22,7 +22,7 @@ class Receipts:
         if known == digest:
             return False
         if known is not None:
-            raise ProtocolError(
+            raise EquivocationError(
                 f"{key}: came twice with different contents, SHA-256 {known.hex()} and {digest.hex()}; "
                 "the run stops, for one of them is not what was computed."
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import CheckpointError, ConfigError
+from glasu.errors import CheckpointError, ConfigError, GlasuError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
@@ -22,9 +22,9 @@ from glasu.runtime.accounts import Accounts
 from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import for_network, protocol_facts
-from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
 from glasu.runtime.saver import Saver, is_due
@@ -42,6 +42,7 @@ def serve(
     *,
     fresh: bool = False,
     wait: float = 600.0,
+    on_nonsense: OnNonsense = "stop",
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -58,6 +59,7 @@ def serve(
         out: the folder for report and checkpoints; a run that it holds goes on.
         fresh: start over.
         wait: the seconds that a party may be without a connection.
+        on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
         status: is told after every round where the run stands.
@@ -66,7 +68,7 @@ def serve(
         clock: tells the seconds for the report.
     """
     config = for_network(config, kit.roster)
-    serving = _Serving(config, kit, out, wait, observe, tell, status, clock, fresh)
+    serving = _Serving(config, kit, out, wait, on_nonsense, observe, tell, status, clock, fresh)
     watched(serving.view)
     return serving.run(listen, listened)
 
@@ -80,6 +82,7 @@ class _Serving:
         kit: Kit,
         out: Path,
         wait: float,
+        on_nonsense: OnNonsense,
         observe: Callable[[Event], None],
         tell: Tell,
         status: Callable[[Status], None],
@@ -110,9 +113,8 @@ class _Serving:
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        self.hub = Hub(
-            kit.roster, protocol_facts(versions(), "training"), welcome, self.durable, self.store.digests, tell
-        )
+        facts = protocol_facts(versions(), "training")
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense)
         self._due: ServerState | None = None
         self._tested = False
 
@@ -168,6 +170,9 @@ class _Serving:
                 return self._report(server, results)
             except NewProcess:
                 self.tell("a process was started again: all go back to the last common checkpoint.")
+            except GlasuError as error:
+                if not self.hub.sets_aside(error):
+                    raise
 
     def _begin(self) -> Server:
         """Gather the parties, and bring everyone to the greatest common round."""
@@ -192,9 +197,7 @@ class _Serving:
             tally = state.traffic
         self.accounts.rewind(tally)
         limit = largest_message(config, sizes.num_nodes, classes, len(self.kit.roster))
-        with self.hub.changed:
-            for link in self.hub.links.values():
-                link.assembler = Assembler(limit)
+        self.hub.allow(limit)
         self._tested, self._due = False, None
         self._server = server
         self.hub.propose(attempt, common)

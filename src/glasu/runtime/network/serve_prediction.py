@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, GlasuError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Event, Exchange, Message
@@ -21,9 +21,9 @@ from glasu.report import versions
 from glasu.runtime.checkpoint import START
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import Assembler, largest_message
+from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
-from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.serve import FAREWELL, is_first_of_exchange
 from glasu.runtime.network.streams import listening
 from glasu.timing import Clock
@@ -36,6 +36,7 @@ def serve_prediction(
     out: Path,
     *,
     wait: float = 600.0,
+    on_nonsense: OnNonsense = "stop",
     tell: Tell = lambda line: None,
     listened: Callable[[int], None] = lambda port: None,
     clock: Clock = time.perf_counter,
@@ -48,6 +49,7 @@ def serve_prediction(
         listen: host:port.
         out: the folder for prediction.json, and for what must outlive this process.
         wait: the seconds that a party may be without a connection.
+        on_nonsense: whether a party's message that cannot be ends the prediction, or it waits for that party to return.
         tell: is told what happens, in lines.
         listened: is told the port once parties may come.
         clock: tells the seconds for the report.
@@ -56,7 +58,8 @@ def serve_prediction(
     durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
     durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
-    hub = Hub(kit.roster, protocol_facts(versions(), "prediction"), welcome, durable, lambda: {0: START}, tell)
+    facts = protocol_facts(versions(), "prediction")
+    hub = Hub(kit.roster, facts, welcome, durable, lambda: {0: START}, tell, on_nonsense)
     meter, start = Meter(), clock()
     with listening(hub, kit, listen) as port:
         listened(port)
@@ -87,6 +90,9 @@ def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> 
             return nodes
         except NewProcess:
             hub.tell("a process was started again: all predict once more.")
+        except GlasuError as error:
+            if not hub.sets_aside(error):
+                raise
 
 
 def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
@@ -103,9 +109,7 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
     attempt = 1 + max(hub.durable["attempt"], *attempts)
     hub.durable.update(attempt=attempt)
     limit = largest_message(config, facts["nodes"], facts.get("classes", 0), len(hub.links))
-    with hub.changed:
-        for link in hub.links.values():
-            link.assembler = Assembler(limit)
+    hub.allow(limit)
     hub.propose(attempt, 0)
     hub.confirmed(wait)
     hub.tell(f"attempt {attempt}: all parties are there; predicting.")
