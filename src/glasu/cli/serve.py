@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config
+from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and checkpoints"
     )
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
+        "--wait",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a party may be without a connection (600)",
     )
     parser.add_argument(
         "--on-nonsense",
