@@ -211,3 +211,9 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
         gradient = Int8(width, stochastic=True, seed=seed)
         return {"representation": Int8(width), "gradient": gradient, "probabilities": Plain()}
     return alike(Plain(precision))
+
+
+def all_finite(values: Array) -> bool:
+    """Tell whether an array holds numbers only: a sum that is one proves it, else each value is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasu.codec.tensors import Kind, encodings_of
+from glasu.codec.tensors import Kind, all_finite, encodings_of
 from glasu.config import RunConfig
 from glasu.data.party import PartyData, labelled
 from glasu.errors import ConfigError, ProtocolError, TrainingError
@@ -287,10 +287,18 @@ class Client:
         return len(partial), partial.shape[1] * self.aggregation.widening
 
     def read(self, kind: Kind, message: TensorMessage, shape: tuple[int, int]) -> Tensor:
-        """Return the tensor of an answer, or refuse one of another encoding or shape than is expected now."""
-        value = self.release.encodings[kind].decode(message.value)
+        """Return the tensor of an answer, or refuse one of another encoding or shape than expected, or no numbers."""
+        encoding, where = self.release.encodings[kind], f"party {self.party.name!r}, {message.key}"
+        if flaw := encoding.flaw(message.value):
+            raise ProtocolError(f"{where}, {encoding.name} tensor: {flaw}.")
+        value = encoding.decode(message.value)
         if value.shape != shape:
-            raise ProtocolError(f"{message.key}: expected a {kind} of shape {shape}, got {value.shape}.")
+            raise ProtocolError(f"{where}: expected a {kind} of shape {shape}, got {value.shape}.")
+        if not all_finite(value):
+            raise TrainingError(
+                f"{where}: expected a {kind} of finite values, got NaN or infinity; nothing was computed with it. "
+                "Training diverged: lower train.learning_rate; or the server is not what it should be."
+            )
         return torch.from_numpy(value)
 
     def joined(self, chunks: Sequence[Tensor]) -> Tensor:
