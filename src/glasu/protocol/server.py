@@ -115,12 +115,12 @@ class Server:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        message = kind(key=self._key(SERVER), node_sets=unite(self._received), **fields)
+        message = kind(key=self._key(SERVER), node_sets=unite(self._received, self.roster), **fields)
         self.answers = (message,) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
-        unions = unite(self._received)
+        unions = unite(self._received, self.roster)
         self.answers = tuple(
             kind(key=self._key(TO_ONE + client), node_sets=unions, value=value) for client, value in enumerate(values)
         )

@@ -416,6 +416,28 @@ def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_pat
     same_end(server.outcome(), simulate(parties, config).report)
 
 
+@pytest.mark.parametrize("role", ["server", "b"])
+def test_a_role_whose_only_checkpoint_is_damaged_goes_on_from_the_beginning(role, kits, tmp_path):
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    for ended in [cluster.join(name, observe=killing(RoundDone, 1)) for name in "abc"]:
+        assert isinstance(ended.error(), Killed)
+    cluster.end(server)
+    for folder in tmp_path.glob("*/checkpoints"):
+        for path in sorted(folder.iterdir())[1:]:
+            path.unlink()
+    (only,) = (tmp_path / role / "checkpoints").iterdir()
+    assert only.name == "round-00000001.checkpoint"
+    only.write_bytes(only.read_bytes()[:-1])
+    server = cluster.serve()
+    for again in [cluster.join(name) for name in "abc"]:
+        again.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+    assert any("not used: " in line for line in cluster.lines[role])
+    assert any("going on after round 0" in line for line in cluster.lines["server"][5:])
+
+
 def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)

@@ -26,7 +26,7 @@ from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, Assembler, control, pieces, read_control
-from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
+from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import decode, encode
@@ -186,7 +186,7 @@ class Hub:
         link.hello, link.facts = hello, {**link.facts, **hello.facts} if again else hello.facts
         link.refused = ""
         if not again:
-            link.prepared, link.ready, link.finished = None, 0, None
+            link.prepared, link.ready, link.finished, link.compared = None, 0, None, False
             self._new_process = self._new_process or self.under_way
         self.tell(f"{link.name}: connected {'again' if again else f'(start {hello.process[0]})'}.")
         stream.send(control("welcome", **self.welcome, index=link.index))
@@ -197,6 +197,11 @@ class Hub:
         """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
         if why := self.fence.objection(link.name, hello):
             return why, []
+        if hello.only not in (None, self.welcome["run"]):
+            return (
+                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self.welcome['run']}; "
+                "is it the right server, and the right id?"
+            ), []
         if hello.run not in (None, self.welcome["run"]):
             return (
                 "its --out folder holds a party's part of another run; choose another --out, or start over with "
@@ -269,8 +274,23 @@ class Hub:
             return False
         if link.prepared is None:
             self.tell(f"{link.name}: prepared.")
+            if not link.compared:
+                self._compare_builds(link, facts)
+                link.compared = True
         link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
+        link.settings = fields.get("settings")
         return True
+
+    def _compare_builds(self, link: Link, facts: Facts) -> None:
+        """Tell everyone where a party has another build of the same version than somebody who is there."""
+        others = {other.name: other.facts for other in self.links.values() if other is not link and other.prepared}
+        for whose, stated in {"the server": self.own_facts, **others}.items():
+            rows = other_builds(stated, facts)
+            if rows:
+                different = in_one_line(rows, whose, link.name)
+                self._say(
+                    f"{link.name}: another build than at {whose}, so last bits may differ: {different}.", but=None
+                )
 
     def _control(self, link: Link, fields: dict[str, Any]) -> bool:
         """Take what a party says of itself; return whether its stream goes on."""

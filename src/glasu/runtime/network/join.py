@@ -183,7 +183,8 @@ class _Joining:
         return {
             "facts": self._facts(self.party if self.client is None else self.client.party),
             **introduction(self.durable),
-            "run": self.durable["run"] or self.only,
+            "run": self.durable["run"],
+            "only": self.only,
             "attempt": 0 if self.client is None else self.client.attempt,
             "finished": self.durable["finished"],
             "rounds": self._rounds(),
@@ -195,6 +196,7 @@ class _Joining:
         facts = {
             **protocol_facts(found, "training"),
             "torch": public_version(found["torch"]),
+            "torch build": found["torch"],
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
@@ -226,6 +228,7 @@ class _Joining:
         session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),
+            "settings": config.comparable(),
             "rounds": self._rounds(),
             "facts": self._facts(party, labels=True),
         }

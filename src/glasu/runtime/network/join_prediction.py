@@ -152,6 +152,7 @@ class _Predicting:
         facts = {
             **protocol_facts(found, "prediction"),
             "torch": public_version(found["torch"]),
+            "torch build": found["torch"],
             "nodes": self.party.num_nodes,
             "ids (SHA-256)": self.party.ids_digest(),
             "training": self.durable["run"],
@@ -171,7 +172,12 @@ class _Predicting:
         load_weights(client, self.model.weights[0])
         client.incarnation = self.durable["incarnation"]
         session.allow(largest_message(config, party.num_nodes, len(party.classes), client.num_clients))
-        session.report = lambda: {"digest": config.digest(), "rounds": {0: START}, "facts": self._facts()}
+        session.report = lambda: {
+            "digest": config.digest(),
+            "settings": config.comparable(),
+            "rounds": {0: START},
+            "facts": self._facts(),
+        }
         session.send("prepared", **session.report())
         others = ", ".join(name for name in self.roster if name != party.name)
         self.tell(f"prediction: the server and {others} must be online, too, until it is done; waiting for them.")

@@ -43,7 +43,8 @@ class Hello:
 
     process: tuple[int, str]  # which start of its command, and which process
     before: tuple[str, ...]  # the processes that were started before it from the same folder
-    run: str | None
+    run: str | None  # whose part its folder holds
+    only: str | None  # in which alone it wants to take part
     attempt: int
     facts: dict[str, Any]
     rounds: dict[int, str]  # its checkpoints and their digests
@@ -61,6 +62,7 @@ class Link:
     hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
+    settings: Any = None  # these settings, as it states them
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
     ready: int = 0  # the attempt that it has confirmed
     finished: dict[str, Any] | None = None
@@ -68,6 +70,7 @@ class Link:
     receipts: Receipts = field(default_factory=Receipts)
     assembler: Assembler = field(default_factory=lambda: Assembler(0))
     refused: str = ""  # why its last process was not accepted
+    compared: bool = False  # everyone was told where its builds are others
     dismissed: bool = False  # it was told that everyone is finished
 
     def send(self, frame: bytes) -> None:
@@ -114,6 +117,8 @@ def read_hello(fields: Mapping[str, Any]) -> Hello:
         before = tuple(map(str, fields.get("before", ())))
         attempt, finished = _count(fields["attempt"], 0, 2**31), fields["finished"]
         facts, rounds = stated_facts(fields), stated_rounds(fields)
-        return Hello(process, before, fields["run"], attempt, facts, rounds, finished and dict(finished))
+        return Hello(
+            process, before, fields["run"], fields.get("only"), attempt, facts, rounds, finished and dict(finished)
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None

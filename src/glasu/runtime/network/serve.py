@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import CheckpointError, ConfigError, GlasuError
+from glasu.errors import CheckpointError, ConfigError, GlasuError, ProtocolError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
@@ -23,7 +23,7 @@ from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import largest_message
-from glasu.runtime.network.handshake import for_network, protocol_facts
+from glasu.runtime.network.handshake import for_network, protocol_facts, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
@@ -105,11 +105,7 @@ class _Serving:
         self._pin(out)
         run = self.durable["run"]
         self.store = Store(folder, f"the server of run {run}")
-        damaged: list[str] = []
-        if not any(self.store.digests(damaged)) and damaged:
-            raise ConfigError(f"{folder}: no checkpoint is intact; --fresh starts over. {damaged[-1]}")
-        for line in damaged:
-            tell(f"not used: {line}")
+        self.store.opened(config.train.checkpoint_every, tell)
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
@@ -216,7 +212,10 @@ class _Serving:
         config, _ = resolve(self.asked, facts["nodes"])
         for name, link in self.hub.links.items():
             if link.prepared != config.digest():
-                raise ConfigError(f"party {name!r} would run other settings; do all have the same version of GLASU?")
+                raise ProtocolError(
+                    f"party {name!r} would run other settings: {settings_difference(config, link.settings, name)}; do "
+                    "all have the same version of GLASU?"
+                )
         subset, validation = config.train.evaluate_nodes, facts.get("validation nodes", 0)
         if 0 < subset < validation:
             validation = subset

@@ -22,7 +22,7 @@ from glasu.runtime.checkpoint import START
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import largest_message
-from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
+from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.serve import FAREWELL, is_first_of_exchange
 from glasu.runtime.network.streams import listening
@@ -104,7 +104,8 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> Server:
     config, _ = resolve(asked, facts["nodes"])
     for name, link in hub.links.items():
         if link.prepared != config.digest():
-            raise ConfigError(f"party {name!r}: trained with other settings; serve those of its training.")
+            apart = settings_difference(config, link.settings, name)
+            raise ConfigError(f"party {name!r}: trained with other settings ({apart}); serve those of its training.")
     attempts = (0 if link.hello is None else link.hello.attempt for link in hub.links.values())
     attempt = 1 + max(hub.durable["attempt"], *attempts)
     hub.durable.update(attempt=attempt)
