@@ -297,6 +297,17 @@ def test_a_party_whose_server_waits_for_others_stays_however_short_its_own_patie
     server.outcome()
 
 
+def test_a_server_that_is_connected_but_silent_for_too_long_is_left(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    monkeypatch.setattr(sessions, "SILENCE", 3.0)  # shorter than a server needs to name whom it waits for
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a", wait=1.0)
+    error = a.error()
+    assert isinstance(error, AbsenceError)
+    assert "waited 3 s for the other parties, and heard nothing from the server" in str(error)
+    cluster.end(server)
+
+
 def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(kits, tmp_path, monkeypatch):
     config, parties = tiny(num_rounds=1)
     monkeypatch.setattr(streams, "HELLO_WITHIN", 3.0)

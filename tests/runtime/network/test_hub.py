@@ -135,6 +135,8 @@ def test_a_party_that_becomes_another_in_mid_run_is_refused_and_its_messages_are
     assert last["kind"] == "refused"
     assert "glasu: the server 1, a 2" in last["why"]
     assert desk.hub.failure is None  # it may come back with what is right
+    stranger = desk.attach("a", [hello(process="q", incarnation=7)])
+    assert "another process of party 'a'" in sent(stranger)[0]["why"]  # but nobody else in its place
     assert desk.hub.connected() == {"a": False}
     assert not desk.hub.links["a"].inbox
 

@@ -20,6 +20,7 @@ from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.session import SILENCE
 from glasu.runtime.network.streams import Line
 
 Tell = Callable[[str], None]
@@ -103,7 +104,7 @@ class _Call:
         self._line.send(control(question, **fields))
         while True:
             try:
-                event = self._events.get(timeout=self.wait + 30)  # the server gives up first, and says so
+                event = self._events.get(timeout=max(self.wait + 30, SILENCE))  # a server that waits says so before
             except Empty:
                 raise TransportError("it does not answer any more.") from None
             if isinstance(event, str):

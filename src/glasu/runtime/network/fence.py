@@ -60,6 +60,10 @@ class Fence:
             self._durable.update(incarnations={**known, name: list(hello.process)})
             self._before[name] = known.get(name)
 
+    def settle(self) -> None:
+        """All processes take part now: their places are their folders', whatever they say later."""
+        self._before.clear()
+
     def withdraw(self, name: str) -> None:
         """Forget a process that has not taken part after all: the one before it, or any, may come."""
         if name in self._before:

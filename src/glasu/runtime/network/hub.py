@@ -380,6 +380,7 @@ class Hub:
         """Begin an attempt after a round of which everyone has a checkpoint."""
         with self.changed:
             self.begin = {"attempt": attempt, "round": round_index}
+            self.fence.settle()
             for link in self.links.values():
                 self.digests[link.name] = link.rounds.get(round_index)
                 link.inbox.clear()
