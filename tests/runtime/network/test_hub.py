@@ -271,3 +271,29 @@ def test_the_time_of_a_party_that_is_away_does_not_begin_again_when_another_come
     assert clock.now - 1000 <= 601
     leave.set()
     stream.close()
+
+
+def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one(tmp_path):
+    desk = Desk(tmp_path, "a")
+
+    def frames():
+        yield hello()
+        yield control("prepared", **PREPARED)
+        desk.hub.propose(1, 0)
+        yield control("ready", attempt=1, digest="start")
+        desk.hub.propose(2, 0)
+        yield control("finished", weights_sha256="of attempt 1")
+        assert desk.hub.links["a"].finished is None
+        yield control("ready", attempt=2, digest="start")
+        yield control("finished", weights_sha256="of attempt 2")
+        assert desk.hub.links["a"].finished["weights_sha256"] == "of attempt 2"
+
+    desk.attach("a", frames())
+    assert desk.hub.failure is None
+
+
+def test_a_refusal_is_short_however_much_a_party_states(desk):
+    stream = desk.attach("a", [hello(rounds={str(index): "x" for index in range(1, 20_000)})])
+    (answer,) = sent(stream)
+    assert "none in common" in answer["why"] or answer["why"].endswith("...")
+    assert len(answer["why"]) <= 1200

@@ -116,10 +116,9 @@ class Hub:
                 self._refuse(link, stream, why, [])
 
     def _stop(self, stream: Stream, error: GlasuError) -> None:
+        """Note why the run cannot go on, and tell it on a stream that is closed now; the rest hear it at the end."""
         self.fail(error)
-        stream.send(
-            control("stopped", why=error.public)
-        )  # it is closed now; the others hear it from `announce_failure`
+        stream.send(control("stopped", why=error.public))
 
     def _may_return(self, error: Exception) -> bool:
         """Tell whether the run waits for a party after such an error; of two contents under one key, one is a lie."""
@@ -246,7 +245,7 @@ class Hub:
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
         """Tell a party's process, and everyone, why it cannot take part."""
         with self.changed:
-            link.refused = why
+            link.refused = why = printable(why, SENTENCES)
             self.refused += 1
             for line in table:
                 self.tell(line)
@@ -297,11 +296,14 @@ class Hub:
         kind = fields["kind"]
         if kind == "prepared":
             return self._prepared(link, fields)
-        elif kind == "ready" and self.begin is not None and fields.get("attempt") == self.begin["attempt"]:
+        attempt = self.begin["attempt"] if self.begin is not None else 0
+        if kind == "ready" and self.begin is not None and fields.get("attempt") == attempt:
             if fields.get("digest") != self.digests.get(link.name):
-                raise ProtocolError(f"it confirmed another checkpoint than the one of round {self.begin['round']}.")
-            link.ready = self.begin["attempt"]
-        elif kind == "finished":
+                expected, got = self.digests.get(link.name), printable(fields.get("digest"), 64)
+                where = f"checkpoint of round {self.begin['round']}"
+                raise ProtocolError(f"it confirmed another {where}: expected SHA-256 {expected}, got {got}.")
+            link.ready = attempt
+        elif kind == "finished" and link.ready == attempt > 0:  # else of an attempt that is over
             link.finished = fields
         elif kind == "failed":
             why = printable(fields.get("why"), SENTENCES)

@@ -22,6 +22,7 @@ from glasu.runtime.accounts import Accounts
 from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.foreign import printable
 from glasu.runtime.network.frames import largest_message
 from glasu.runtime.network.handshake import for_network, protocol_facts, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
@@ -304,7 +305,7 @@ class _Serving:
             losses=tuple(server.losses),
             traffic=self.accounts.meter.to_dict(),
             seconds=self.accounts.seconds(),
-            weights_sha256=tuple(str(result.get("weights_sha256")) for result in results),
+            weights_sha256=tuple(printable(result.get("weights_sha256"), 64) for result in results),
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )
