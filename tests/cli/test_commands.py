@@ -509,3 +509,25 @@ def test_an_empty_output_folder_is_refused(words, capsys):
         main([*words, "--out", ""])
     assert stopped.value.code == 2
     assert "--out: the path is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf", "soon"])
+@pytest.mark.parametrize("command", ["serve", "join", "doctor"])
+def test_a_time_that_is_none_is_refused(command, seconds):
+    words = {
+        "serve": ["run.toml", "--listen", "localhost:0"],
+        "join": ["a", "--server", "localhost:1"],
+        "doctor": ["a", "--server", "localhost:1"],
+    }
+    refused(
+        glasu(command, *words[command], "--kit", "kit", "--out", "out", "--wait", seconds),
+        f"argument --wait: {seconds!r} is not a number of seconds greater than 0",
+    )
+
+
+@pytest.mark.parametrize("named", ["", "model"])
+def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "joining.json").write_text("{}")
+    words = ("is one party's part of a run", "glasu join", "--predict", str(tmp_path))
+    refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from glasu.codec.tensors import Int8, encodings_of
+from glasu.codec.tensors import BFloat16, Int8, Plain, encodings_of
 from glasu.errors import ProtocolError, TrainingError
 from glasu.keys import Key, Phase
 from glasu.protocol import server as server_module
@@ -289,6 +289,29 @@ def test_a_client_refuses_an_answer_that_is_not_what_it_expects(name):
 def test_a_plain_answer_of_another_shape_is_never_broadcast(change):
     with pytest.raises(ProtocolError, match=r"expected a representation of shape \(24, 6\), got \("):
         run(quick(precision="fp32"), tiny_parties(), carry=tampering(change, Joint))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_an_answer_that_is_no_number_is_refused_and_said_to_be_from_the_server(number):
+    def spoil(value):
+        value = value.copy()
+        value[-1, 0] = number
+        return value
+
+    expected = (
+        r"party 'a', training round 0 layer . chunk 0 from server: expected a representation of finite values, got"
+    )
+    with pytest.raises(TrainingError, match=expected):
+        run(quick(precision="fp32"), tiny_parties(), carry=tampering(spoil, Joint))
+
+
+@pytest.mark.parametrize("encoding", [Plain(), BFloat16()])
+def test_large_numbers_whose_sum_is_none_are_numbers(encoding):
+    large = np.full((4, 4), 3e38, np.float32)
+    key = Key(run=bytes(12), phase=Phase.TRAINING, client=0)
+    for value, finite in ((large, True), (large[:0], True), (np.where(np.eye(4) > 0, np.float32("inf"), large), False)):
+        assert encoding.is_finite(encoding.encode(value, key)) is finite
+    assert not encoding.is_finite(encoding.encode(np.array([[0, np.nan]], np.float32), key))
 
 
 def test_a_gradient_from_someone_without_labels_is_refused():

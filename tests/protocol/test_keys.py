@@ -6,11 +6,12 @@ import itertools
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
-from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Verdict
+from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Proposal, Verdict
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
@@ -105,16 +106,40 @@ def test_metrics_that_disagree_between_parties_are_refused():
             return replace(message, values=message.values + 1e-9)
         return message
 
-    with pytest.raises(ProtocolError, match="parties found different metrics; their labels or splits differ"):
+    expected = (
+        r"parties found different metrics; their labels or splits differ: accuracy: party 'a' \S+, party 'b' \S+;"
+    )
+    with pytest.raises(ProtocolError, match=expected):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=lie)
 
 
-def test_metrics_that_are_missing_or_too_few_are_refused():
+@pytest.mark.parametrize("left", [0, 2])
+def test_metrics_that_are_missing_or_too_few_are_refused(left):
     def shorten(message):
-        return replace(message, values=message.values[:2]) if isinstance(message, Metrics) else message
+        named = isinstance(message, Metrics) and message.key.client == 1
+        return replace(message, values=message.values[:left]) if named else message
 
-    with pytest.raises(ProtocolError, match="expected the metrics accuracy, macro_f1, loss"):
+    expected = f"party 'b', .*: expected the metrics accuracy, macro_f1, loss, got {left} values"
+    with pytest.raises(ProtocolError, match=expected):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=shorten)
+
+
+def test_metrics_of_a_party_without_labels_are_refused():
+    def add(message):
+        named = isinstance(message, Metrics) and message.key.client == 0
+        return replace(message, values=np.ones(3)) if named else message
+
+    with pytest.raises(ProtocolError, match=r"party 'a', .*: expected the metrics none, got 3 values"):
+        run(settings(aggregation_layers=(1, 3), labels="b"), tiny_parties(owner="b"), carry=add)
+
+
+def test_node_sets_of_different_numbers_of_rounds_are_refused_with_who_sent_how_many():
+    def shorten(message):
+        named = isinstance(message, Proposal) and message.key.client == 1
+        return replace(message, node_sets=message.node_sets[:0]) if named else message
+
+    with pytest.raises(ProtocolError, match="got of how many: a 1, b 0, c 1"):
+        run(settings(aggregation_layers=(1, 3), sampler="neighbor"), tiny_parties(), carry=shorten)
 
 
 class Witness(Meter):

@@ -230,6 +230,34 @@ def test_a_damaged_checkpoint_is_noticed_and_the_older_one_used(kind, tmp_path):
     assert outcome(report) == outcome(simulate(parties, config).report)
 
 
+def only_checkpoint(tmp_path, number):
+    """Break a run off, leave its newest checkpoint alone, and damage that."""
+    config, parties = case("full")
+    with pytest.raises(CrashError):
+        simulate(parties, config, carry=crash_at(number)[0], checkpoints=tmp_path)
+    *older, newest = sorted(tmp_path.glob("*.checkpoint"))
+    for path in older:
+        path.unlink()
+    newest.write_bytes(newest.read_bytes()[:-5])
+    return config, parties, newest
+
+
+def test_before_the_first_checkpoint_there_is_the_beginning_and_it_is_used(tmp_path):
+    config, parties, newest = only_checkpoint(tmp_path, 30)
+    assert newest.name == "round-00000001.checkpoint"
+    lines: list[str] = []
+    report = simulate(parties, config, checkpoints=tmp_path, tell=lines.append).report
+    assert "not used" in lines[0]
+    assert outcome(report) == outcome(simulate(parties, config).report)
+
+
+def test_a_run_that_was_further_is_not_silently_started_over(tmp_path):
+    config, parties, newest = only_checkpoint(tmp_path, 60)
+    assert newest.name != "round-00000001.checkpoint"
+    with pytest.raises(ConfigError, match=r"no checkpoint is intact.*--fresh"):
+        simulate(parties, config, checkpoints=tmp_path)
+
+
 def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_path):
     config, parties, older, newer = broken(tmp_path)
     for path in (older, newer):

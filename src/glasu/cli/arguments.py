@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,17 @@ def named_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
+
+
+def seconds(text: str) -> float:
+    """Return for how long to wait; what is no time would wait for ever, or not at all."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
+    return value
 
 
 def output_folder(path: Path) -> Path:

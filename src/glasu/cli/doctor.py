@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_overrides, named_path, output_folder
+from glasu.cli.arguments import add_overrides, named_path, output_folder, seconds
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at a party: what stands for missing feature values (refuse)",
     )
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
+        "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
 
 

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, named_path, output_folder
+from glasu.cli.arguments import add_log, named_path, output_folder, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what stands for missing feature values (refuse)",
     )
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
+        "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
     )
     parser.add_argument(
         "--predict",

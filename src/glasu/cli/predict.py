@@ -30,6 +30,12 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained import TrainedModel
 
+    folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
+    if (folder / "joining.json").is_file():
+        raise ConfigError(
+            f"{args.run_dir}: is one party's part of a run, and no party predicts alone; start glasu serve --predict "
+            f"and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
+        )
     model = TrainedModel.load(args.run_dir)
     if model.config.model.backbone == "custom":
         raise ConfigError(

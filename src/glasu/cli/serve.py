@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config
+from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and checkpoints"
     )
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="SECONDS", help="how long a party may be missing (600)"
+        "--wait",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a party may be without a connection (600)",
+    )
+    parser.add_argument(
+        "--on-nonsense",
+        choices=("stop", "wait"),
+        default="stop",
+        help="when a party sends what cannot be: end the run, or refuse that party and wait for its return (stop)",
     )
     parser.add_argument(
         "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
@@ -78,7 +88,16 @@ def _predict(
 ) -> None:
     from glasu.runtime.network.serve_prediction import serve_prediction
 
-    found = serve_prediction(config, kit, address, args.out, wait=args.wait, tell=log.tell, listened=listened)
+    found = serve_prediction(
+        config,
+        kit,
+        address,
+        args.out,
+        wait=args.wait,
+        on_nonsense=args.on_nonsense,
+        tell=log.tell,
+        listened=listened,
+    )
     print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
 
 
@@ -102,6 +121,7 @@ def _train(
             args.out,
             fresh=args.fresh,
             wait=args.wait,
+            on_nonsense=args.on_nonsense,
             observe=log.observe,
             tell=log.tell,
             status=log.status,

@@ -46,7 +46,7 @@ class Encoding(Protocol):
         """
 
     def is_finite(self, payload: Array) -> bool:
-        """Tell whether an array without a flaw holds numbers only, neither NaN nor infinity; needs no room."""
+        """Tell whether an array without a flaw holds numbers only, neither NaN nor infinity."""
 
     def decode(self, payload: Array) -> Array:
         """Return the numbers that every reader of the array computes with, or refuse a flawed one."""
@@ -70,9 +70,9 @@ class Plain:
 
     def is_finite(self, payload: Array) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(payload.sum()):  # which takes no room, and which a single other value would spoil
+            if np.isfinite(payload.sum()):  # a single other value would spoil it
                 return True
-        return all(np.isfinite(row).all() for row in payload)  # large numbers may have too large a sum
+        return bool(np.isfinite(payload).all())  # large numbers may have too large a sum
 
     def decode(self, payload: Array) -> Array:
         return _sound(self, payload)
@@ -97,7 +97,7 @@ class BFloat16:
         return _not_of(_HALVES, payload) or _not_as_wide(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:
-        return all(((row & 0x7F80) != 0x7F80).all() for row in payload)
+        return bool(((payload & 0x7F80) != 0x7F80).all())
 
     def decode(self, payload: Array) -> Array:
         bits: Array = _sound(self, payload).astype("<u4") << 16

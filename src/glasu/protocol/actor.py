@@ -288,11 +288,22 @@ class Client:
         return len(partial), partial.shape[1] * self.aggregation.widening
 
     def read(self, kind: Kind, message: TensorMessage, shape: tuple[int, int]) -> Tensor:
-        """Return the tensor of an answer, or refuse one of another encoding or shape than is expected now."""
-        value = self.release.encodings[kind].decode(message.value)
+        """Return the tensor of an answer, or refuse one of another encoding or shape than expected, or no numbers."""
+        encoding = self.release.encodings[kind]
+        if flaw := encoding.flaw(message.value):
+            raise ProtocolError(f"{self._asked(message)}, {encoding.name} tensor: {flaw}.")
+        if not encoding.is_finite(message.value):
+            raise TrainingError(
+                f"{self._asked(message)}: expected a {kind} of finite values, got NaN or infinity; nothing was "
+                "computed with it. Training diverged: lower train.learning_rate, or the server is none of ours."
+            )
+        value = encoding.decode(message.value)
         if value.shape != shape:
-            raise ProtocolError(f"{message.key}: expected a {kind} of shape {shape}, got {value.shape}.")
+            raise ProtocolError(f"{self._asked(message)}: expected a {kind} of shape {shape}, got {value.shape}.")
         return torch.from_numpy(value)
+
+    def _asked(self, answer: TensorMessage) -> str:
+        return f"party {self.party.name!r}, {answer.key}"
 
     def read_rows(
         self,

@@ -13,6 +13,7 @@ from glasu.model import metrics
 from glasu.protocol.chunks import answer_rows, exchange_rows, first_row
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.messages import (
+    NO_NUMBERS,
     Agreed,
     Evaluating,
     Exchange,
@@ -153,16 +154,37 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int, task: st
     if server.owner >= 0:
         messages = yield from server.receive((Proposal,), Phase.EVALUATION, round_index, -1)
         server.answer(Agreed)
-        num_nodes = len(unite(messages)[0])
+        num_nodes = len(unite(messages, server.roster)[0])
     yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
     messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
-    reported = [message.values for message in messages if isinstance(message, Metrics) and len(message.values)]
-    names = metrics.NAMES[task]
-    if not reported or any(len(values) != len(names) for values in reported):
-        raise ProtocolError(f"{messages[0].key}: expected the metrics {', '.join(names)} from every party with labels.")
-    if any(not np.array_equal(values, reported[0], equal_nan=True) for values in reported):
-        raise ProtocolError(f"{messages[0].key}: parties found different metrics; their labels or splits differ.")
-    return dict(zip(names, reported[0].tolist(), strict=True))
+    return _agreed_metrics(server, messages, metrics.NAMES[task])
+
+
+def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence[str]) -> dict[str, float]:
+    """Return what every party with labels found, or refuse: who sent other metrics than expected, who differs."""
+    found: dict[str, NDArray[Any]] = {}
+    for client, message in enumerate(messages):
+        party, values = server.roster[client], message.values if isinstance(message, Metrics) else NO_NUMBERS
+        expected = names if server.owner in (-1, client) else ()
+        if len(values) != len(expected):
+            listed = ", ".join(expected) or "none"
+            raise ProtocolError(
+                f"party {party!r}, {message.key}: expected the metrics {listed}, got {len(values)} values.", party=party
+            )
+        if expected:
+            found[party] = values
+    (first, agreed), *others = found.items()
+    for party, values in others:
+        if not np.array_equal(values, agreed, equal_nan=True):
+            apart = "; ".join(
+                f"{name}: party {first!r} {one}, party {party!r} {other}"
+                for name, one, other in zip(names, agreed.tolist(), values.tolist(), strict=True)
+                if one != other
+            )
+            raise ProtocolError(
+                f"{messages[0].key}: parties found different metrics; their labels or splits differ: {apart}."
+            )
+    return dict(zip(names, agreed.tolist(), strict=True))
 
 
 def server_prediction(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ProtocolError
 from glasu.keys import Phase
 from glasu.protocol.evaluation import announce, client_prediction, server_prediction
 from glasu.protocol.messages import Agreed, Exchange, Proposal
@@ -38,12 +38,12 @@ def client_asking(client: Client, asked: NodeSet) -> Exchange[tuple[NodeSet, NDA
 def server_asked(server: Server) -> Exchange[int]:
     """Server column; returns for how many nodes. The last answers are left in `server.answers`."""
     messages = yield from server.receive((Proposal,), Phase.PREDICTION, 0, -1)
-    union = unite(messages)
+    union = unite(messages, server.roster)
     if len(union) != 1:
         raise ProtocolError(f"{messages[0].key}: expected one set of asked nodes, got {len(union)}.")
     nodes = union[0]
     if len(nodes) == 0:
-        raise ConfigError("no party asked for a node; one of them must name some: glasu join ... --predict ids.csv.")
+        raise ProtocolError("no party asked for a node; one of them must name some: glasu join ... --predict ids.csv.")
     server.answer(Agreed)
     asked = [np.isin(nodes, message.node_sets[0]) for message in messages]
     yield from server_prediction(server, 0, len(nodes), Phase.PREDICTION, asked)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
-from glasu.errors import ConfigError, ProtocolError, TrainingError
+from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
@@ -88,7 +88,8 @@ class Server:
                 wanted = Key(run=self.run, phase=phase, round=round_index, layer=layer, chunk=chunk, client=client)
                 raise ProtocolError(
                     f"party {self.roster[client]!r}: expected {names} for {wanted}, "
-                    f"got {type(message).__name__} for {key}."
+                    f"got {type(message).__name__} for {key}.",
+                    party=self.roster[client],
                 )
             self._check_riders(message)
         self._received = messages
@@ -99,29 +100,28 @@ class Server:
         """Refuse node sets and losses that cannot be; both ride on any message."""
         last, most = self.sizes.num_nodes - 1, max(1, self.config.train.prefetch)
         if len(message.node_sets) > most:
-            got = len(message.node_sets)
-            raise ProtocolError(f"{self._sender(message)}: expected node sets of at most {most} rounds, got {got}.")
+            self._refuse(message, f"expected node sets of at most {most} rounds, got {len(message.node_sets)}.")
         for nodes in message.node_sets:
             if len(nodes) and nodes[-1] > last:  # sets travel in rising order
-                asked = f"expected nodes 0..{last} in its node sets"
-                raise ProtocolError(f"{self._sender(message)}: {asked}, got {nodes[-1]}.")
+                self._refuse(message, f"expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
         if len(message.losses) and not np.isfinite(message.losses).all():
             why = "its loss is not finite; training diverged. Lower train.learning_rate."
-            raise TrainingError(f"{self._sender(message)}: {why}")
+            self._refuse(message, why, TrainingError)
 
-    def _sender(self, message: Message) -> str:
-        return f"party {self.roster[message.key.client]!r}, {message.key}"
+    def _refuse(self, message: Message, why: str, error: type[GlasuError] = ProtocolError) -> NoReturn:
+        party = self.roster[message.key.client]
+        raise error(f"party {party!r}, {message.key}: {why}", party=party)
 
     def answer(self, kind: type[Message], value: Array | None = None, **fields: Any) -> None:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        message = kind(key=self._key(SERVER), node_sets=unite(self._received), **fields)
+        message = kind(key=self._key(SERVER), node_sets=unite(self._received, self.roster), **fields)
         self.answers = (message,) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
-        unions = unite(self._received)
+        unions = unite(self._received, self.roster)
         self.answers = tuple(
             kind(key=self._key(TO_ONE + client), node_sets=unions, value=value) for client, value in enumerate(values)
         )
@@ -144,12 +144,10 @@ class Server:
                 party = self.roster[first.key.client]
                 flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
             if flaw:
-                raise ProtocolError(f"{self._sender(message)}, {kind}: {flaw}.")
+                self._refuse(message, f"{kind}: {flaw}.")
             if not self.encodings[kind].is_finite(message.value):
-                raise TrainingError(
-                    f"{self._sender(message)}, {kind}: expected finite values, got NaN or infinity; training diverged "
-                    "there, and nothing was added up. Lower train.learning_rate."
-                )
+                why = "expected finite values, got NaN or infinity; training diverged there, and nothing was added up."
+                self._refuse(message, f"{kind}: {why} Lower train.learning_rate.", TrainingError)
         return [message.value for message in senders]
 
     def aggregated(self, kind: Kind, messages: Sequence[Message], aggregation: Aggregation | None = None) -> Array:

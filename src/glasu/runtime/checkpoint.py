@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from glasu.data.files import write_atomically
-from glasu.errors import CheckpointError, DataError
+from glasu.errors import CheckpointError, ConfigError, DataError
 
 MAGIC, SCHEMA = b"GLCP", 1
 HEAD = struct.Struct("<4sI32s")
@@ -93,7 +93,9 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "
-                "Mend that and start the same command again: it goes on from there."
+                "Mend that and start the same command again: it goes on from there.",
+                f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
+                "intact. When that is mended, start the same commands again.",
             ) from error
         return _hex(content)
 
@@ -113,6 +115,23 @@ class Store:
             except DataError as error:
                 if damaged is not None:
                     damaged.append(str(error))
+        return found
+
+    def opened(self, every: int, tell: Callable[[str], None]) -> dict[int, str]:
+        """Return `digests` for a run that goes on, and tell what is not used; refuse where nothing is left.
+
+        With a checkpoint every so many rounds, the beginning is the one before the first, and stands in for it. A run
+        that was further is not started over without being asked.
+        """
+        damaged: list[str] = []
+        found = self.digests(damaged)
+        for line in damaged:
+            tell(f"not used: {line}")
+        if damaged and not any(found) and max(self._rounds()) > every:
+            raise ConfigError(
+                f"{self.folder}: no checkpoint is intact, so this run cannot go on; restore one, or start over with "
+                f"--fresh. {damaged[-1]}"
+            )
         return found
 
     def clear(self) -> list[Path]:

@@ -65,14 +65,8 @@ class Keeper:
             (self.folder / SPENT_FILE).unlink(missing_ok=True)
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-        damaged: list[str] = []
-        rounds = [index for index in self.store.digests(damaged) if index] if self._holds_this_run() else []
-        for line in damaged:
-            tell(f"not used: {line}")
-        if damaged and not rounds:
-            raise ConfigError(
-                f"{self.folder}: no checkpoint is intact, so this run cannot go on; --fresh starts over. {damaged[-1]}"
-            )
+        known = self.store.opened(self.train.checkpoint_every, tell) if self._holds_this_run() else {}
+        rounds = [index for index in known if index]
         write_atomically(self.folder / RUN_FILE, json.dumps(self.run, indent=1).encode())
         tally: Facts | None = None
         if rounds:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 
 import pytest
 
-from glasu.errors import AbsenceError, ConfigError, TrainingError, TransportError
+from glasu.errors import AbsenceError, ConfigError, DataError, TrainingError, TransportError
+from glasu.kits.kit import open_kit
 from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.runtime import checkpoint as checkpoints
+from glasu.runtime.network import join as joining
+from glasu.runtime.network import serve as serving
 from glasu.runtime.network import session as sessions
+from glasu.runtime.network import streams
 from glasu.runtime.simulation import simulate
 from runtime.network.cluster import Cluster, Killed, SeenHub
 from runtime.network.test_runs import tiny
@@ -149,6 +156,124 @@ def test_an_error_that_is_not_ours_is_named_by_its_type_only(kits, tmp_path):
         assert "12345" not in str(role.error())
 
 
+def test_what_is_wrong_with_a_partys_data_is_said_there_only_and_bad_input_there_only(kits, tmp_path):
+    config, parties = tiny(num_rounds=50)
+
+    def fail(event):
+        raise DataError("/home/ben/nodes.csv, row 7: salary 12345 is not a number")
+
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    b, c = cluster.join("b", observe=fail), cluster.join("c")
+    assert "12345" in str(b.error())
+    assert b.error().exit_code == 2
+    for role in (a, c, server):
+        error = role.error()
+        assert "party 'b' failed: its data, or a file in its folder, cannot be used" in str(error)
+        assert error.exit_code == 1
+        assert "12345" not in str(error)
+        assert "ben" not in str(error)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_to_all_without_its_place(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=50)
+    written = checkpoints.write_atomically
+
+    def full(path, *more, **options):
+        if path.parent.parent.name == "b":
+            raise OSError(28, "No space left on device")
+        written(path, *more, **options)
+
+    monkeypatch.setattr(checkpoints, "write_atomically", full)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(), {name: cluster.join(name) for name in "abc"}
+    assert str(tmp_path) in str(roles["b"].error())
+    for role in (roles["a"], roles["c"], server):
+        assert "party 'b' failed: the checkpoint of round 1 cannot be written there (No space left" in str(role.error())
+        assert str(tmp_path) not in str(role.error())
+
+
+def test_a_fault_of_the_server_appears_at_every_party(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+
+    def full(path, *more, **options):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(serving, "write_atomically", full)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(), [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), OSError)
+    for role in roles:  # though each has its own results: the run has none
+        error = role.error()
+        assert isinstance(error, TrainingError)
+        assert "the server failed: OSError in the program (No space left on device)" in str(error)
+        assert str(tmp_path) not in str(error)
+
+
+def test_a_checkpoint_that_is_gone_when_it_is_needed_is_told_to_all_at_once(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=4)
+    go_to = joining._Joining._go_to
+
+    def lose(self, client, first, begin):
+        if begin["round"] and self.party.name == "a":
+            for path in (tmp_path / "a" / "checkpoints").iterdir():
+                path.unlink()
+        go_to(self, client, first, begin)
+
+    monkeypatch.setattr(joining._Joining, "_go_to", lose)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, c = cluster.serve(wait=600.0), cluster.join("a", wait=600.0), cluster.join("c", wait=600.0)
+    assert isinstance(cluster.join("b", observe=killing(RoundDone, 1)).error(), Killed)
+    b = cluster.join("b", wait=600.0)
+    for role in (a, b, c, server):
+        error = role.error(60)
+        assert error.exit_code == 1
+        assert re.search(r"party 'a': the checkpoint of round \d is gone.*SHA-256 [0-9a-f]{64}, found none", str(error))
+        assert "--fresh" in str(error)
+
+
+def test_a_party_that_redoes_its_last_round_does_not_say_that_it_is_finished(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    wait, drive, said, left = sessions.Session.wait_for_goodbye, joining._Joining._drive, [], [1]
+
+    def die_once(self):
+        if self.kit.name == "b" and left:
+            left.clear()
+            while any(SeenHub.last.links[name].finished is None for name in "ac"):
+                time.sleep(0.01)
+            raise Killed
+        wait(self)
+
+    def note(self, session, client):
+        said.append((self.party.name, self._hello()["finished"]))
+        drive(self, session, client)
+
+    monkeypatch.setattr(sessions.Session, "wait_for_goodbye", die_once)
+    monkeypatch.setattr(sessions.Session, "send", unless_finished(sessions.Session.send))
+    monkeypatch.setattr(joining._Joining, "_drive", note)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a, b, c = cluster.serve(), *(cluster.join(name) for name in "abc")
+    assert isinstance(b.error(), Killed)
+    for role in (a, cluster.join("b"), c):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+    assert sorted(name for name, _ in said) == ["a", "a", "b", "b", "c", "c"]
+    assert {finished for _, finished in said} == {None}
+
+
+def unless_finished(send):
+    """Let the first process of party b not say that it is finished, so that the others must go on once more."""
+    left = [1]
+
+    def sending(self, kind, **fields):
+        if kind == "finished" and self.kit.name == "b" and left:
+            left.clear()
+        else:
+            send(self, kind, **fields)
+
+    return sending
+
+
 def test_a_party_that_does_not_come_is_named(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -162,6 +287,46 @@ def test_a_party_that_does_not_come_is_named(kits, tmp_path):
     assert any("waiting for b, c to join since 1" in line for line in cluster.lines["a"])
 
 
+def test_a_party_whose_server_waits_for_others_stays_however_short_its_own_patience_is(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a", wait=2.0)
+    cluster.until("a", "waiting for b, c to join since 1")
+    for role in (cluster.join("b"), a, cluster.join("c")):
+        role.outcome()
+    server.outcome()
+
+
+def test_a_server_that_is_connected_but_silent_for_too_long_is_left(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    monkeypatch.setattr(sessions, "SILENCE", 3.0)  # shorter than a server needs to name whom it waits for
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a", wait=1.0)
+    error = a.error()
+    assert isinstance(error, AbsenceError)
+    assert "waited 3 s for the other parties, and heard nothing from the server" in str(error)
+    cluster.end(server)
+
+
+def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    monkeypatch.setattr(streams, "HELLO_WITHIN", 3.0)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, ended = cluster.serve(), []
+    kit = open_kit(kits / "a")
+    silent = [
+        streams.Line(kit, f"localhost:{cluster.port}", lambda line, event: ended.append(event)) for _ in range(40)
+    ]
+    cluster.until("server", "party 'a': too many connections at once")
+    for role in [cluster.join(name) for name in "bca"]:
+        role.outcome()
+    server.outcome()
+    assert sum("no hello within 3 s" in line for line in cluster.lines["server"]) >= 2
+    assert len(ended) == len(silent)  # each heard why
+    for line in silent:
+        line.close()
+
+
 def test_without_a_server_a_party_says_so(kits, tmp_path):
     config, parties = tiny()
     error = Cluster(config, parties, kits, tmp_path, port=1).join("a", wait=1.5).error()
@@ -171,19 +336,78 @@ def test_without_a_server_a_party_says_so(kits, tmp_path):
     assert "same command again" in str(error)
 
 
-def test_of_two_processes_with_one_kit_one_takes_part(kits, tmp_path):
+def refused_clone(cluster, name, out="clone"):
+    error = cluster.join(name, out=out).error()
+    assert isinstance(error, ConfigError)
+    assert f"another process of party {name!r}" in str(error)
+
+
+def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is_started(kits, tmp_path):
     config, parties = tiny(num_rounds=6)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: connected")
-    clone = cluster.join("a", out="clone")
-    error = clone.error()
-    assert isinstance(error, ConfigError)
-    assert "another process of party 'a'" in str(error)
-    roles = [a, cluster.join("b"), cluster.join("c")]
+    for _ in range(3):
+        refused_clone(cluster, "a")
+    b = cluster.join("b")
+    assert isinstance(cluster.join("c", observe=killing(RoundDone, 1)).error(), Killed)
+    for _ in range(3):
+        refused_clone(cluster, "c", "clone of c")  # nor while the party is away
+    for role in (a, b, cluster.join("c")):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_second_folder_is_refused_also_by_a_server_that_was_started_again(kits, tmp_path):
+    config, parties = tiny(num_rounds=6)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve(observe=killing(RoundDone, 1))
+    roles = [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), Killed)
+    server = cluster.serve()
+    refused_clone(cluster, "a")
     for role in roles:
         role.outcome()
     same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_copied_folder_takes_over_and_the_first_one_does_not_come_back(kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    copy = cluster.join("a", out="copy")
+    error = a.error()
+    assert isinstance(error, ConfigError)
+    assert "(start 2) has taken its place" in str(error)
+    for _ in range(3):
+        refused_clone(cluster, "a", "a")
+    for role in (copy, cluster.join("b"), cluster.join("c")):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+
+
+def test_a_process_that_declined_leaves_its_place_to_any_folder(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    error = cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).error()
+    assert isinstance(error, ConfigError)
+    cluster.until("server", "a: declines")
+    for role in [cluster.join(name, out=f"other {name}") for name in "abc"]:
+        role.outcome()
+    server.outcome()
+
+
+def test_another_run_of_the_server_is_joined_from_any_folder(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster.run()
+    server = cluster.serve(fresh=True)
+    for role in [cluster.join(name, out=f"other {name}") for name in "abc"]:
+        role.outcome()
+    server.outcome()
 
 
 def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_path):
@@ -201,6 +425,28 @@ def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_pat
     for role in (a, cluster.join("b"), c):
         role.outcome()
     same_end(server.outcome(), simulate(parties, config).report)
+
+
+@pytest.mark.parametrize("role", ["server", "b"])
+def test_a_role_whose_only_checkpoint_is_damaged_goes_on_from_the_beginning(role, kits, tmp_path):
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    for ended in [cluster.join(name, observe=killing(RoundDone, 1)) for name in "abc"]:
+        assert isinstance(ended.error(), Killed)
+    cluster.end(server)
+    for folder in tmp_path.glob("*/checkpoints"):
+        for path in sorted(folder.iterdir())[1:]:
+            path.unlink()
+    (only,) = (tmp_path / role / "checkpoints").iterdir()
+    assert only.name == "round-00000001.checkpoint"
+    only.write_bytes(only.read_bytes()[:-1])
+    server = cluster.serve()
+    for again in [cluster.join(name) for name in "abc"]:
+        again.outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
+    assert any("not used: " in line for line in cluster.lines[role])
+    assert any("going on after round 0" in line for line in cluster.lines["server"][5:])
 
 
 def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):

@@ -73,6 +73,48 @@ def test_another_build_of_the_same_version_is_accepted(kits, tmp_path, monkeypat
     Cluster(config, parties, kits, tmp_path).run()
 
 
+def test_another_build_of_the_same_version_is_told_to_everyone(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    true = joining.versions()
+    other = {"torch": true["torch"].partition("+")[0] + "+other", "numpy": true["numpy"] + "+other"}
+    with monkeypatch.context() as patch:
+        patch.setattr(joining, "versions", lambda: {**true, **other})
+        b = cluster.join("b")
+        cluster.until("server", "b: prepared")
+    for role in (a, b, cluster.join("c")):
+        role.outcome()
+    server.outcome()
+    for who in ("server", *"ab"):
+        told = [line for line in cluster.lines[who] if "another build than at a" in line]
+        assert len([line for line in told if line.startswith("b:")]) == 1  # once, however many attempts
+        assert f"torch: a {true['torch']}, b {other['torch']}" in told[0]
+        assert f"numpy: a {true['numpy']}, b {other['numpy']}" in told[0]
+        assert any("b: another build than at the server" in line for line in cluster.lines[who])
+
+
+def test_a_party_that_would_run_other_settings_is_named_with_the_difference(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    fitted = joining.fitted
+
+    def other(config, party):
+        config, party = fitted(config, party)
+        return (config.replace(train={"learning_rate": 0.125}) if party.name == "b" else config), party
+
+    monkeypatch.setattr(joining, "fitted", other)
+    roles = [cluster.serve(), *(cluster.join(name) for name in "abc")]
+    for role in roles:
+        error = role.error()
+        assert error.exit_code == 1
+        expected = (
+            f"party 'b' would run other settings: train.learning_rate: the server {config.train.learning_rate}, b"
+        )
+        assert f"{expected} 0.125" in str(error)
+
+
 def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_of_it(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -100,7 +142,7 @@ def test_a_party_that_came_for_another_run_is_refused_and_takes_nobodys_place(ki
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    with pytest.raises(ConfigError, match="of another run"):
+    with pytest.raises(ConfigError, match=r"started for run 0a1b \(--run\), and this is run [0-9a-f]{24}"):
         cluster.join("a", run="0a1b", out="late").outcome()
     run = json.loads((tmp_path / "server" / "serving.json").read_text())["run"]
     roles = [cluster.join(party.name, run=run) for party in parties]

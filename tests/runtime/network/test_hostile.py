@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glasu.errors import GlasuError
+from glasu.errors import ConfigError, GlasuError
 from glasu.keys import Phase
 from glasu.protocol import server as servers
 from glasu.protocol.messages import Partial
 from glasu.runtime.network import frames
 from glasu.runtime.network import session as sessions
+from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import encode
 from runtime.network.cluster import Cluster
+from runtime.network.test_faults import same_end
 from runtime.network.test_runs import tiny
 
 
@@ -66,13 +68,14 @@ def is_target(message):
     )
 
 
-def everyone_stops(cluster, expected):
+def everyone_stops(cluster, expected, on_nonsense="stop"):
     """Run; assert that the server and all parties end with an error that names party b."""
-    server = cluster.serve()
+    server = cluster.serve(on_nonsense=on_nonsense)
     roles = [cluster.join(name) for name in "abc"]
     for role in (server, *roles):
         error = role.error()
         assert isinstance(error, GlasuError)
+        assert error.exit_code == 1  # the run failed; nobody's input was bad
         assert "party 'b'" in str(error)
         assert expected in str(error)
 
@@ -118,7 +121,61 @@ def test_a_frame_that_cannot_be_is_refused_and_everyone_is_told_by_whom(name, ki
     everyone_stops(Cluster(config, parties, kits, tmp_path), expected)
 
 
-def test_two_contents_under_one_key_stop_the_run(kits, tmp_path, monkeypatch):
+def comes_back(cluster, parties, expected):
+    """Run with a server that waits; assert that only b ends, and that the run is what it would have been."""
+    server = cluster.serve(on_nonsense="wait")
+    a, b, c = (cluster.join(name) for name in "abc")
+    error = b.error()
+    assert isinstance(error, ConfigError)
+    assert "the server does not accept this party" in str(error)
+    assert expected in str(error)
+    for who in ("server", "a", "c"):
+        cluster.until(who, "b: not accepted: ")
+    assert any(expected in line for line in cluster.lines["server"])
+    for role in (a, cluster.join("b"), c):
+        role.outcome()
+    same_end(server.outcome(), simulate(parties, cluster.config).report)
+
+
+def once(change):
+    left = [1]
+
+    def changed(message):
+        if left and is_target(message):
+            left.clear()
+            return change(message)
+        return message
+
+    return changed
+
+
+@pytest.mark.parametrize("name", ["NaN", "a row less", "another round", "another start", "a node that is not"])
+def test_a_server_that_waits_refuses_the_sender_and_goes_on_as_if_nothing_had_come(name, kits, tmp_path, monkeypatch):
+    change, expected = ATTACKS[name]
+    config, parties = tiny(num_rounds=3)
+    changed = once(change)
+    monkeypatch.setattr(sessions, "encode", lambda message: encode(changed(message)))
+    comes_back(Cluster(config, parties, kits, tmp_path), parties, expected)
+
+
+@pytest.mark.parametrize("name", ["a message of a tebibyte", "control that is none"])
+def test_a_server_that_waits_refuses_the_sender_of_a_frame_that_cannot_be(name, kits, tmp_path, monkeypatch):
+    frame, expected = FRAMES[name]
+    config, parties = tiny(num_rounds=3)
+    sent, left = sessions.Session.exchange, [1]
+
+    def exchange(self, messages):
+        if left and is_target(messages[0]):
+            left.clear()
+            self._line.send(frame)
+        return sent(self, messages)
+
+    monkeypatch.setattr(sessions.Session, "exchange", exchange)
+    comes_back(Cluster(config, parties, kits, tmp_path), parties, expected)
+
+
+@pytest.mark.parametrize("on_nonsense", ["stop", "wait"])
+def test_two_contents_under_one_key_stop_the_run(on_nonsense, kits, tmp_path, monkeypatch):
     config, parties = tiny(num_rounds=3)
     sent = sessions.Session.exchange
 
@@ -128,4 +185,4 @@ def test_two_contents_under_one_key_stop_the_run(kits, tmp_path, monkeypatch):
         return sent(self, messages)
 
     monkeypatch.setattr(sessions.Session, "exchange", exchange)
-    everyone_stops(Cluster(config, parties, kits, tmp_path), "came twice with different contents")
+    everyone_stops(Cluster(config, parties, kits, tmp_path), "came twice with different contents", on_nonsense)

@@ -14,12 +14,15 @@ from glasu.data.folders import write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.kits.kit import open_kit
 from glasu.protocol import chunks as chunking
+from glasu.protocol.messages import Scores
 from glasu.runtime.network import join_prediction as predicting
 from glasu.runtime.network import serve_prediction as serving
+from glasu.runtime.network import session as sessions
 from glasu.runtime.network.join_prediction import join_prediction
 from glasu.runtime.network.serve_prediction import serve_prediction
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
+from glasu.runtime.wire import encode
 from runtime.network.cluster import Cluster, Killed, Role, SeenHub
 from runtime.network.test_runs import tiny
 
@@ -299,3 +302,43 @@ def test_a_file_of_asked_ids_is_a_table(tmp_path):
     _, parties = tiny()
     with pytest.raises(DataError, match=r"must end in \.parquet or \.csv"):
         asked_nodes(tmp_path / "ids.txt", tmp_path, parties[0])
+
+
+def test_a_fault_of_the_server_of_a_prediction_appears_at_every_party(kits, tmp_path, monkeypatch):
+    cluster, _ = trained(kits, tmp_path)
+
+    def full(path, *more, **options):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(serving, "write_atomically", full)
+    server = cluster.serve_prediction()
+    roles = [cluster.ask(name, ASKED) for name in "abc"]
+    assert isinstance(server.error(), OSError)
+    for role in roles:
+        assert "the server failed: OSError in the program (No space left on device)" in str(role.error())
+        assert role.error().exit_code == 1
+
+
+def test_a_prediction_that_waits_refuses_who_sent_what_cannot_be_and_goes_on_with_its_return(
+    kits, tmp_path, monkeypatch
+):
+    cluster, model = trained(kits, tmp_path)
+    left = [1]
+
+    def spoil(message):
+        if left and isinstance(message, Scores) and message.key.client == 1:
+            left.clear()
+            message = replace(message, value=np.full_like(message.value, np.nan))
+        return encode(message)
+
+    monkeypatch.setattr(sessions, "encode", spoil)
+    server = cluster.serve_prediction(on_nonsense="wait")
+    a, b, c = (cluster.ask(name, ASKED) for name in "abc")
+    error = b.error()
+    assert isinstance(error, ConfigError)
+    assert "got NaN or infinity" in str(error)
+    again = cluster.ask("b", ASKED)
+    expected = model.predict_proba(cluster.parties, ASKED)
+    for role in (a, again, c):
+        assert np.array_equal(role.outcome().probabilities, expected)
+    server.outcome()

@@ -250,6 +250,41 @@ def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
 
 
 @pytest.mark.slow
+def test_of_two_processes_with_one_kit_one_takes_part_whatever_is_started_again(processes):
+    roles = processes(SMALL_RUN.format(rounds=10))
+    roles.listen()
+    roles.start("a")
+    roles.wait(lambda: "a: prepared" in roles.log("server"))
+
+    def clone() -> None:
+        words = ["join", roles.folder / "parties" / "a", "--server", f"localhost:{roles.port}"]
+        words += ["--kit", roles.kits / "a", "--out", roles.folder / "clone"]
+        ended = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 2
+        assert "another process of party 'a'" in ended.stderr
+
+    def again(name: str, words: str) -> None:
+        process = roles.running.pop(name)
+        process.kill()
+        process.wait()
+        clone() if name == "a" else None
+        before = roles.log("server").count(words)
+        roles.start(name)
+        roles.wait(lambda: roles.log("server").count(words) > before)
+
+    clone()
+    clone()
+    again("a", "a: connected (start 2)")
+    clone()
+    again("server", "a: connected")
+    clone()
+    for name in "bc":
+        roles.start(name)
+    same_end(roles.finish(), roles)
+    assert roles.started == {"server": 2, "a": 2, "b": 1, "c": 1}
+
+
+@pytest.mark.slow
 def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.errors import GlasuError, ProtocolError
+from glasu.errors import ProtocolError, public_reason
 from glasu.kits.kit import Kit
 from glasu.report import versions
 from glasu.runtime.doctor.findings import EVERYBODY, Finding, Verdict, from_plain, read_facts, to_plain
 from glasu.runtime.doctor.machine import disk_finding
 from glasu.runtime.doctor.together import compare
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import CONTROL, control, read_control
 from glasu.runtime.network.handshake import for_network, protocol_facts
-from glasu.runtime.network.hub import NAMED_AFTER, Tell
+from glasu.runtime.network.hub import NAMED_AFTER, NAMED_EVERY, Tell
 from glasu.runtime.network.links import Stream
 from glasu.runtime.network.streams import listening
 
@@ -89,10 +90,12 @@ class Examination:
                 with self.changed:
                     self._take(name, stream, frame)
                     self.changed.notify_all()
-        except GlasuError as error:
-            self.tell(f"{name}: not accepted: {error}")
-            stream.send(control("refused", why=str(error), table=[]))
-        stream.close()
+        except Exception as error:  # whatever it is: this thread must not end without anybody hearing why
+            why = printable(public_reason(error), SENTENCES)
+            self.tell(f"{name}: not accepted: {why}")
+            stream.send(control("refused", why=why, table=[]))
+        finally:
+            stream.close()
 
     def turned_away(self, line: str) -> None:
         """Tell of a connection that was refused because of its certificate."""
@@ -118,7 +121,7 @@ class Examination:
         if before is not None and before is not stream and before.open:
             before.send(control("refused", why=f"another glasu doctor of party {name!r} has come.", table=[]))
             before.close()
-        self._streams[name] = stream
+        self._streams[name], stream.accepted = stream, True
         stream.send(control("welcome", **self.welcome, index=self.links.index(name), purpose="doctor"))
 
     def reports(self, wait: float) -> dict[str, Reported]:
@@ -130,7 +133,7 @@ class Examination:
             ) < wait:
                 if waited >= named:
                     self._say(f"waiting for {', '.join(missing)} since {waited:.0f} s.")
-                    named *= 2
+                    named = min(2 * named, named + NAMED_EVERY)
                 self.changed.wait(min(0.5, wait - waited))
             return dict(self._reports)
 

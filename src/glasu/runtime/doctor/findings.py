@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from glasu.errors import ProtocolError
+from glasu.runtime.network.foreign import printable
 
 EVERYBODY = "server/parties"  # whose findings only a comparison shows; no party can have this name
 Level = Literal["good", "warning", "bad"]
-MOST_FINDINGS, MOST_LETTERS = 50, 300
+MOST_FINDINGS = 50
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,3 @@ def told(findings: list[Finding], tell: Callable[[str], None]) -> list[Finding]:
         if finding.detail:
             tell(f"{finding.check}, only here: {finding.detail}")
     return findings
-
-
-def printable(text: Any) -> str:
-    """Return text of a stranger as it may stand on a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:MOST_LETTERS])

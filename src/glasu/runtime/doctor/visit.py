@@ -17,8 +17,10 @@ from glasu.report import versions
 from glasu.runtime.doctor.data import data_findings, id_facts, settings_findings
 from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.runtime.doctor.machine import clock_finding, road_finding
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.session import SILENCE
 from glasu.runtime.network.streams import Line
 
 Tell = Callable[[str], None]
@@ -102,18 +104,18 @@ class _Call:
         self._line.send(control(question, **fields))
         while True:
             try:
-                event = self._events.get(timeout=self.wait + 30)  # the server gives up first, and says so
+                event = self._events.get(timeout=max(self.wait + 30, SILENCE))  # a server that waits says so before
             except Empty:
                 raise TransportError("it does not answer any more.") from None
             if isinstance(event, str):
-                raise TransportError(f"the connection ended: {event}.")
+                raise TransportError(f"the connection ended: {printable(event, SENTENCES)}.")
             told = read_control(event)
             if told["kind"] == answer:
                 return told
             if told["kind"] == "notice":
-                self.tell(str(told.get("line")))
+                self.tell(printable(told.get("line")))
             else:
-                raise ProtocolError(f"{told.get('why')} Is glasu doctor started at the server?")
+                raise ProtocolError(f"{printable(told.get('why'), SENTENCES)} Is glasu doctor started at the server?")
 
     def close(self) -> None:
         self._line.close()

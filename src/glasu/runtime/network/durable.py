@@ -28,5 +28,6 @@ class Durable:
 
     def update(self, **values: Any) -> None:
         """Change some values, durably."""
-        self._values.update(values)
-        write_atomically(self._path, json.dumps(self._values, indent=1).encode(), mode=0o600)
+        changed = {**self._values, **values}
+        write_atomically(self._path, json.dumps(changed, indent=1).encode(), mode=0o600)
+        self._values = changed

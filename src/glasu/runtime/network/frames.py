@@ -37,13 +37,17 @@ def control(kind: str, **fields: Any) -> bytes:
 def read_control(frame: bytes) -> dict[str, Any]:
     """Return the fields of a control frame, or refuse it."""
     try:
-        fields = json.loads(frame[1:])
+        fields = json.loads(frame[1:], parse_constant=_no_number)
         if not isinstance(fields["kind"], str):
             raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ProtocolError(f"control frame of {len(frame)} bytes: expected a JSON object with a kind.") from None
     read: dict[str, Any] = fields
     return read
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def pieces(message: bytes) -> Iterator[bytes]:

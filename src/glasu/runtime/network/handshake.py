@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
 from glasu.keys import RUN_BYTES
+from glasu.runtime.network.foreign import printable
 from glasu.runtime.wire import VERSION
 
 Facts = Mapping[str, Any]
 Purpose = Literal["training", "prediction"]
 MISSING = "(nothing)"
+BUILDS = {"torch build": "torch", "numpy build": "numpy"}  # what may differ, and is told; and of what it is the build
 
 
 def differences(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
-    """Return (name, here, there) of what both state and state differently."""
-    return [(name, here[name], there[name]) for name in here if name in there and here[name] != there[name]]
+    """Return (name, here, there) of what both state and state differently, though it must be equal."""
+    both = [name for name in here if name in there and name not in BUILDS]
+    return [(name, here[name], there[name]) for name in both if here[name] != there[name]]
+
+
+def other_builds(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
+    """Return (package, here, there) of packages of one version that were built differently."""
+    both = [name for name in BUILDS if name in here and name in there]
+    return [(BUILDS[name], here[name], there[name]) for name in both if here[name] != there[name]]
+
+
+def settings_difference(config: RunConfig, stated: Any, party: str) -> str:
+    """Return in what the settings that a party states differ, as the end of a sentence."""
+    here = json.loads(json.dumps(config.comparable()))
+    rows = differences(here, stated if isinstance(stated, dict) else {})
+    return in_one_line(rows, "the server", party) or "it does not say which"
 
 
 def two_columns(rows: list[tuple[str, Any, Any]], left: str, right: str) -> list[str]:
@@ -34,8 +51,7 @@ def in_one_line(rows: list[tuple[str, Any, Any]], left: str, right: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = MISSING if value is None else str(value)
-    return text if len(text) <= 64 else f"{text[:61]}..."
+    return MISSING if value is None else printable(value, 64)
 
 
 def public_version(version: str) -> str:
@@ -55,6 +71,7 @@ def protocol_facts(versions: Mapping[str, str], purpose: Purpose) -> dict[str, A
         "message format": VERSION,
         "glasu": versions["glasu"],
         "numpy": public_version(versions["numpy"]),
+        "numpy build": versions["numpy"],
     }
 
 

@@ -9,12 +9,23 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
+from glasu.errors import (
+    AbsenceError,
+    CheckpointError,
+    DataError,
+    EquivocationError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    public_reason,
+)
 from glasu.keys import Phase
 from glasu.protocol.messages import Awaited, Message
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import Fence
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import (
     CONTROL,
     PIECE,
@@ -26,13 +37,15 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
-from glasu.runtime.network.handshake import Facts, differences, in_one_line, two_columns
+from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import Head, decode, encode
 
 Tell = Callable[[str], None]
-NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named
+OnNonsense = Literal["stop", "wait"]
+NAMED_AFTER = 10.0  # seconds after which a party that is awaited is named; then less often, but
+NAMED_EVERY = 60.0  # at least so often: whoever hears it knows that the server is alive
 
 
 class NewProcess(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
@@ -50,6 +63,7 @@ class Hub:
         durable: Durable,
         rounds: Callable[[], Mapping[int, str]],
         tell: Tell,
+        on_nonsense: OnNonsense = "stop",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Expect the parties of the roster.
@@ -58,14 +72,16 @@ class Hub:
             roster: names, in client order.
             own_facts: what a party must have in common with the server.
             welcome: what an accepted party is told about the run.
-            durable: remembers the incarnations of the parties, "incarnations".
+            durable: remembers which process of each party is known, "incarnations".
             rounds: returns the server's own checkpoints.
             tell: is told what happens, in lines.
+            on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
             clock: tells seconds.
         """
-        self.links = {name: Link(name, index) for index, name in enumerate(roster)}
-        self.own_facts, self.welcome, self.durable, self.rounds = own_facts, welcome, durable, rounds
-        self.tell, self.clock = tell, clock
+        self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
+        self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
+        self.durable, self.fence = durable, Fence(durable)
+        self.tell, self.on_nonsense, self.clock = tell, on_nonsense, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
         self.digests: dict[str, str | None] = {}  # of the checkpoints that it begins with
@@ -89,13 +105,44 @@ class Hub:
                         break
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
-        except GlasuError as error:
-            if link.stream is stream:
-                self.fail(type(error)(f"party {name!r}: {error}"))  # it will be told by `announce_failure`
-            else:  # it was never accepted, and stops nobody
-                self._refuse(link, stream, str(error), [])
-        else:
+        except Exception as error:  # whatever it is: this thread must not end without anybody hearing why
+            self._reject(link, stream, error)
+        finally:
             self._detach(link, stream)
+
+    def _reject(self, link: Link, stream: Stream, error: Exception) -> None:
+        """Stop the run because of what came on a stream, or refuse who sent it; it was refused before it was used.
+
+        What was never accepted is refused, and stops nobody.
+        """
+        why = printable(public_reason(error), SENTENCES)
+        with self.changed:
+            if isinstance(error, OSError):  # this is not the party's doing
+                self._stop(stream, TrainingError(f"the server failed when party {link.name!r} came: {why}"))
+            elif link.stream is stream and not self._may_return(error):
+                kind = type(error) if isinstance(error, GlasuError) else ProtocolError
+                self._stop(stream, kind(f"party {link.name!r}: {why}"))
+            elif link.stream is stream:
+                self._expel(link, why)
+            else:
+                self._refuse(link, stream, why, [])
+
+    def _stop(self, stream: Stream, error: GlasuError) -> None:
+        """Note why the run cannot go on, and tell it on a stream that is closed now; the rest hear it at the end."""
+        self.fail(error)
+        stream.send(control("stopped", why=error.public))
+
+    def _may_return(self, error: Exception) -> bool:
+        """Tell whether the run waits for a party after such an error; of two contents under one key, one is a lie."""
+        return self.on_nonsense == "wait" and not isinstance(error, EquivocationError)
+
+    def _expel(self, link: Link, why: str) -> None:
+        """Refuse the process that takes part; its place stays its folder's, and the run waits for its return."""
+        if link.stream is not None:
+            self._refuse(link, link.stream, why, [])
+        link.stream, link.away_since = None, self.clock()
+        link.hello, link.facts, link.prepared, link.ready = None, {}, None, 0
+        self.changed.notify_all()
 
     def turned_away(self, line: str) -> None:
         """Note a connection that was refused because of its certificate."""
@@ -111,23 +158,23 @@ class Hub:
     def _detach(self, link: Link, stream: Stream) -> None:
         with self.changed:
             if link.stream is stream:
-                link.stream = None
-                if not self.closing:
+                link.stream, link.away_since = None, self.clock()
+                if not self.closing and self.failure is None:
                     self._say(f"{link.name}: the connection ended; its return is awaited.", but=link)
             stream.close()
             self.changed.notify_all()
 
     def _take(self, link: Link, stream: Stream, frame: bytes) -> bool:
         kind = frame[0] if frame else -1
-        if link.stream is not stream:
-            return kind == CONTROL and self._hello(link, stream, read_control(frame))
+        if link.stream is not stream:  # it is new, or another one has taken its place
+            return kind == CONTROL and not stream.accepted and self._hello(link, stream, read_control(frame))
         if kind == PIECE:
             if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
                 self._piece(link, frame)
         elif kind == RECEIPT:
             link.receipts.received(frame[1:])
         elif kind == CONTROL:
-            self._control(link, read_control(frame))
+            return self._control(link, read_control(frame))
         else:
             raise ProtocolError(f"frame of unknown kind {kind}.")
         return True
@@ -139,31 +186,30 @@ class Hub:
     def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
         hello = read_hello(fields)
-        known = (*self.durable["incarnations"].get(link.name, (0, "")),)
-        again = hello.process == known and link.hello is not None
-        why, table = self._objection(link, hello, known)
+        again = self.fence.is_known(link.name, hello) and link.hello is not None
+        why, table = self._objection(link, hello)
         if why:
             self._refuse(link, stream, why, table)
             return False
-        self._replace(link, stream, hello.process, known)
+        self._replace(link, stream, hello)
         link.hello, link.facts = hello, {**link.facts, **hello.facts} if again else hello.facts
         link.refused = ""
         if not again:
-            link.prepared, link.ready, link.finished = None, 0, None
+            link.prepared, link.ready, link.finished, link.compared = None, 0, None, False
             self._new_process = self._new_process or self.under_way
         self.tell(f"{link.name}: connected {'again' if again else f'(start {hello.process[0]})'}.")
         stream.send(control("welcome", **self.welcome, index=link.index))
         self._bring_up_to_date(link, stream, hello, again=again)
         return True
 
-    def _objection(self, link: Link, hello: Hello, known: tuple[Any, ...]) -> tuple[str, list[str]]:
+    def _objection(self, link: Link, hello: Hello) -> tuple[str, list[str]]:
         """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
-        start = hello.process[0]
-        if hello.process != known and start <= known[0]:
+        if why := self.fence.objection(link.name, hello):
+            return why, []
+        if hello.only not in (None, self.welcome["run"]):
             return (
-                f"another process of party {link.name!r} takes part, or has taken part, in this run (its start "
-                f"{known[0]}, this is start {start} of another folder); stop one of them, and go on with the "
-                "--out folder of the other."
+                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self.welcome['run']}; "
+                "is it the right server, and the right id?"
             ), []
         if hello.run not in (None, self.welcome["run"]):
             return (
@@ -194,26 +240,26 @@ class Hub:
             else:
                 stream.send(self._begin_frame(link))
 
-    def _replace(self, link: Link, stream: Stream, process: tuple[int, str], known: tuple[Any, ...]) -> None:
+    def _replace(self, link: Link, stream: Stream, hello: Hello) -> None:
         """Let this stream be the party's; an earlier one is told and ended."""
+        is_new = not self.fence.is_known(link.name, hello)
+        self.fence.admit(link.name, hello)
         if link.stream is not None:
-            if process != known:
-                why = f"a newer process of party {link.name!r} (start {process[0]}) has taken its place."
+            if is_new:
+                why = f"a newer process of party {link.name!r} (start {hello.process[0]}) has taken its place."
                 link.stream.send(control("refused", why=why, table=[]))
             link.stream.close()
-        if process != known:
-            self.durable.update(incarnations={**self.durable["incarnations"], link.name: list(process)})
-        link.stream = stream
+        link.stream, stream.accepted = stream, True
         link.assembler = Assembler(link.assembler.limit)
 
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
         """Tell a party's process, and everyone, why it cannot take part."""
         with self.changed:
-            link.refused = why
+            link.refused = why = printable(why, SENTENCES)
             self.refused += 1
             for line in table:
                 self.tell(line)
-            self._say(f"{link.name}: not accepted: {why}", but=link)
+            self._say(f"{link.name}: not accepted: {why}", but=link if link.stream in (None, stream) else None)
             stream.send(control("refused", why=why, table=table))
             stream.close()
 
@@ -227,36 +273,62 @@ class Hub:
                 return sentence, two_columns(rows, whose, link.name)
         return "", []
 
-    def _prepared(self, link: Link, fields: dict[str, Any]) -> None:
+    def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
         facts = stated_facts(fields)
         why, table = self._difference(link, facts)
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
-            link.hello, link.facts = None, {}
-        else:
-            if link.prepared is None:
-                self.tell(f"{link.name}: prepared.")
-            link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
+            self._withdraw(link)
+            return False
+        if link.prepared is None:
+            self.tell(f"{link.name}: prepared.")
+            if not link.compared:
+                self._compare_builds(link, facts)
+                link.compared = True
+        link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
+        link.settings = fields.get("settings")
+        return True
 
-    def _control(self, link: Link, fields: dict[str, Any]) -> None:
+    def _compare_builds(self, link: Link, facts: Facts) -> None:
+        """Tell everyone where a party has another build of the same version than somebody who is there."""
+        others = {other.name: other.facts for other in self.links.values() if other is not link and other.prepared}
+        for whose, stated in {"the server": self.own_facts, **others}.items():
+            rows = other_builds(stated, facts)
+            if rows:
+                different = in_one_line(rows, whose, link.name)
+                self._say(
+                    f"{link.name}: another build than at {whose}, so last bits may differ: {different}.", but=None
+                )
+
+    def _control(self, link: Link, fields: dict[str, Any]) -> bool:
+        """Take what a party says of itself; return whether its stream goes on."""
         kind = fields["kind"]
         if kind == "prepared":
-            self._prepared(link, fields)
-        elif kind == "ready" and self.begin is not None and fields.get("attempt") == self.begin["attempt"]:
+            return self._prepared(link, fields)
+        attempt = self.begin["attempt"] if self.begin is not None else 0
+        if kind == "ready" and self.begin is not None and fields.get("attempt") == attempt:
             if fields.get("digest") != self.digests.get(link.name):
-                raise ProtocolError(f"it confirmed another checkpoint than the one of round {self.begin['round']}.")
-            link.ready = self.begin["attempt"]
-        elif kind == "finished":
+                expected, got = self.digests.get(link.name), printable(fields.get("digest"), 64)
+                where = f"checkpoint of round {self.begin['round']}"
+                raise ProtocolError(f"it confirmed another {where}: expected SHA-256 {expected}, got {got}.")
+            link.ready = attempt
+        elif kind == "finished" and link.ready == attempt > 0:  # else of an attempt that is over
             link.finished = fields
         elif kind == "failed":
-            error = TrainingError if fields.get("exit_code") == 1 else ProtocolError
-            why = f"party {link.name!r} failed: {str(fields.get('why'))[:2000]}"
-            self.failure = self.failure or error(why)
+            why = printable(fields.get("why"), SENTENCES)
+            self.failure = self.failure or TrainingError(f"party {link.name!r} failed: {why}")
         elif kind == "declined":
-            link.hello = None
-            link.refused = str(fields.get("why"))[:2000]
+            self._withdraw(link)
+            link.refused = printable(fields.get("why"), SENTENCES)
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
+            return False
+        return True
+
+    def _withdraw(self, link: Link) -> None:
+        """Take back that a process was accepted: it does not fit, or does not want to."""
+        link.hello, link.facts, link.prepared = None, {}, None
+        self.fence.withdraw(link.name)
 
     def _piece(self, link: Link, frame: bytes) -> None:
         """Take a piece of a message; what is refused is named beside what is awaited."""
@@ -266,7 +338,7 @@ class Hub:
                 self._message(link, decode(whole, link.assembler.head), whole)
         except ProtocolError as error:
             now = "no message" if self.awaited is None else str(self.awaited)
-            raise ProtocolError(f"{now} is awaited: {error}") from None
+            raise type(error)(f"{now} is awaited: {error}") from None
 
     def _admits(self, link: Link, head: Head, size: int) -> bool:
         """Refuse a message that cannot be, by its header, before anything is allocated for it."""
@@ -303,6 +375,16 @@ class Hub:
             self.failure = self.failure or error
             self.changed.notify_all()
 
+    def sets_aside(self, error: GlasuError) -> bool:
+        """Refuse the party whose message was the cause, where the run is to wait for it; else return False."""
+        link = self.links.get(error.party)
+        if link is None or not self._may_return(error):
+            return False
+        with self.changed:
+            self._expel(link, error.public)
+        self.tell(f"the run goes on from the last common checkpoint when {link.name} is back with what is right.")
+        return True
+
     def gather(self, wait: float) -> dict[str, dict[int, str]]:
         """Wait until every party is there and prepared, and return their checkpoints and digests."""
 
@@ -332,6 +414,7 @@ class Hub:
         with self.changed:
             self.awaited, self.limits = awaited, limits
             self.begin = {"attempt": attempt, "round": round_index}
+            self.fence.settle()
             for link in self.links.values():
                 self.digests[link.name] = link.rounds.get(round_index)
                 link.inbox.clear()
@@ -405,11 +488,14 @@ class Hub:
             link.send(control("goodbye"))
             link.dismissed = True
 
-    def announce_failure(self, error: GlasuError) -> None:
+    def announce_failure(self, error: Exception) -> None:
         """Tell every party why the run ends."""
+        why = public_reason(error)
+        if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
+            why = f"the server failed: {why}"
         with self.changed:
             for link in self.links.values():
-                link.send(control("stopped", why=str(error), exit_code=error.exit_code))
+                link.send(control("stopped", why=why))
                 if link.stream is not None:
                     link.stream.close()
 
@@ -421,7 +507,10 @@ class Hub:
                 link.send(control("notice", line=line))
 
     def _await(self, missing: Callable[[], list[Link]], wait: float, what: str) -> None:
-        """Wait until nobody is missing; name who is, after a while, and give up after `wait` seconds of no change."""
+        """Wait until nobody is missing, and name who is; give up when one has had no stream for `wait` seconds.
+
+        Who has a stream is alive, or gRPC would have ended it: it may take as long as it needs.
+        """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
             if self.failure is not None:
@@ -434,16 +523,19 @@ class Hub:
             now, names = self.clock(), ", ".join(link.name for link in absent)
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
-            if now - since >= wait:
-                reasons = "; ".join(f"{link.name}: {link.refused}" for link in absent if link.refused)
+            gone = [link for link in absent if link.stream is None]
+            left = min((link.away_since + wait - now for link in gone), default=wait)
+            if left <= 0:
+                reasons = "; ".join(f"{link.name}: {link.refused}" for link in gone if link.refused)
                 raise AbsenceError(
-                    f"waited {wait:.0f} s for {names} {what}{f' ({reasons})' if reasons else ''}; everything up to the "
-                    "last checkpoint is kept. Start what is missing, and the same command again."
+                    f"waited {wait:.0f} s for {', '.join(link.name for link in gone)} {what}"
+                    f"{f' ({reasons})' if reasons else ''}; everything up to the last checkpoint is kept. Start what "
+                    "is missing, and the same command again."
                 )
             if now - since >= named:
                 state = "; ".join(
                     f"{link.name} is {'connected' if link.stream is not None else 'not connected'}" for link in absent
                 )
                 self._say(f"waiting for {names} {what} since {now - since:.0f} s ({state}).", but=None)
-                named *= 2
-            self.changed.wait(min(1.0, max(0.05, since + wait - now)))
+                named = min(2 * named, named + NAMED_EVERY)
+            self.changed.wait(min(1.0, max(0.05, left)))

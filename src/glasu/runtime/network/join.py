@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from glasu.data.datasets import choose_splits
 from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.errors import CheckpointError, ConfigError, DataError, GlasuError, ProtocolError, TransportError
 from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client
@@ -24,10 +25,11 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
-from glasu.runtime.checkpoint import START, Store
+from glasu.runtime.checkpoint import START, Snapshot, Store
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import STARTS, introduction, next_start
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
@@ -124,7 +126,7 @@ class _Joining:
         self.status = status
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        defaults = {"incarnation": 0, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
+        defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         self.durable = Durable(out / "joining.json", defaults)
         self.checkpoints = out / "checkpoints"
         if fresh:
@@ -136,7 +138,7 @@ class _Joining:
             raise ConfigError(
                 f"{out}: holds a party's part of run {self.durable['run']}, not of {run}; choose another."
             )
-        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        next_start(self.durable)
         self.data = data_digest(party)
         if self.durable["run"] is not None and self.durable["data"] != self.data:
             raise ConfigError(
@@ -180,8 +182,9 @@ class _Joining:
         """Say who this is and what it has; nothing of what the nodes are like."""
         return {
             "facts": self._facts(self.party if self.client is None else self.client.party),
-            "incarnation": self.durable["incarnation"],
-            "run": self.durable["run"] or self.only,
+            **introduction(self.durable),
+            "run": self.durable["run"],
+            "only": self.only,
             "attempt": 0 if self.client is None else self.client.attempt,
             "finished": self.durable["finished"],
             "rounds": self._rounds(),
@@ -193,6 +196,7 @@ class _Joining:
         facts = {
             **protocol_facts(found, "training"),
             "torch": public_version(found["torch"]),
+            "torch build": found["torch"],
             "nodes": party.num_nodes,
             "ids (SHA-256)": party.ids_digest(),
         }
@@ -224,6 +228,7 @@ class _Joining:
         session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),
+            "settings": config.comparable(),
             "rounds": self._rounds(),
             "facts": self._facts(party, labels=True),
         }
@@ -256,6 +261,7 @@ class _Joining:
             return self._written()
         while True:
             try:
+                self.durable.update(finished=None)  # what was finished before is done once more
                 self._go_to(client, first, begin)
                 session.send("ready", attempt=begin["attempt"], digest=begin["digest"])
                 self._drive(session, client)
@@ -274,16 +280,27 @@ class _Joining:
         self.saver.settle()
         state, round_index = first, int(begin["round"])
         if round_index:
-            rounds = self.saver.store.digests()
-            if rounds.get(round_index) != begin["digest"]:
-                raise TransportError(f"the checkpoint of round {round_index} is not there any more, or not the same.")
-            snapshot = self.saver.store.load(round_index)
+            snapshot = self._checkpoint(round_index, begin["digest"])
             state = client_from_plain(snapshot.arrays, snapshot.facts)
             if self.meter.messages == 0 and state.traffic:
                 self.meter.restore(state.traffic["traffic"])
                 self.before = state.traffic["seconds"]
         client.restore(dataclasses.replace(state, incarnation=client.incarnation))
         client.attempt = int(begin["attempt"]) % 65536
+
+    def _checkpoint(self, round_index: int, digest: str) -> Snapshot:
+        """Return the checkpoint of a round, if it is still the one that was proposed."""
+        assert self.saver is not None
+        store = self.saver.store
+        found = store.digests().get(round_index)
+        if found == digest:
+            with suppress(DataError):  # it was intact a moment ago
+                return store.load(round_index)
+        here, there = found or "none", digest or "none"
+        raise CheckpointError(
+            f"party {self.party.name!r}: the checkpoint of round {round_index} is gone, or another one: expected "
+            f"SHA-256 {there}, found {here}. Restore its --out folder, or start over with --fresh everywhere."
+        )
 
     def _drive(self, session: Session, client: Client) -> None:
         """Run the script to its end."""
@@ -331,7 +348,10 @@ class _Joining:
     def _check(self, client: Client, answers: list[Message]) -> None:
         for answer in answers:
             if answer.key.run != client.run:
-                raise ConfigError(f"{answer.key}: the server answers in the name of another run.")
+                raise ProtocolError(
+                    f"{answer.key}: expected an answer in run {client.run.hex()}, got one in run "
+                    f"{answer.key.run.hex()} from the server."
+                )
 
     def _spent(self) -> dict[str, Any]:
         return {"traffic": self.meter.to_dict(), "seconds": self.before + self.clock() - self.start}

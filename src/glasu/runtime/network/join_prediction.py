@@ -27,6 +27,7 @@ from glasu.runtime.checkpoint import START
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.fence import STARTS, introduction, next_start
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
@@ -104,7 +105,7 @@ class _Predicting:
     ) -> None:
         self.kit, self.out, self.asked, self.format = kit, out, np.asarray(asked, np.int64), file_format
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        self.durable = Durable(out / "joining.json", {"incarnation": 0, "run": None, "finished": None})
+        self.durable = Durable(out / "joining.json", {**STARTS, "run": None, "finished": None})
         if self.durable["finished"] is None:
             raise ConfigError(
                 f"{out}: holds no finished training of this party; --out must be the folder of a `glasu join` that "
@@ -118,7 +119,7 @@ class _Predicting:
             else dataclasses.replace(party, labels=None, classes=(), splits=None)
         )
         self.roster = _trained_roster(out)
-        self.durable.update(incarnation=self.durable["incarnation"] + 1)
+        next_start(self.durable)
         self.attempt = 0
         self.finished: dict[str, Any] | None = None
         self.start = clock()
@@ -138,7 +139,7 @@ class _Predicting:
     def _hello(self) -> dict[str, Any]:
         return {
             "facts": self._facts(),
-            "incarnation": self.durable["incarnation"],
+            **introduction(self.durable),
             "run": None,
             "attempt": self.attempt,
             "finished": self.finished,
@@ -151,6 +152,7 @@ class _Predicting:
         facts = {
             **protocol_facts(found, "prediction"),
             "torch": public_version(found["torch"]),
+            "torch build": found["torch"],
             "nodes": self.party.num_nodes,
             "ids (SHA-256)": self.party.ids_digest(),
             "training": self.durable["run"],
@@ -170,7 +172,12 @@ class _Predicting:
         load_weights(client, self.model.weights[0])
         client.incarnation = self.durable["incarnation"]
         session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
-        session.report = lambda: {"digest": config.digest(), "rounds": {0: START}, "facts": self._facts()}
+        session.report = lambda: {
+            "digest": config.digest(),
+            "settings": config.comparable(),
+            "rounds": {0: START},
+            "facts": self._facts(),
+        }
         session.send("prepared", **session.report())
         others = ", ".join(name for name in self.roster if name != party.name)
         self.tell(f"prediction: the server and {others} must be online, too, until it is done; waiting for them.")

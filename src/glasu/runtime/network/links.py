@@ -22,6 +22,7 @@ class Stream:
     def __init__(self) -> None:
         self._frames: SimpleQueue[bytes | None] = SimpleQueue()
         self.open = True
+        self.accepted = False  # whoever is at its other end has said who it is, and may take part
 
     def send(self, frame: bytes) -> None:
         self._frames.put(frame)
@@ -41,7 +42,9 @@ class Hello:
     """What a party's process says of itself when it comes."""
 
     process: tuple[int, str]  # which start of its command, and which process
-    run: str | None
+    before: tuple[str, ...]  # the processes that were started before it from the same folder
+    run: str | None  # whose part its folder holds
+    only: str | None  # in which alone it wants to take part
     attempt: int
     facts: dict[str, Any]
     rounds: dict[int, str]  # its checkpoints and their digests
@@ -55,9 +58,11 @@ class Link:
     name: str
     index: int
     stream: Stream | None = None
+    away_since: float = 0.0  # when it had a stream last, or could have come
     hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
+    settings: Any = None  # these settings, as it states them
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
     ready: int = 0  # the attempt that it has confirmed
     finished: dict[str, Any] | None = None
@@ -65,6 +70,7 @@ class Link:
     receipts: Receipts = field(default_factory=Receipts)
     assembler: Assembler = field(default_factory=lambda: Assembler(0))
     refused: str = ""  # why its last process was not accepted
+    compared: bool = False  # everyone was told where its builds are others
     dismissed: bool = False  # it was told that everyone is finished
 
     def send(self, frame: bytes) -> None:
@@ -88,10 +94,16 @@ def stated_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def _count(value: Any, least: int, beyond: int) -> int:
+    if not isinstance(value, int) or not least <= value < beyond:
+        raise ValueError
+    return value
+
+
 def stated_rounds(fields: Mapping[str, Any]) -> dict[int, str]:
     """Return the checkpoints that a party says it has, and their digests."""
     try:
-        return {int(key): str(value) for key, value in fields["rounds"].items()}
+        return {_count(int(key), 0, 2**32): str(value) for key, value in fields["rounds"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("it does not say which checkpoints it has.") from None
 
@@ -101,10 +113,12 @@ def read_hello(fields: Mapping[str, Any]) -> Hello:
     if fields["kind"] != "hello":
         raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
     try:
-        process = (int(fields["incarnation"]), str(fields["process"]))
-        attempt, finished = int(fields["attempt"]), fields["finished"]
+        process = (_count(fields["incarnation"], 1, 2**32), str(fields["process"])[:64])
+        before = tuple(map(str, fields.get("before", ())))
+        attempt, finished = _count(fields["attempt"], 0, 2**31), fields["finished"]
+        facts, rounds = stated_facts(fields), stated_rounds(fields)
         return Hello(
-            process, fields["run"], attempt, stated_facts(fields), stated_rounds(fields), finished and dict(finished)
+            process, before, fields["run"], fields.get("only"), attempt, facts, rounds, finished and dict(finished)
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glasu.errors import ProtocolError
+from glasu.errors import EquivocationError
 from glasu.keys import Key, Phase
 from glasu.runtime.network.frames import ROOM
 
@@ -45,7 +45,7 @@ class Receipts:
         if known == digest:
             return False
         if known is not None:
-            raise ProtocolError(
+            raise EquivocationError(
                 f"{key}: came twice with different contents, SHA-256 {known.hex()} and {digest.hex()}; "
                 "the run stops, for one of them is not what was computed."
             )

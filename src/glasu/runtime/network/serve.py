@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.errors import CheckpointError, ConfigError, GlasuError, ProtocolError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
@@ -22,9 +22,10 @@ from glasu.runtime.accounts import Accounts
 from glasu.runtime.checkpoint import Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
+from glasu.runtime.network.foreign import printable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import for_network, protocol_facts
-from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.handshake import for_network, protocol_facts, settings_difference
+from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
@@ -43,6 +44,7 @@ def serve(
     *,
     fresh: bool = False,
     wait: float = 600.0,
+    on_nonsense: OnNonsense = "stop",
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -58,7 +60,8 @@ def serve(
         listen: host:port.
         out: the folder for report and checkpoints; a run that it holds goes on.
         fresh: start over.
-        wait: the seconds that a party may be missing, or silent.
+        wait: the seconds that a party may be without a connection.
+        on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
         status: is told after every round where the run stands.
@@ -67,7 +70,7 @@ def serve(
         clock: tells the seconds for the report.
     """
     config = for_network(config, kit.roster)
-    serving = _Serving(config, kit, out, wait, observe, tell, status, clock, fresh)
+    serving = _Serving(config, kit, out, wait, on_nonsense, observe, tell, status, clock, fresh)
     watched(serving.view)
     return serving.run(listen, listened)
 
@@ -81,6 +84,7 @@ class _Serving:
         kit: Kit,
         out: Path,
         wait: float,
+        on_nonsense: OnNonsense,
         observe: Callable[[Event], None],
         tell: Tell,
         status: Callable[[Status], None],
@@ -99,21 +103,16 @@ class _Serving:
             removed = Store(folder, "").clear()
             if removed:
                 tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, closed=False)
+            self.durable.update(run=None, incarnations={}, closed=False)
         self._pin(out)
         run = self.durable["run"]
         self.store = Store(folder, f"the server of run {run}")
-        damaged: list[str] = []
-        if not any(self.store.digests(damaged)) and damaged:
-            raise ConfigError(f"{folder}: no checkpoint is intact; --fresh starts over. {damaged[-1]}")
-        for line in damaged:
-            tell(f"not used: {line}")
+        self.store.opened(config.train.checkpoint_every, tell)
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        self.hub = Hub(
-            kit.roster, protocol_facts(versions(), "training"), welcome, self.durable, self.store.digests, tell
-        )
+        facts = protocol_facts(versions(), "training")
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense)
         self._due: ServerState | None = None
         self._tested = False
 
@@ -153,7 +152,7 @@ class _Serving:
                 self.durable.update(closed=True)
                 self.hub.say_goodbye(FAREWELL)
                 self.store.clear()
-            except GlasuError as error:
+            except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
                 self.hub.announce_failure(error)
                 raise
             finally:
@@ -169,6 +168,9 @@ class _Serving:
                 return self._report(server, results)
             except NewProcess:
                 self.tell("a process was started again: all go back to the last common checkpoint.")
+            except GlasuError as error:
+                if not self.hub.sets_aside(error):
+                    raise
 
     def _begin(self) -> tuple[Server, Script]:
         """Gather the parties, and bring everyone to the greatest common round."""
@@ -178,7 +180,7 @@ class _Serving:
         common = greatest_common([self.store.digests(), *rounds.values()])
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
-            raise TransportError(
+            raise CheckpointError(
                 f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
                 f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
             )
@@ -212,7 +214,10 @@ class _Serving:
         config, _ = resolve(self.asked, facts["nodes"])
         for name, link in self.hub.links.items():
             if link.prepared != config.digest():
-                raise ConfigError(f"party {name!r} would run other settings; do all have the same version of GLASU?")
+                raise ProtocolError(
+                    f"party {name!r} would run other settings: {settings_difference(config, link.settings, name)}; do "
+                    "all have the same version of GLASU?"
+                )
         subset, validation = config.train.evaluate_nodes, facts.get("validation nodes", 0)
         if 0 < subset < validation:
             validation = subset
@@ -300,7 +305,7 @@ class _Serving:
             losses=tuple(server.losses),
             traffic=self.accounts.meter.to_dict(),
             seconds=self.accounts.seconds(),
-            weights_sha256=tuple(str(result.get("weights_sha256")) for result in results),
+            weights_sha256=tuple(printable(result.get("weights_sha256"), 64) for result in results),
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )

@@ -22,8 +22,8 @@ from glasu.runtime.checkpoint import START
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
-from glasu.runtime.network.hub import Hub, NewProcess, Tell
+from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt, settings_difference
+from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.serve import FAREWELL
 from glasu.runtime.network.streams import listening
@@ -37,6 +37,7 @@ def serve_prediction(
     out: Path,
     *,
     wait: float = 600.0,
+    on_nonsense: OnNonsense = "stop",
     tell: Tell = lambda line: None,
     listened: Callable[[int], None] = lambda port: None,
     clock: Clock = time.perf_counter,
@@ -48,15 +49,18 @@ def serve_prediction(
         kit: the server's; every party of its roster must be there.
         listen: host:port.
         out: the folder for prediction.json, and for what must outlive this process.
-        wait: the seconds that a party may be missing, or silent.
+        wait: the seconds that a party may be without a connection.
+        on_nonsense: whether a party's message that cannot be ends the prediction, or it waits for that party to return.
         tell: is told what happens, in lines.
         listened: is told the port once parties may come.
         clock: tells the seconds for the report.
     """
     config = for_network(config, kit.roster)
     durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
+    durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
-    hub = Hub(kit.roster, protocol_facts(versions(), "prediction"), welcome, durable, lambda: {0: START}, tell)
+    facts = protocol_facts(versions(), "prediction")
+    hub = Hub(kit.roster, facts, welcome, durable, lambda: {0: START}, tell, on_nonsense)
     meter, start = Meter(), clock()
     with listening(hub, kit, listen) as port:
         listened(port)
@@ -72,7 +76,7 @@ def serve_prediction(
             }
             write_atomically(out / "prediction.json", (json.dumps(report, indent=2) + "\n").encode())
             hub.say_goodbye(FAREWELL)
-        except GlasuError as error:
+        except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
             hub.announce_failure(error)
             raise
         return report
@@ -87,6 +91,9 @@ def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> 
             return nodes
         except NewProcess:
             hub.tell("a process was started again: all predict once more.")
+        except GlasuError as error:
+            if not hub.sets_aside(error):
+                raise
 
 
 def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[int]]:
@@ -98,7 +105,8 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[in
     config, _ = resolve(asked, facts["nodes"])
     for name, link in hub.links.items():
         if link.prepared != config.digest():
-            raise ConfigError(f"party {name!r}: trained with other settings; serve those of its training.")
+            apart = settings_difference(config, link.settings, name)
+            raise ConfigError(f"party {name!r}: trained with other settings ({apart}); serve those of its training.")
     attempts = (0 if link.hello is None else link.hello.attempt for link in hub.links.values())
     attempt = 1 + max(hub.durable["attempt"], *attempts)
     hub.durable.update(attempt=attempt)

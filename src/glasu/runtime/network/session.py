@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from glasu.errors import AbsenceError, ConfigError, GlasuError, ProtocolError, TrainingError, TransportError
+from glasu.errors import (
+    AbsenceError,
+    ConfigError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    TransportError,
+    public_reason,
+)
 from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import (
     CONTROL,
     PIECE,
@@ -29,6 +37,8 @@ from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
+SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
+MOST_LINES = 50  # of a table that the server shows
 About = tuple[int, int, int, int, int]
 
 
@@ -58,12 +68,11 @@ class Session:
             kit: the party's.
             address: of the server.
             hello: returns what the party says of itself, now.
-            wait: seconds that the server may be away or silent.
+            wait: seconds that the server may be away.
             tell: is told what happens, in lines.
             clock: tells seconds.
         """
         self.kit, self.address, self.wait, self.tell, self.clock = kit, address, wait, tell, clock
-        self.process = secrets.token_hex(8)  # tells two processes with one identity apart
         self._limits: Limits | None = None
         self.welcome: dict[str, Any] = {}
         self.report: Callable[[], dict[str, Any]] | None = None
@@ -79,7 +88,7 @@ class Session:
 
     def open(self) -> dict[str, Any]:
         """Connect and return what the server says about the run."""
-        self._connect("cannot be reached")
+        self._connect()
         return self.welcome
 
     def close(self) -> None:
@@ -98,17 +107,15 @@ class Session:
         self._line.send(control(kind, **fields))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the server, and through it everyone, why this party cannot go on; errors not ours by their type only."""
+        """Tell the server, and through it everyone, why this party cannot go on, as far as that is for everybody."""
         if self._line is not None and not self._over and not isinstance(error, TransportError):
-            ours = isinstance(error, GlasuError)
-            why = str(error) if ours else f"{type(error).__name__} in the program"
-            self.send("failed", why=why, exit_code=error.exit_code if isinstance(error, GlasuError) else 1)
+            self.send("failed", why=public_reason(error))
             self._line.finish()
 
     def decline(self, error: GlasuError) -> None:
         """Tell the server why this party will not take part as things are; the others go on waiting for it."""
         assert self._line is not None
-        self.send("declined", why=str(error))
+        self.send("declined", why=error.public)
         self._over = True
         self._line.finish()
 
@@ -150,14 +157,15 @@ class Session:
 
     def _step(self, what: str, together: int | None) -> None:
         """Take the next thing that arrives; connect again where the stream broke."""
-        event = self._next(self.wait)
+        patience = max(self.wait, SILENCE)
+        event = self._next(patience)
         if event is None:
             raise AbsenceError(
-                f"waited {self.wait:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
+                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
                 "to the last checkpoint is kept. Start the same command again."
             )
         if isinstance(event, str):
-            self._connect(event)
+            self._connect()
             for about in self._answers if together is not None and together > 1 else ():
                 self._send_receipt(about)  # that of before may be lost
             for content in self._pending.values():
@@ -207,7 +215,7 @@ class Session:
         if kind == "report" and self.report is not None:
             self.send("prepared", **self.report())
         elif kind == "notice":
-            self.tell(str(fields.get("line")))
+            self.tell(printable(fields.get("line"), SENTENCES))
         elif kind == "goodbye":
             self._goodbye = True
         elif kind in ("stopped", "refused"):
@@ -216,12 +224,13 @@ class Session:
     def _ended(self, fields: dict[str, Any]) -> GlasuError:
         """Return the error with which the server ends the run, or this party's part in it."""
         self._over = True
+        why = printable(fields.get("why"), SENTENCES)
         if fields["kind"] == "stopped":
-            kind = TrainingError if fields.get("exit_code") == 1 else ProtocolError
-            return kind(f"the run was stopped: {fields.get('why')}")
-        for line in fields.get("table", ()):
-            self.tell(str(line))
-        return ConfigError(f"the server does not accept this party: {fields.get('why')}")
+            return TrainingError(f"the run was stopped: {why}")  # whoever was the cause, this party's input was good
+        table = fields.get("table")
+        for line in table[:MOST_LINES] if isinstance(table, list) else ():
+            self.tell(printable(line))
+        return ConfigError(f"the server does not accept this party: {why}")
 
     def _next(self, seconds: float) -> bytes | str | None:
         """Return the next frame, why the stream ended, or None when nothing came in time."""
@@ -235,15 +244,16 @@ class Session:
                 return event
         return None
 
-    def _connect(self, why: str) -> None:
+    def _connect(self) -> None:
         """Open a stream, again and again if need be, and be accepted."""
         since, delay, said = self.clock(), FIRST_DELAY, False
         while True:
             if self._line is not None:
                 self._line.close()
             self._assembler = Assembler(0 if self._limits is None else self._limits.largest)
+            hello = control("hello", **self._hello())  # before: the server does not wait long for it
             self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
-            self._line.send(control("hello", process=self.process, **self._hello()))
+            self._line.send(hello)
             event = self._next(min(self.wait, 20.0))
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
@@ -253,7 +263,7 @@ class Session:
                         self.tell("connected to the server.")
                     return
                 raise self._ended(fields)
-            why = event if isinstance(event, str) else "it does not answer"
+            why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
                 raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
             if not said:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -20,6 +22,8 @@ require_tls_1_3()
 
 import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
 
+HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
+UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
 KEEPALIVE = [
@@ -55,17 +59,22 @@ def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
         if why:
             hub.turned_away(f"{context.peer()}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
-        name = peer_name(certificate)
-        stream = Stream()
-        if not context.add_callback(stream.close):
-            return
-        threading.Thread(
-            target=hub.attach, args=(name, stream, _until_broken(frames)), name=f"glasu-{name}", daemon=True
-        ).start()
-        yield from stream.outgoing()
+        guest = _Guest(peer_name(certificate) or "", context)
+        if not reception.admits(guest):
+            why = f"party {guest.name!r}: too many connections at once; there is room again in {HELLO_WITHIN:.0f} s"
+            hub.turned_away(f"{context.peer()}: {why}.")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        try:
+            if context.add_callback(guest.stream.close):
+                arguments = guest.name, guest.stream, _until_broken(frames)
+                threading.Thread(target=hub.attach, args=arguments, name=f"glasu-{guest.name}", daemon=True).start()
+                yield from guest.stream.outgoing()
+        finally:
+            reception.leaves(guest)
 
+    reception = _Reception(hub)
     server = grpc.server(
-        ThreadPoolExecutor(4 * len(hub.links) + 4, "glasu-stream"),
+        ThreadPoolExecutor(OPEN * len(hub.links) + 4, "glasu-stream"),
         options=[*KEEPALIVE, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 4)],
     )
     handler = grpc.stream_stream_rpc_method_handler(session)
@@ -82,10 +91,74 @@ def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
             f"--listen {address}: cannot be listened on; is another server there, or is the address not this machine's?"
         )
     server.start()
+    reception.open()
     try:
         yield int(port)
     finally:
+        reception.close()
         server.stop(grace=1.0).wait(3.0)
+
+
+@dataclass(eq=False)
+class _Guest:
+    """One stream of a party, at the server."""
+
+    name: str
+    context: Any
+    stream: Stream = field(default_factory=Stream)
+    since: float = field(default_factory=time.monotonic)
+    closed: float | None = None  # when it was seen to be closed
+
+    @property
+    def is_unheard(self) -> bool:
+        return self.stream.open and not self.stream.accepted
+
+
+class _Reception:
+    """All streams at the server: no party can have so many, or so silent ones, that others find no room."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._guests: set[_Guest] = set()
+        self._lock, self._over = threading.Lock(), threading.Event()
+
+    def open(self) -> None:
+        threading.Thread(target=self._look_around, name="glasu-reception", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def admits(self, guest: _Guest) -> bool:
+        """Take a stream in, if its party has not too many already."""
+        with self._lock:
+            own = [other for other in self._guests if other.name == guest.name]
+            if len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD:
+                return False
+            self._guests.add(guest)
+            return True
+
+    def leaves(self, guest: _Guest) -> None:
+        with self._lock:
+            self._guests.discard(guest)
+
+    def _look_around(self) -> None:
+        while not self._over.wait(min(0.5, HELLO_WITHIN / 4)):
+            with self._lock:
+                guests = list(self._guests)
+            for guest in guests:
+                self._look_at(guest, time.monotonic())
+
+    def _look_at(self, guest: _Guest, now: float) -> None:
+        """Close a stream that does not say who it is, and break off one whose peer does not hang up."""
+        if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
+            self._host.turned_away(
+                f"{guest.context.peer()}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
+            )
+            guest.stream.close()
+        if not guest.stream.open:
+            guest.closed = guest.closed or now
+            if now - guest.closed >= HELLO_WITHIN:
+                guest.context.cancel()
 
 
 def _refusal_now(certificate: bytes | None, kit: Kit) -> str:
