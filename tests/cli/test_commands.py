@@ -217,6 +217,8 @@ BAD_SETTINGS = [
     (["train.labels=z"], ["'z'", '"a", "b", "c"']),
     (["data.split=[0.0, 0.5, 0.5]"], ["split"]),
     (["data.num_clients=10"], ["10"]),
+    (["data.name=demo", "data.num_clients=2"], ["data.num_clients=2", "'demo' number 3", "set it to 3"]),
+    (["train.sampler=full", "train.blocks=induced"], ["train.blocks='induced'", 'sampler="full"', "remove it"]),
     (["privacy.dp_noise_multiplier=1.0"], ["dp_noise_multiplier=1.0"]),
     (["privacy.secure_aggregation=masks"], ["secure_aggregation='masks'", '"none"']),
     (["wire.precision=int4"], ["precision='int4'", '"int8"']),

@@ -29,6 +29,7 @@ MODES = [
     for aggregation, backward, labels, sampler, drawn in itertools.product(
         ("mean", "concat"), ("local", "joint"), ("all", "b"), ("neighbor", "shared", "full"), (False, True)
     )
+    if not (drawn and sampler == "full")
 ]
 
 

@@ -130,6 +130,14 @@ def test_methods_that_need_all_data_in_one_place_are_refused(change, kits, tmp_p
     assert "glasu train" in str(error)
 
 
+def test_another_number_of_clients_than_the_roster_has_is_refused(kits, tmp_path):
+    config, parties = tiny()
+    error = Cluster(config.replace(data={"num_clients": 2}), parties, kits, tmp_path).serve().error()
+    assert isinstance(error, ConfigError)
+    assert "data.num_clients=2" in str(error)
+    assert "set it to 3" in str(error)
+
+
 def test_only_what_both_state_is_compared():
     assert differences({"x": 1, "y": 2}, {"x": 1, "z": 3}) == []
     assert differences({"x": 1, "y": 2}, {"x": 2, "y": 2}) == [("x", 1, 2)]
