@@ -106,7 +106,7 @@ def test_metrics_that_disagree_between_parties_are_refused():
             return replace(message, values=message.values + 1e-9)
         return message
 
-    with pytest.raises(ProtocolError, match="parties found different metrics; their labels or splits differ"):
+    with pytest.raises(ProtocolError, match="found other metrics than party 'a'; their labels, splits or versions"):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=lie)
 
 
@@ -114,7 +114,7 @@ def test_metrics_that_are_missing_or_too_few_are_refused():
     def shorten(message):
         return replace(message, values=message.values[:2]) if isinstance(message, Metrics) else message
 
-    with pytest.raises(ProtocolError, match="expected the metrics accuracy, macro_f1, loss"):
+    with pytest.raises(ProtocolError, match="expected 3 of the metrics accuracy, macro_f1, loss"):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=shorten)
 
 

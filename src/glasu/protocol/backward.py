@@ -54,5 +54,9 @@ def _joint_gradient(
 def server_backward(server: Server, round_index: int) -> Script:
     """Server column: add the gradients in client order and send each client its share."""
     for layer in reversed(server.layers):
-        messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
+        if server.owner >= 0 and layer == server.layers[-1]:  # the loss is the owner's
+            messages = yield from server.receive((Gradient, Waiting), Phase.BACKWARD, round_index, layer)
+            server.owners_gradient(messages)
+        else:
+            messages = yield from server.receive((Gradient,), Phase.BACKWARD, round_index, layer)
         server.answer_each(JointGradient, server.backpropagated(messages))

@@ -17,6 +17,7 @@ from glasu.protocol.messages import (
     Exchange,
     Joint,
     JointScores,
+    Message,
     Metrics,
     Partial,
     Proposal,
@@ -183,13 +184,30 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int, task: st
         num_nodes = len(unite(messages)[0])
     yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
     messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
-    reported = [message.values for message in messages if isinstance(message, Metrics) and len(message.values)]
     names = metrics.NAMES[task]
-    if not reported or any(len(values) != len(names) for values in reported):
-        raise ProtocolError(f"{messages[0].key}: expected the metrics {', '.join(names)} from every party with labels.")
-    if any(not np.array_equal(values, reported[0], equal_nan=True) for values in reported):
-        raise ProtocolError(f"{messages[0].key}: parties found different metrics; their labels or splits differ.")
-    return dict(zip(names, reported[0].tolist(), strict=True))
+    return dict(zip(names, _common_metrics(server, messages, names).tolist(), strict=True))
+
+
+def _common_metrics(server: Server, messages: Sequence[Message], names: Sequence[str]) -> NDArray[np.float64]:
+    """Return what all parties with labels found, or refuse what cannot be; all NaN: no label was known."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for client, message in enumerate(messages):
+        assert isinstance(message, Metrics)
+        party, values = server.roster[client], message.values
+        wanted = len(names) if server.owner in (-1, client) else 0
+        where = f"party {party!r}, {message.key}"
+        if len(values) != wanted:
+            raise ProtocolError(f"{where}: expected {wanted} of the metrics {', '.join(names)}, got {len(values)}.")
+        if not (np.isfinite(values).all() or np.isnan(values).all()):
+            raise ProtocolError(f"{where}: expected metrics that are numbers, got NaN or infinity.")
+        if wanted:
+            found[party] = values
+            first, common = next(iter(found.items()))
+            if not np.array_equal(values, common, equal_nan=True):
+                raise ProtocolError(
+                    f"{where}: found other metrics than party {first!r}; their labels, splits or versions differ."
+                )
+    return next(iter(found.values()))
 
 
 def server_prediction(

@@ -70,6 +70,7 @@ class Server:
         self.history: list[dict[str, Any]] = []
         self.answers: tuple[Message, ...] = ()
         self._received: Sequence[Message] = ()
+        self._rows: dict[int, int] = {}  # |S[l+1]| of the last H[l+1]: a gradient there has as many rows
 
     def receive(
         self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
@@ -88,6 +89,11 @@ class Server:
                     f"got {type(message).__name__} for {key}."
                 )
             self._check_riders(message)
+            if len(message.node_sets) != len(messages[0].node_sets):
+                raise ProtocolError(
+                    f"party {self.roster[client]!r}, {key}: expected node sets of {len(messages[0].node_sets)} rounds "
+                    f"as from party {self.roster[0]!r}, got {len(message.node_sets)}."
+                )
         self._received = messages
         self._note_losses(messages)
         return messages
@@ -130,8 +136,11 @@ class Server:
         hidden, first = self.config.model.hidden, senders[0]
         widths = {"representation": hidden, "gradient": hidden * self.aggregation.widening}
         columns = widths.get(kind)  # how many classes there are, the server does not know
+        rows = self._rows.get(min(first.key.layer, self.layers[-1])) if kind == "gradient" else None
         for message in senders:
             flaw = self.encodings[kind].flaw(message.value, columns)
+            if not flaw and rows not in (None, len(message.value)):
+                flaw = f"expected shape ({rows}, ...) as of the representation there, got {message.value.shape}"
             if not flaw and message.value.shape != first.value.shape:
                 party = self.roster[first.key.client]
                 flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
@@ -149,6 +158,8 @@ class Server:
         """Return what the clients' tensors make together, as it travels to all of them."""
         payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
         aggregation, key = aggregation or self.aggregation, self._key(SERVER)
+        if kind == "representation":
+            self._rows[key.layer] = len(payloads[0])
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
             return aggregation.aggregate(payloads)
 
@@ -174,7 +185,7 @@ class Server:
         """Return the gradient of the label owner, who alone sends one, as it travelled."""
         senders = [message.key.client for message in messages if isinstance(message, TensorMessage)]
         if senders != [self.owner]:
-            names = ", ".join(self.roster[client] for client in senders) or "nobody"
+            names = ", ".join(f"party {self.roster[client]!r}" for client in senders) or "nobody"
             raise ProtocolError(
                 f"{messages[0].key}: expected a gradient from party {self.roster[self.owner]!r} alone, got: {names}."
             )
