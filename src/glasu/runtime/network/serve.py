@@ -110,9 +110,8 @@ class _Serving:
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        self.hub = Hub(
-            kit.roster, protocol_facts(versions(), "training"), welcome, self.durable, self.store.digests, tell
-        )
+        facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell)
         self._due: ServerState | None = None
         self._tested = False
 
