@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.cli.main import COMMANDS, main
+from glasu.cli.main import COMMANDS, Terminated, main
 from small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
@@ -511,3 +511,13 @@ def test_an_empty_output_folder_is_refused(words, capsys):
         main([*words, "--out", ""])
     assert stopped.value.code == 2
     assert "--out: the path is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["build_parser", "_fail"])
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_interruption_before_the_command_or_while_it_ends_has_its_exit_code_too(place, kind, code, monkeypatch):
+    def interrupted(*arguments):
+        raise kind
+
+    monkeypatch.setattr(f"glasu.cli.main.{place}", interrupted)
+    assert glasu("train", "no-such-file.toml", "--out", "nowhere").returncode == code
