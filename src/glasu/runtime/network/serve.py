@@ -114,6 +114,7 @@ class _Serving:
         self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell)
         self._due: ServerState | None = None
         self._tested = False
+        self._overridden: dict[str, dict[str, Any]] = {}
 
     def _pin(self, out: Path) -> None:
         """Hold a folder to the settings with which its run began."""
@@ -209,7 +210,7 @@ class _Serving:
         facts: dict[str, Any] = {}
         for link in self.hub.links.values():
             facts.update(link.facts)
-        config, _ = resolve(self.asked, facts["nodes"])
+        config, self._overridden = resolve(self.asked, facts["nodes"])
         for name, link in self.hub.links.items():
             if link.prepared != config.digest():
                 raise ConfigError(f"party {name!r} would run other settings; do all have the same version of GLASU?")
@@ -289,7 +290,7 @@ class _Serving:
         recorder, config = self.accounts.recorder, server.config
         return RunReport(
             config=config.to_dict(),
-            overridden={},
+            overridden=self._overridden,
             parties=tuple(
                 {"name": name, "nodes": server.sizes.num_nodes, "labels": server.owner in (-1, index)}
                 for index, name in enumerate(self.kit.roster)
