@@ -419,6 +419,30 @@ def test_what_was_given_is_kept():
     assert resolve(asked, 10) == (asked, {})
 
 
+@pytest.mark.parametrize("key", [{"sampling": "layer"}, {"blocks": "induced"}, {"sampled_evaluation": True}], ids=str)
+def test_what_only_a_sample_can_obey_is_refused_where_nothing_is_sampled(key):
+    (name,) = key
+    with pytest.raises(ConfigError, match=f"train.{name}=.*no effect.*sampler=.full.*remove it"):
+        TrainConfig(sampler="full", **key)
+    asked = RunConfig(train=TrainConfig(**key))  # "auto": nobody knew yet that nothing would be sampled
+    config, overridden = resolve(asked, SMALL_GRAPH)
+    assert config.train.sampler == "full"
+    assert overridden == {f"train.{name}": {"asked": key[name], "used": getattr(TrainConfig(), name)}}
+    config, overridden = resolve(asked, SMALL_GRAPH + 1)
+    assert (getattr(config.train, name), overridden) == (key[name], {})
+
+
+@pytest.mark.parametrize("asked", [2, 3])
+def test_a_number_of_clients_that_contradicts_the_folders_is_refused(asked, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\nparties = ["a", "b", "c", "d"]\nnum_clients = {asked}\n')
+    with pytest.raises(ConfigError, match=f"data.num_clients={asked}: data.parties lists 4.*set it to 4"):
+        RunConfig.from_toml(path)
+    path.write_text('[data]\nparties = ["a", "b", "c", "d"]\n')
+    assert RunConfig.from_toml(path, ["data.num_clients=4"]).data.num_clients == 4
+    assert len(RunConfig.from_toml(path).data.parties) == 4
+
+
 def test_a_centralized_run_has_one_client_and_says_what_it_changed():
     config, overridden = resolve(RunConfig(train=TrainConfig(method="centralized")), 10)
     assert (config.data.num_clients, config.model.aggregation_layers, config.train.num_local_steps) == (1, (), 1)

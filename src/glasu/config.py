@@ -20,6 +20,7 @@ Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
 WHERE = ("root", "parties")  # keys of [data] that say where it lies on this machine, not what it is
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
+ONLY_WHERE_SAMPLED = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}  # keys of [train], defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,10 @@ class TrainConfig(Section):
             self._need("max_nodes", fits, rule + "use a smaller batch (0 is all training nodes) or a higher bound.")
             sampled = self.sampler != "full"
             self._need("max_nodes", sampled, 'train.sampler="full" reads all nodes; use "neighbor" or "shared".')
+        if self.sampler == "full":
+            rule = 'has no effect with train.sampler="full", which samples nothing; remove it, or use another sampler.'
+            for key, default in ONLY_WHERE_SAMPLED.items():
+                self._need(key, getattr(self, key) == default, rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         self._need("learning_rate", self.learning_rate > 0, "must be positive.")
         self._need("weight_decay", self.weight_decay >= 0, "cannot be negative.")
@@ -269,7 +274,10 @@ class RunConfig:
         for override in overrides:
             _apply(sections, override)
         _make_absolute(sections, path)
-        return cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
+        config = cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
+        if config.data.parties and "num_clients" in sections["data"]:  # a default would not contradict the folders
+            refuse_other_count(config.data.num_clients, len(config.data.parties), "data.parties lists")
+        return config
 
     def overridden(self, overrides: Sequence[str], sections: Sequence[str]) -> Self:
         """Apply `section.key=value` overrides to some sections; relative paths are relative to the working folder."""
@@ -308,6 +316,15 @@ def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:
         raise ConfigError(
             f"wire.precision={precision!r}: privacy.secure_aggregation={secure_aggregation!r} sends integers of its "
             'own, which cannot be rounded again; use precision = "fp32".'
+        )
+
+
+def refuse_other_count(asked: int, found: int, where: str) -> None:
+    """Refuse a number of clients that was asked for where the parties are there already, and as many as they are."""
+    if asked != found:
+        raise ConfigError(
+            f"data.num_clients={asked}: {where} {found}, and only one graph can be divided among as many as you like; "
+            f"remove data.num_clients, or set it to {found}."
         )
 
 
@@ -352,14 +369,18 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dic
     """Replace "auto" by what it means for a graph of this size, and apply what the method prescribes.
 
     Returns:
-        The config as it will run, and what the method overrode: {"train.num_local_steps": {"asked": 4, "used": 1}}.
+        The config as it will run, and what the method, or a sampler that samples nothing, overrode:
+        {"train.num_local_steps": {"asked": 4, "used": 1}}.
     """
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a bound on node sets asks for sampled ones
     large_batch = min(512, train.max_nodes or 512)
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
-    config = config.replace(train={"sampler": sampler, "batch_size": batch_size})
+    unused = {key: value for key, value in ONLY_WHERE_SAMPLED.items() if getattr(train, key) != value}
+    unused = unused if sampler == "full" else {}
+    overridden = {f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()}
+    config = config.replace(train={"sampler": sampler, "batch_size": batch_size, **unused})
     every_layer = tuple(range(config.model.num_layers))
     prescribed: dict[str, dict[str, dict[str, Any]]] = {
         "glasu": {},
@@ -376,7 +397,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dic
         },
     }
     changes = prescribed[train.method]
-    overridden = {
+    overridden |= {
         f"{section}.{key}": {"asked": getattr(getattr(config, section), key), "used": value}
         for section, keys in changes.items()
         for key, value in keys.items()

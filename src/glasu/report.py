@@ -32,7 +32,7 @@ class RunReport:
     """What a run did, found and cost."""
 
     config: dict[str, Any]  # as it ran
-    overridden: dict[str, dict[str, Any]]  # what the method prescribed instead of what was asked
+    overridden: dict[str, dict[str, Any]]  # what was asked, and what method or sampler used instead
     parties: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]  # what a reader should know about the data
     test: SplitScores

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.cli.main import COMMANDS, main
+from glasu.cli.main import COMMANDS, Terminated, main
 from small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
@@ -217,6 +217,8 @@ BAD_SETTINGS = [
     (["train.labels=z"], ["'z'", '"a", "b", "c"']),
     (["data.split=[0.0, 0.5, 0.5]"], ["split"]),
     (["data.num_clients=10"], ["10"]),
+    (["data.name=demo", "data.num_clients=2"], ["data.num_clients=2", "'demo' number 3", "set it to 3"]),
+    (["train.sampler=full", "train.blocks=induced"], ["train.blocks='induced'", 'sampler="full"', "remove it"]),
     (["privacy.dp_noise_multiplier=1.0"], ["dp_noise_multiplier=1.0"]),
     (["privacy.secure_aggregation=masks"], ["secure_aggregation='masks'", '"none"']),
     (["wire.precision=int4"], ["precision='int4'", '"int8"']),
@@ -531,3 +533,13 @@ def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path)
     (tmp_path / "joining.json").write_text("{}")
     words = ("is one party's part of a run", "glasu join", "--predict", str(tmp_path))
     refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)
+
+
+@pytest.mark.parametrize("place", ["build_parser", "_fail"])
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_interruption_before_the_command_or_while_it_ends_has_its_exit_code_too(place, kind, code, monkeypatch):
+    def interrupted(*arguments):
+        raise kind
+
+    monkeypatch.setattr(f"glasu.cli.main.{place}", interrupted)
+    assert glasu("train", "no-such-file.toml", "--out", "nowhere").returncode == code

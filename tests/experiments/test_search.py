@@ -163,6 +163,24 @@ def test_a_grid_is_tried_once_at_every_point_though_one_of_two_processes_dies(ru
     assert [trial.number for trial in found.trials] == list(range(10))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at the blocked signals in /proc")
+def test_ctrl_c_is_kept_from_every_process_also_from_the_first():
+    code = """
+import multiprocessing, pathlib, re, time
+from glasu.experiments.processes import interrupts_blocked
+for _ in range(2):
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    with interrupts_blocked():
+        process.start()
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    print(int(re.search("SigBlk:\\\\s*(\\\\w+)", status)[1], 16) >> 1 & 1)
+    process.terminate()
+    process.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
+
+
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )

@@ -320,7 +320,7 @@ def test_a_gradient_from_someone_without_labels_is_refused():
             return Gradient(key=message.key, value=Int8(HIDDEN).encode(np.ones((12, HIDDEN), np.float32), message.key))
         return message
 
-    with pytest.raises(ProtocolError, match="expected a gradient from party 'b' alone, got: a, b"):
+    with pytest.raises(ProtocolError, match="expected a gradient from party 'b' alone, got: party 'a', party 'b'"):
         run(quick(labels="b"), tiny_parties(owner="b"), carry=carry)
 
 

@@ -30,6 +30,7 @@ MODES = [
     for aggregation, backward, labels, sampler, drawn in itertools.product(
         ("mean", "concat"), ("local", "joint"), ("all", "b"), ("neighbor", "shared", "full"), (False, True)
     )
+    if not (drawn and sampler == "full")
 ]
 
 
@@ -133,12 +134,12 @@ def test_metrics_of_a_party_without_labels_are_refused():
         run(settings(aggregation_layers=(1, 3), labels="b"), tiny_parties(owner="b"), carry=add)
 
 
-def test_node_sets_of_different_numbers_of_rounds_are_refused_with_who_sent_how_many():
+def test_node_sets_of_different_numbers_of_rounds_are_refused():
     def shorten(message):
         named = isinstance(message, Proposal) and message.key.client == 1
         return replace(message, node_sets=message.node_sets[:0]) if named else message
 
-    with pytest.raises(ProtocolError, match="got of how many: a 1, b 0, c 1"):
+    with pytest.raises(ProtocolError, match="party 'b', .*: expected node sets of 1 rounds as from party 'a', got 0"):
         run(settings(aggregation_layers=(1, 3), sampler="neighbor"), tiny_parties(), carry=shorten)
 
 

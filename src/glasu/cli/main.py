@@ -72,7 +72,17 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
     signal.signal(signal.SIGTERM, _terminate)
-    args = build_parser().parse_args(argv)
+    try:
+        return _run(build_parser().parse_args(argv))
+    except KeyboardInterrupt as interruption:  # before the command began, or while it was ending
+        return _code(interruption)
+
+
+def _code(interruption: KeyboardInterrupt) -> int:
+    return 143 if isinstance(interruption, Terminated) else 130
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code: int | None = args.run(args)
         sys.stdout.flush()
@@ -80,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(args, str(error), error.exit_code)
     except KeyboardInterrupt as interruption:
         kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args, f"interrupted; {kept}.", 143 if isinstance(interruption, Terminated) else 130)
+        return _fail(args, f"interrupted; {kept}.", _code(interruption))
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

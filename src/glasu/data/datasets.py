@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glasu.config import refuse_other_count
 from glasu.data import herigraph, reddit
 from glasu.data.alignment import check_parties, keep_labels
 from glasu.data.cache import open_aligned, open_files, open_folder, open_partition, open_splits_of, open_synthetic
@@ -76,6 +77,8 @@ def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
     """Return the parties as `load_parties` does, with the statistics of the whole and notes on where it comes from."""
     data, train = config.data, config.train
     opened, notes = _opened(config, with_labels=not for_prediction)
+    if isinstance(opened, list) and train.method != "centralized" and data.num_clients != type(data).num_clients:
+        refuse_other_count(data.num_clients, len(opened), f"the parties of {data.name or 'data.parties'!r} number")
     if isinstance(opened, WholeGraph):
         if train.method == "centralized":
             parties = [opened.as_party()]

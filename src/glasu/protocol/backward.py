@@ -57,7 +57,11 @@ def server_backward(server: Server, round_index: int) -> Script:
     """Server column: add the gradients in client order and send each client its share."""
 
     def respond(messages: Sequence[Message]) -> None:
+        if owners:
+            server.owners_gradient(messages)
         server.answer_each(JointGradient, server.backpropagated(messages))
 
     for layer in reversed(server.layers):
-        yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond)
+        owners = server.owner >= 0 and layer == server.layers[-1]  # the loss is the owner's, the others wait for it
+        kinds = (Gradient, Waiting) if owners else (Gradient,)
+        yield from answer_rows(server, kinds, Phase.BACKWARD, round_index, layer, respond, server.rows[layer])

@@ -81,8 +81,10 @@ def answer_rows(
                 rows = len(message.value)
                 if rows > most or (num_rows is not None and rows < most):
                     wanted = f"at most {most}" if num_rows is None else str(most)
-                    where = f"party {server.roster[message.key.client]!r}, {message.key}"
-                    raise ProtocolError(f"{where}: expected {wanted} rows, got {rows}.")
+                    party = server.roster[message.key.client]
+                    raise ProtocolError(
+                        f"party {party!r}, {message.key}: expected {wanted} rows, got {rows}.", party=party
+                    )
         respond(messages)  # refuses tensors of several shapes
         if rows < CHUNK_ROWS:
             return

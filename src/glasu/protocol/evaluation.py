@@ -154,7 +154,7 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int, task: st
     if server.owner >= 0:
         messages = yield from server.receive((Proposal,), Phase.EVALUATION, round_index, -1)
         server.answer(Agreed)
-        num_nodes = len(unite(messages, server.roster)[0])
+        num_nodes = len(unite(messages)[0])
     yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
     messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
     return _agreed_metrics(server, messages, metrics.NAMES[task])
@@ -170,6 +170,10 @@ def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence
             listed = ", ".join(expected) or "none"
             raise ProtocolError(
                 f"party {party!r}, {message.key}: expected the metrics {listed}, got {len(values)} values.", party=party
+            )
+        if not (np.isfinite(values).all() or np.isnan(values).all()):  # all NaN: no label was known
+            raise ProtocolError(
+                f"party {party!r}, {message.key}: expected metrics that are numbers, got NaN or infinity.", party=party
             )
         if expected:
             found[party] = values

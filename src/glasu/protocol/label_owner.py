@@ -39,5 +39,5 @@ def server_gradient(server: Server, round_index: int) -> Script:
     def respond(messages: Sequence[Message]) -> None:
         server.answer(JointGradient, server.owners_gradient(messages))
 
-    layer = server.config.model.num_layers
-    yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond)
+    layer, rows = server.config.model.num_layers, server.rows[server.layers[-1]]
+    yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond, rows)

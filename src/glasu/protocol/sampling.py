@@ -148,13 +148,8 @@ def server_publication(server: Server) -> Script:
     server.answer(Agreed)
 
 
-def unite(messages: Sequence[Message], roster: Sequence[str]) -> tuple[NDArray[np.int32], ...]:
+def unite(messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
     """Server column: S[l] is the union over the clients, for each round that is being agreed; nothing is kept."""
-    if len({len(message.node_sets) for message in messages}) != 1:
-        counts = ", ".join(f"{name} {len(item.node_sets)}" for name, item in zip(roster, messages, strict=True))
-        raise ProtocolError(
-            f"{messages[0].key}: expected node sets of as many rounds from every party, got of how many: {counts}."
-        )
     return tuple(np.unique(np.concatenate(sets)) for sets in zip(*(item.node_sets for item in messages), strict=True))
 
 

@@ -72,6 +72,7 @@ class Server:
         self.answers: tuple[Message, ...] = ()
         self.awaited: Awaited | None = None  # what every client is to send now
         self._received: Sequence[Message] = ()
+        self.rows: dict[int, int] = {}  # |S[l+1]| of the last H[l+1]: a gradient there has as many rows
 
     def receive(
         self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
@@ -92,6 +93,9 @@ class Server:
                     party=self.roster[client],
                 )
             self._check_riders(message)
+            if len(message.node_sets) != len(messages[0].node_sets):
+                expects = f"expected node sets of {len(messages[0].node_sets)} rounds as from party {self.roster[0]!r}"
+                self._refuse(message, f"{expects}, got {len(message.node_sets)}.")
         self._received = messages
         self._note_losses(messages)
         return messages
@@ -116,12 +120,12 @@ class Server:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        message = kind(key=self._key(SERVER), node_sets=unite(self._received, self.roster), **fields)
+        message = kind(key=self._key(SERVER), node_sets=unite(self._received), **fields)
         self.answers = (message,) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
-        unions = unite(self._received, self.roster)
+        unions = unite(self._received)
         self.answers = tuple(
             kind(key=self._key(TO_ONE + client), node_sets=unions, value=value) for client, value in enumerate(values)
         )
@@ -155,6 +159,8 @@ class Server:
         payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
         aggregation, key = aggregation or self.aggregation, self._key(SERVER)
         start = first_row(key.chunk)
+        if kind == "representation":
+            self.rows[key.layer] = start + len(payloads[0])
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
             return aggregation.aggregate(payloads)
 
@@ -181,7 +187,7 @@ class Server:
         """Return the gradient of the label owner, who alone sends one, as it travelled."""
         senders = [message.key.client for message in messages if isinstance(message, TensorMessage)]
         if senders != [self.owner]:
-            names = ", ".join(self.roster[client] for client in senders) or "nobody"
+            names = ", ".join(f"party {self.roster[client]!r}" for client in senders) or "nobody"
             raise ProtocolError(
                 f"{messages[0].key}: expected a gradient from party {self.roster[self.owner]!r} alone, got: {names}."
             )

@@ -61,24 +61,30 @@ def weights_of(folder: Path, session: str, name: str) -> list[str]:
     return json.loads((folder / "runs" / name / session / "report.json").read_text())["weights_sha256"]
 
 
-@pytest.mark.parametrize(
-    ("session", "overrides"),
-    [
-        ("mean", ["train.sampler=neighbor"]),
-        ("concat", ["train.sampler=shared", "model.aggregation=concat", "train.labels=a"]),
-        ("full", ["train.sampler=full", "train.labels=b", "train.seed=3"]),
-    ],
-)
-def test_a_session_ends_with_the_weights_of_a_run_in_one_process(fleet, session, overrides):
-    before = {name: fleet.log(name).count("Receiving: train message") for name in NAMES}
+SESSIONS = {  # between them every sampler, both ways to sample neighbours, both aggregations, labels everywhere or not
+    "mean, everywhere, neighbor": ["train.sampler=neighbor"],
+    "mean, everywhere, neighbor by layer": ["train.sampler=neighbor", "train.sampling=layer"],
+    "mean, everywhere, shared": ["train.sampler=shared"],
+    "mean, at b, full": ["train.sampler=full", "train.labels=b", "train.seed=3"],
+    "concat, everywhere, full": ["train.sampler=full", "model.aggregation=concat"],
+    "concat, everywhere, neighbor": ["train.sampler=neighbor", "model.aggregation=concat"],
+    "concat, at a, shared": ["train.sampler=shared", "model.aggregation=concat", "train.labels=a"],
+}
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_ends_with_the_weights_of_a_run_in_one_process(fleet, name):
+    overrides, session = SESSIONS[name], f"session-{list(SESSIONS).index(name)}"
+    before = {party: fleet.log(party).count("Receiving: train message") for party in NAMES}
     done = fleet.run(session, set=" ".join(overrides))
     said = done.stdout + done.stderr
+    assert (fleet.folder / "runs" / "server" / session / "report.json").is_file(), said
     expected = in_one_process(fleet.folder, *overrides)
     assert weights_of(fleet.folder, session, "server") == expected, said
-    for index, name in enumerate(NAMES):
-        assert weights_of(fleet.folder, session, name) == [expected[index]]
-        assert fleet.log(name).count("Receiving: train message") == before[name] + 1  # not one per step
-        assert f"glasu: {name} (node " in said
+    for index, party in enumerate(NAMES):
+        assert weights_of(fleet.folder, session, party) == [expected[index]]
+        assert fleet.log(party).count("Receiving: train message") == before[party] + 1  # not one per step
+        assert f"glasu: {party} (node " in said
         assert f"weights {expected[index]}" in said
 
 
@@ -110,7 +116,7 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
 
 def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
     run = fleet.begin("stopped", set="train.num_rounds=400")
-    fleet.wait(lambda: all("round 5 done" in fleet.since(name) for name in NAMES), "five rounds are done")
+    fleet.wait(lambda: all("round 5/400 done" in fleet.since(name) for name in NAMES), "five rounds are done")
     assert len(fleet.commands()) == 4
     assert fleet.flwr("stop", run, "test").returncode == 0
     fleet.wait(lambda: not fleet.commands(), "all commands have ended", 90)

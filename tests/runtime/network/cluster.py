@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -116,6 +117,10 @@ class Cluster:
         SeenHub.last.fail(TransportError("enough"))
         for role in roles:
             assert "enough" in str(role.error())
+
+    def run_id(self) -> str:
+        """Return the identity of the run, as the server remembers it."""
+        return str(json.loads((self.folder / "server" / "serving.json").read_text())["run"])
 
     def run(self) -> tuple[RunReport, dict[str, Any]]:
         """Run everything without a fault."""

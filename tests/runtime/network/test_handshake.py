@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,12 @@ import pytest
 
 from glasu.data.party import Splits
 from glasu.errors import ConfigError
+from glasu.kits.kit import open_kit
 from glasu.runtime.network import join as joining
+from glasu.runtime.network import session as sessions
 from glasu.runtime.network.handshake import differences, two_columns
+from glasu.runtime.wire import VERSION
+from runtime.network import cluster as clusters
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny
 
@@ -49,6 +54,79 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_bo
     cluster.until("a", f"b: not accepted: it differs from a: {field}")
     assert field in SeenHub.last.links["b"].refused  # who waits for b in vain will hear why
     cluster.end(server, a)
+
+
+def test_a_refusal_ends_a_party_at_once_without_another_try(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    opened, slept = [], []
+
+    class Counted(sessions.Line):
+        def __init__(self, kit, *more):
+            opened.append(kit.name)
+            super().__init__(kit, *more)
+
+    monkeypatch.setattr(sessions, "Line", Counted)
+    monkeypatch.setattr(sessions, "time", types.SimpleNamespace(sleep=slept.append))
+    assert isinstance(cluster.join("b", party=other_ids(parties[1])).error(), ConfigError)
+    assert (opened, slept) == (["b"], [])  # one connection, no back-off
+    assert sum("b: not accepted" in line for line in cluster.lines["server"]) == 1
+    cluster.end(server, a)
+
+
+def test_a_party_that_writes_messages_in_another_format_is_refused(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    true = joining.protocol_facts
+    monkeypatch.setattr(joining, "protocol_facts", lambda *more: {**true(*more), "message format": 1})
+    error = cluster.join("b").error()
+    assert isinstance(error, ConfigError)
+    assert f"message format: the server {VERSION}, b 1" in str(error)
+    for who in ("server", "b"):
+        assert any(line.split() == ["message", "format", str(VERSION), "1"] for line in cluster.lines[who])
+    cluster.end(server)
+
+
+TOLD = {  # what a party is told of the run, and differs from what the others are told
+    "a shorter roster": lambda welcome: {"roster": welcome["roster"][:2]},
+    "a longer roster": lambda welcome: {"roster": [*welcome["roster"], "d"]},
+    "another M": lambda welcome: {
+        "config": {**welcome["config"], "data": {**welcome["config"]["data"], "num_clients": 2}}
+    },
+    "another roster and M": lambda welcome: {
+        "roster": welcome["roster"][:2],
+        "config": {**welcome["config"], "data": {**welcome["config"]["data"], "num_clients": 2}},
+    },
+    "another place": lambda welcome: {"index": 0},
+    "no place": lambda welcome: {"index": 3},
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_party_for_which_there_are_more_or_fewer_parties_does_not_take_part(name, kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    opened = sessions.Session.open
+    monkeypatch.setattr(
+        sessions.Session,
+        "open",
+        lambda self: (told := opened(self)) | (TOLD[name](told) if self.kit.name == "b" else {}),
+    )
+    error = cluster.join("b").error()
+    assert isinstance(error, ConfigError)
+    if name == "another roster and M":  # all that it is told fits together, and not with what the server knows
+        assert "parties: the server 3, b 2" in str(error)
+        for who in ("server", "b"):
+            assert any(line.split() == ["parties", "3", "2"] for line in cluster.lines[who])
+    else:
+        assert "the server's roster" in str(error)
+        cluster.until("server", "b: declines to take part")
+    cluster.end(server, a)  # nobody else was stopped by it
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch"])
@@ -152,6 +230,21 @@ def test_a_party_that_came_for_another_run_is_refused_and_takes_nobodys_place(ki
         cluster.join("a", run="0a1b").outcome()
 
 
+def test_who_a_party_is_its_certificate_says_whatever_it_calls_itself(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    own, other = (open_kit(kits / name) for name in "ab")
+    disguised = replace(own, certificate_pem=other.certificate_pem, key_pem=other.key_pem)  # calls itself a
+    monkeypatch.setattr(clusters, "open_kit", lambda path, role: disguised)
+    error = cluster.join("a").error()
+    assert isinstance(error, ConfigError)
+    assert "takes this party for 'b'" in str(error)
+    cluster.until("server", "b: declines to take part")
+    assert SeenHub.last.links["a"].hello is None  # its place is free for whoever has its certificate
+    cluster.end(server)
+
+
 def test_a_kit_of_another_party_is_refused_before_anything_is_sent(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -170,6 +263,14 @@ def test_methods_that_need_all_data_in_one_place_are_refused(change, kits, tmp_p
     error = Cluster(config.replace(**change), parties, kits, tmp_path).serve().error()
     assert isinstance(error, ConfigError)
     assert "glasu train" in str(error)
+
+
+def test_another_number_of_clients_than_the_roster_has_is_refused(kits, tmp_path):
+    config, parties = tiny()
+    error = Cluster(config.replace(data={"num_clients": 2}), parties, kits, tmp_path).serve().error()
+    assert isinstance(error, ConfigError)
+    assert "data.num_clients=2" in str(error)
+    assert "set it to 3" in str(error)
 
 
 def test_only_what_both_state_is_compared():

@@ -58,18 +58,19 @@ class Processes:
         self.running: dict[str, subprocess.Popen[str]] = {}
         self.started: dict[str, int] = {}
 
-    def start(self, name: str, *more: str) -> None:
-        """Give the command of a role, the first time or again."""
-        kit, out = self.kits / name, self.folder / name
+    def start(self, name: str, *more: str, called: str = "") -> None:
+        """Give the command of a role, the first time or again, or in another folder of its own."""
+        called = called or name
+        kit, out = self.kits / name, self.folder / called
         words = (
             ["serve", self.folder / "run.toml", "--listen", f"127.0.0.1:{self.port}"]
             if name == "server"
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
-        self.started[name] = self.started.get(name, 0) + 1
+        self.started[called] = self.started.get(called, 0) + 1
         command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
-        with (self.folder / f"{name}.log").open("a") as log:
-            self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+        with (self.folder / f"{called}.log").open("a") as log:
+            self.running[called] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
 
     def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""
@@ -161,6 +162,32 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 
+def test_of_two_processes_with_one_kit_exactly_one_takes_part(processes):
+    roles = processes(SMALL_RUN.format(rounds=10))
+    roles.listen()
+    pair = {"a", "clone"}
+    for called in pair:  # at once: nobody knows which of them comes first
+        roles.start("a", called=called)
+    deadline = time.monotonic() + 240
+    while not (ended := [called for called in pair if roles.running[called].poll() is not None]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (loser,) = ended
+    (winner,) = pair - {loser}
+    assert roles.running.pop(loser).returncode == 2
+    assert "another process of party 'a'" in roles.log(loser)
+    for name in "bc":
+        roles.start(name)
+    report = roles.finish()
+    own = {called: json.loads((roles.folder / called / "report.json").read_text()) for called in (winner, "b", "c")}
+    simulated = simulate(roles.parties, roles.config).report
+    assert report["weights_sha256"] == list(simulated.weights_sha256)
+    assert [found["weights_sha256"][0] for found in own.values()] == report["weights_sha256"]
+    assert not (roles.folder / loser / "report.json").exists()
+    assert len(roles.attempts()) == 1
+    assert roles.log("server").count("a: connected") == 1
+
+
 def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes):
     roles = processes(SMALL_RUN.format(rounds=40))
     roles.words = ["--log-format", "json"]
@@ -214,16 +241,17 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.slow
-def test_signals_end_a_role_and_the_same_command_goes_on(processes, sent, code):
+def test_signals_end_a_role_within_ten_seconds_and_the_same_command_goes_on(processes, sent, code):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
         roles.start(name)
-    for name, round_index in (("a", 4), ("server", 12)):
+    for name, round_index in (("a", 4), ("server", 12), ("c", 20), ("b", 28)):
         roles.wait(lambda round_index=round_index: roles.rounds("server") >= round_index)
         process = roles.running.pop(name)
         process.send_signal(sent)
-        assert process.wait(30) == code
+        assert process.wait(10) == code, roles.log(name)
+        assert "Traceback" not in roles.log(name)
         roles.start(name)
     same_end(roles.finish(), roles)
 

@@ -62,6 +62,15 @@ def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
     same_run(served, simulate(parties, config).report)
 
 
+def test_the_servers_report_says_what_had_no_effect(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    config = config.replace(train={"sampler": "auto", "sampled_evaluation": True})
+    served, _ = Cluster(config, parties, kits, tmp_path).run()
+    simulated = simulate(parties, config).report
+    assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"asked": True, "used": False}}
+    same_run(served, simulated)
+
+
 def test_the_server_loads_neither_torch_nor_pyg():
     code = (
         "import sys; import glasu.cli.serve, glasu.runtime.network.serve, glasu.runtime.network.serve_prediction;"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
 from glasu.keys import RUN_BYTES
 from glasu.runtime.network.foreign import printable
@@ -97,6 +97,8 @@ def for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
         raise ConfigError(
             f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(roster)}."
         )
+    if config.data.num_clients != type(config.data).num_clients:  # it was asked for
+        refuse_other_count(config.data.num_clients, len(roster), "the parties of the server's kit number")
     return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
 
 

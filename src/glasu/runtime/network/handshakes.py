@@ -18,6 +18,7 @@ REASONS = {
     "certificate has expired": "its certificate has expired",
     "certificate is not yet valid": "its certificate is not valid yet; are the clocks right?",
     "certificate purpose": "its certificate is not a party's",
+    "certificate signature failure": "the CA's signature on its certificate is not genuine",  # before the next one
     "BAD_SIGNATURE": "its key does not belong to its certificate",
     "NO_SHARED_CIPHER": "it does not speak TLS 1.3",
     "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",

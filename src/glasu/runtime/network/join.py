@@ -230,7 +230,7 @@ class _Joining:
             "digest": config.digest(),
             "settings": config.comparable(),
             "rounds": self._rounds(),
-            "facts": self._facts(party, labels=True),
+            "facts": {**self._facts(party, labels=True), "parties": client.num_clients},
         }
         session.send("prepared", **session.report())
         return client
@@ -238,6 +238,7 @@ class _Joining:
     def _accepted(self, welcome: Mapping[str, Any]) -> tuple[RunConfig, PartyData]:
         config = RunConfig.from_dict(welcome["config"], "the server's settings")
         refuse_unfit_for_network(config)
+        self._find_place(welcome["roster"], welcome["index"], config.data.num_clients)
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
         self.tell(f"the run: {', '.join(f'{name} = {value!r}' for name, value in shown.items()) or 'all defaults'}.")
         if self.expect is not None:
@@ -253,6 +254,20 @@ class _Joining:
         if self.durable["digest"] not in (None, config.digest()):
             raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
         return config, party
+
+    def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
+        """Refuse a run in which this party would be somebody else, or whose M is not the number of its parties."""
+        listed = ", ".join(roster)
+        if len(roster) != num_clients or not 0 <= index < num_clients:
+            raise ConfigError(
+                f"the server's roster ({listed}; this party is number {index}) does not fit its settings, "
+                f"data.num_clients={num_clients}; all must be told of the same parties."
+            )
+        if roster[index] != self.party.name:
+            raise ConfigError(
+                f"the server's roster ({listed}) takes this party for {roster[index]!r}, for that is the name in its "
+                f"certificate; use the kit of {self.party.name!r}."
+            )
 
     def _train(self, session: Session, client: Client) -> dict[str, Any]:
         """Train until the server says that everyone is finished; every attempt begins where the server says."""

@@ -111,10 +111,11 @@ class _Serving:
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
-        facts = protocol_facts(versions(), "training")
+        facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
         self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense)
         self._due: ServerState | None = None
         self._tested = False
+        self._overridden: dict[str, dict[str, Any]] = {}
 
     def _pin(self, out: Path) -> None:
         """Hold a folder to the settings with which its run began."""
@@ -211,7 +212,7 @@ class _Serving:
         facts: dict[str, Any] = {}
         for link in self.hub.links.values():
             facts.update(link.facts)
-        config, _ = resolve(self.asked, facts["nodes"])
+        config, self._overridden = resolve(self.asked, facts["nodes"])
         for name, link in self.hub.links.items():
             if link.prepared != config.digest():
                 raise ProtocolError(
@@ -293,7 +294,7 @@ class _Serving:
         recorder, config = self.accounts.recorder, server.config
         return RunReport(
             config=config.to_dict(),
-            overridden={},
+            overridden=self._overridden,
             parties=tuple(
                 {"name": name, "nodes": server.sizes.num_nodes, "labels": server.owner in (-1, index)}
                 for index, name in enumerate(self.kit.roster)
