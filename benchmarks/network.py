@@ -27,7 +27,6 @@ from typing import Any
 from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-PARTIES = "abc"
 SHORT, LONG = 20, 120  # rounds
 BUFFERED = 0.02  # seconds' worth of bytes that a thin line takes in advance
 CORA = """
@@ -171,7 +170,8 @@ class Place:
     def __init__(self, folder: Path, settings: str) -> None:
         self.folder, self.settings = folder, settings
         glasu("split", self.run_file(1), "--out", folder / "parties")
-        glasu("provision", "--parties", ",".join(PARTIES), "--host", "localhost", "--out", folder / "kits")
+        self.parties = sorted(path.name for path in (folder / "parties").iterdir() if path.is_dir())
+        glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
 
     def run_file(self, rounds: int) -> Path:
         path = self.folder / f"{rounds}.toml"
@@ -195,12 +195,14 @@ class Place:
             port = listening(Path(out) / "log", server)
             port = port if line == LOOPBACK else Relay(port, line).port
             parties = []
-            for name in PARTIES:
+            for name in self.parties:
                 words = ["join", self.folder / "parties" / name, "--server", f"localhost:{port}"]
                 parties.append(stack.enter_context(started([*words, *self._common(name, out)], log)))
             for now, most in watched(server):
                 memory.append(now)
                 peak = most
+                if any(party.poll() for party in parties):
+                    raise SystemExit((Path(out) / "log").read_text())
             if server.wait() or any(party.wait() for party in parties):
                 raise SystemExit((Path(out) / "log").read_text())
             whole = time.perf_counter() - start
@@ -267,10 +269,10 @@ def lines(cora: Place, turns: int, name: str) -> str:
     rows.append(["four, mutual TLS, loopback", "0", f"{1e3 * near:.0f}", f"{near / alone:.1f}", "-"])
     for line in (Line(0.05), Line(0.1), Line(0.05, 100e6 / 8), Line(0.1, 100e6 / 8)):
         far, _, _ = cora.per_round(turns, line)
-        least = exchanges * line.round_trip + size / len(PARTIES) / line.bandwidth + near
+        least = exchanges * line.round_trip + size / len(cora.parties) / line.bandwidth + near
         rows.append(["the same", str(line), f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"])
     header = ["run", "line", "ms / round", "x one process", "x least"]
-    what = f"{exchanges:.1f} exchanges and {size / len(PARTIES) / 1e3:.0f} kB per party and round"
+    what = f"{exchanges:.1f} exchanges and {size / len(cora.parties) / 1e3:.0f} kB per party and round"
     meaning = "least: round trip x exchanges + bytes / bandwidth + a round on loopback"
     title = f"{name}, M = 3, K = 2, Q = 4, hidden 192, batch 16, {what}; median of {turns}; {meaning}"
     return f"{title}\n\n{markdown(header, rows)}"
