@@ -169,8 +169,9 @@ class Place:
 
     def __init__(self, folder: Path, settings: str) -> None:
         self.folder, self.settings = folder, settings
-        glasu("split", self.run_file(1), "--out", folder / "parties")
-        self.parties = sorted(path.name for path in (folder / "parties").iterdir() if path.is_dir())
+        said = glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # a line for each, in order
+        folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
+        self.parties = [Path(name).name for name in folders]
         glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
 
     def run_file(self, rounds: int) -> Path:
@@ -224,11 +225,12 @@ class Place:
         return statistics.median(found), spent[0], spent[1] + spent[2]
 
 
-def glasu(*words: object) -> None:
-    """Give a command, and stop with what it said where it fails."""
+def glasu(*words: object) -> str:
+    """Give a command and return what it printed; stop with what it said where it fails."""
     done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
+    return done.stdout
 
 
 @contextlib.contextmanager
