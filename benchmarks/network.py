@@ -27,7 +27,6 @@ from typing import Any
 from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-PARTIES = "abc"
 SHORT, LONG = 20, 120  # rounds
 BUFFERED = 0.02  # seconds' worth of bytes that a thin line takes in advance
 CORA = """
@@ -170,8 +169,10 @@ class Place:
 
     def __init__(self, folder: Path, settings: str) -> None:
         self.folder, self.settings = folder, settings
-        glasu("split", self.run_file(1), "--out", folder / "parties")
-        glasu("provision", "--parties", ",".join(PARTIES), "--host", "localhost", "--out", folder / "kits")
+        said = glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # a line for each, in order
+        folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
+        self.parties = [Path(name).name for name in folders]
+        glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
 
     def run_file(self, rounds: int) -> Path:
         path = self.folder / f"{rounds}.toml"
@@ -195,12 +196,14 @@ class Place:
             port = listening(Path(out) / "log", server)
             port = port if line == LOOPBACK else Relay(port, line).port
             parties = []
-            for name in PARTIES:
+            for name in self.parties:
                 words = ["join", self.folder / "parties" / name, "--server", f"localhost:{port}"]
                 parties.append(stack.enter_context(started([*words, *self._common(name, out)], log)))
             for now, most in watched(server):
                 memory.append(now)
                 peak = most
+                if any(party.poll() for party in parties):
+                    raise SystemExit((Path(out) / "log").read_text())
             if server.wait() or any(party.wait() for party in parties):
                 raise SystemExit((Path(out) / "log").read_text())
             whole = time.perf_counter() - start
@@ -222,11 +225,12 @@ class Place:
         return statistics.median(found), spent[0], spent[1] + spent[2]
 
 
-def glasu(*words: object) -> None:
-    """Give a command, and stop with what it said where it fails."""
+def glasu(*words: object) -> str:
+    """Give a command and return what it printed; stop with what it said where it fails."""
     done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -267,10 +271,10 @@ def lines(cora: Place, turns: int, name: str) -> str:
     rows.append(["four, mutual TLS, loopback", "0", f"{1e3 * near:.0f}", f"{near / alone:.1f}", "-"])
     for line in (Line(0.05), Line(0.1), Line(0.05, 100e6 / 8), Line(0.1, 100e6 / 8)):
         far, _, _ = cora.per_round(turns, line)
-        least = exchanges * line.round_trip + size / len(PARTIES) / line.bandwidth + near
+        least = exchanges * line.round_trip + size / len(cora.parties) / line.bandwidth + near
         rows.append(["the same", str(line), f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"])
     header = ["run", "line", "ms / round", "x one process", "x least"]
-    what = f"{exchanges:.1f} exchanges and {size / len(PARTIES) / 1e3:.0f} kB per party and round"
+    what = f"{exchanges:.1f} exchanges and {size / len(cora.parties) / 1e3:.0f} kB per party and round"
     meaning = "least: round trip x exchanges + bytes / bandwidth + a round on loopback"
     title = f"{name}, M = 3, K = 2, Q = 4, hidden 192, batch 16, {what}; median of {turns}; {meaning}"
     return f"{title}\n\n{markdown(header, rows)}"
