@@ -38,7 +38,7 @@ def client_asking(client: Client, asked: NodeSet) -> Exchange[tuple[NodeSet, NDA
 def server_asked(server: Server) -> Exchange[int]:
     """Server column; returns for how many nodes. The last answers are left in `server.answers`."""
     messages = yield from server.receive((Proposal,), Phase.PREDICTION, 0, -1)
-    union = unite(messages, server.roster)
+    union = unite(messages)
     if len(union) != 1:
         raise ProtocolError(f"{messages[0].key}: expected one set of asked nodes, got {len(union)}.")
     nodes = union[0]
