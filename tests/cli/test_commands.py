@@ -513,7 +513,7 @@ def test_an_empty_output_folder_is_refused(words, capsys):
     assert "--out: the path is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf", "soon"])
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
 @pytest.mark.parametrize("command", ["serve", "join", "doctor"])
 def test_a_time_that_is_none_is_refused(command, seconds):
     words = {
@@ -523,7 +523,7 @@ def test_a_time_that_is_none_is_refused(command, seconds):
     }
     refused(
         glasu(command, *words[command], "--kit", "kit", "--out", "out", "--wait", seconds),
-        f"argument --wait: {seconds!r} is not a number of seconds greater than 0",
+        f"argument --wait: {seconds!r} is not a number of seconds, 0 or more",
     )
 
 

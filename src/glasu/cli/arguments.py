@@ -62,13 +62,13 @@ def named_path(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return for how long to wait; what is no time would wait for ever, or not at all."""
+    """Return for how long to wait, 0 for not at all; what is no time would wait for ever."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
 
 
