@@ -115,12 +115,12 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
 
 
 def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
-    run = fleet.begin("stopped", set="train.num_rounds=400")
-    fleet.wait(lambda: all("round 5/400 done" in fleet.since(name) for name in NAMES), "five rounds are done")
+    run = fleet.begin("stopped", set="train.num_rounds=1200")  # so many that it lasts until `flwr stop` has started
+    fleet.wait(lambda: all("round 5/1200 done" in fleet.since(name) for name in NAMES), "five rounds are done")
     assert len(fleet.commands()) == 4
     assert fleet.flwr("stop", run, "test").returncode == 0
     fleet.wait(lambda: not fleet.commands(), "all commands have ended", 90)
-    said = fleet.run("stopped", set="train.num_rounds=400").stdout
+    said = fleet.run("stopped", set="train.num_rounds=1200").stdout
     assert "going on after round" in said
     assert "going on after round 0." not in said
-    assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, "train.num_rounds=400")
+    assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, "train.num_rounds=1200")
