@@ -498,6 +498,18 @@ def test_an_unforeseen_fault_is_one_line_and_exit_code_1(run_file, tmp_path, mon
         glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
 
 
+def test_an_unforeseen_fault_between_organisations_quotes_nothing(monkeypatch, capsys):
+    def fault(*_: object, **__: object) -> None:
+        raise KeyError("P-canary-17")
+
+    monkeypatch.setattr("glasu.cli.join.run", fault)
+    words = ["join", "a", "--server", "localhost:1", "--kit", "kit", "--out", "out"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("glasu join: failed: KeyError; set GLASU_TRACEBACK=1")
+    assert "canary" not in said
+
+
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
     refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "together")
