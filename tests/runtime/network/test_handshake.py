@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from glasu.data.party import Splits
-from glasu.errors import ConfigError
+from glasu.errors import AbsenceError, ConfigError
+from glasu.kits.provision import add, remove
 from glasu.runtime.network import join as joining
 from glasu.runtime.network.handshake import differences, two_columns
 from runtime.network.cluster import Cluster, SeenHub
@@ -49,6 +52,32 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_bo
     cluster.until("a", f"b: not accepted: it differs from a: {field}")
     assert field in SeenHub.last.links["b"].refused  # who waits for b in vain will hear why
     cluster.end(server, a)
+
+
+def test_a_run_that_has_begun_keeps_its_roster_and_says_who_was_added_or_removed(kits, tmp_path):
+    config, parties = tiny()
+    own = Path(shutil.copytree(kits, tmp_path / "kits"))
+    cluster = Cluster(config, parties, own, tmp_path)
+    assert isinstance(cluster.serve(wait=0.1).error(), AbsenceError)  # it has begun
+    add(own, ["d"])
+    error = str(cluster.serve(wait=0.1).error())
+    assert "it began with a, b, c; since then d added" in error
+    assert "provision --remove" in error
+    assert "num_clients" not in error
+    remove(own, ["b"])
+    assert "since then d added and b removed" in str(cluster.serve(wait=0.1).error())
+    remove(own, ["d"])
+    add(own, ["b"])
+    assert "now their order is a, c, b" in str(cluster.serve(wait=0.1).error())
+
+
+def test_a_party_that_was_added_and_removed_again_leaves_a_run_that_can_go_on(kits, tmp_path):
+    config, parties = tiny()
+    own = Path(shutil.copytree(kits, tmp_path / "kits"))
+    cluster = Cluster(config, parties, own, tmp_path)
+    for change in (lambda: None, lambda: add(own, ["d"]) and remove(own, ["d"])):
+        change()
+        assert isinstance(cluster.serve(wait=0.1).error(), AbsenceError)
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch"])

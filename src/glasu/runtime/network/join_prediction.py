@@ -180,7 +180,8 @@ class _Predicting:
         if list(welcome["roster"]) != self.roster:
             raise ConfigError(
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{', '.join(welcome['roster'])}."
+                f"{', '.join(welcome['roster'])}; bring back the server's kit.toml of then, or change the roster with "
+                "`glasu provision --add` or `--remove`."
             )
         config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())
