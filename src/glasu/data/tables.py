@@ -145,7 +145,11 @@ def write_table(columns: dict[str, Any], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> Any:
-    """Read all columns as strings."""
+    """Read all columns as strings.
+
+    pyarrow gets no handler of invalid rows: its threads outlive the reading, and one that lets go of a Python function
+    while the interpreter ends aborts the process.
+    """
     names = csv_header(path)
     places = [str(number) for number in range(len(names))]
     try:
