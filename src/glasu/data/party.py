@@ -281,6 +281,11 @@ class PartyData:
             return self.known.ids_sha256
         return ids_sha256(self.ids)
 
+    @cached_property
+    def set_digest(self) -> str:
+        """The SHA-256 of the ids, sorted: it tells another order from other ids."""
+        return ids_sha256(self.ids[np.argsort(self.ids)])
+
     def mean_length(self) -> float:
         """Return the mean length of the feature rows that are not empty; 0 where all are."""
         if self.known is not None and self.known.features is self.features:

@@ -36,7 +36,7 @@ from glasu.runtime.network.handshake import (
     public_version,
     run_of_attempt,
 )
-from glasu.runtime.network.join import Tell, build_client
+from glasu.runtime.network.join import Tell, build_client, id_facts
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained import TrainedModel, load_weights
@@ -151,8 +151,7 @@ class _Predicting:
         facts = {
             **protocol_facts(found, "prediction"),
             "torch": public_version(found["torch"]),
-            "nodes": self.party.num_nodes,
-            "ids (SHA-256)": self.party.ids_digest(),
+            **id_facts(self.party),
             "training": self.durable["run"],
         }
         return facts | ({"classes": len(classes), "class names (SHA-256)": names_digest(classes)} if classes else {})
