@@ -357,7 +357,7 @@ def test_a_model_is_refused_for_parties_of_another_number(run_file, tmp_path):
 
 
 def test_predict_without_a_model_or_with_another_file_type_is_one_line(tmp_path):
-    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "model.toml")
+    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "holds no model")
     refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
 
 
