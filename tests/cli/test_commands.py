@@ -359,7 +359,7 @@ def test_a_model_is_refused_for_parties_of_another_number(run_file, tmp_path):
 
 
 def test_predict_without_a_model_or_with_another_file_type_is_one_line(tmp_path):
-    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "model.toml")
+    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "holds no model")
     refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
 
 
@@ -498,6 +498,18 @@ def test_an_unforeseen_fault_is_one_line_and_exit_code_1(run_file, tmp_path, mon
     monkeypatch.setenv("GLASU_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="not enough memory"):
         glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
+
+
+def test_an_unforeseen_fault_between_organisations_quotes_nothing(monkeypatch, capsys):
+    def fault(*_: object, **__: object) -> None:
+        raise KeyError("P-canary-17")
+
+    monkeypatch.setattr("glasu.cli.join.run", fault)
+    words = ["join", "a", "--server", "localhost:1", "--kit", "kit", "--out", "out"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("glasu join: failed: KeyError; set GLASU_TRACEBACK=1")
+    assert "canary" not in said
 
 
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):

@@ -31,9 +31,12 @@ def test_provision_says_what_it_made_for_whom_and_when_it_expires(tmp_path):
     assert result.stderr == ""
     day = f"{datetime.now(UTC) + timedelta(days=365):%Y-%m-%d}"
     server, first, second, authority = result.stdout.splitlines()
-    assert server == f"{tmp_path / 'server'}: kit of the server at localhost, 127.0.0.1, ::1, expires {day}"
-    assert first == f"{tmp_path / 'a'}: kit of party a, expires {day}"
-    assert second == f"{tmp_path / 'b'}: kit of party b, expires {day}"
+    expiry = {
+        name: f"expires {day}, fingerprint {open_kit(tmp_path / name).fingerprint}" for name in ("server", "a", "b")
+    }
+    assert server == f"{tmp_path / 'server'}: kit of the server at localhost, 127.0.0.1, ::1, {expiry['server']}"
+    assert first == f"{tmp_path / 'a'}: kit of party a, {expiry['a']}"
+    assert second == f"{tmp_path / 'b'}: kit of party b, {expiry['b']}"
     assert authority.startswith(f"{tmp_path / 'ca'}: the CA")
 
 
@@ -67,6 +70,8 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--add", "d,e", "--out", kits)
     assert result.returncode == 0, result.stderr
     assert "kit.toml: lists them now" in result.stdout
+    assert "A run that has begun without d, e cannot go on" in result.stdout
+    assert "--remove d,e" in result.stdout
     stolen = open_kit(kits / "d")
     result = glasu("provision", "--revoke", "d", "--out", kits)
     assert result.returncode == 0, result.stderr
@@ -74,11 +79,21 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--renew", "d,server", "--host", "127.0.0.1", "--days", "30", "--out", kits)
     assert result.returncode == 0, result.stderr
     assert str(kits / "retired") in result.stdout
+    assert "server: the former certificate is good, too, until it expires." in result.stdout
+    assert "d: no former certificate is served any more." in result.stdout
     server = open_kit(kits / "server")
     assert server.roster == ("a", "b", "c", "d", "e")
     assert server.hosts == ("127.0.0.1",)
     assert "revoked" in refusal(stolen.certificate_pem, server)
     assert refusal(open_kit(kits / "d").certificate_pem, server) == ""
+
+
+def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):
+    result = glasu("provision", "--remove", "b", "--out", kits)
+    assert result.returncode == 0, result.stderr
+    assert "b: off the roster" in result.stdout
+    assert str(kits / "server" / "revoked.pem") in result.stdout
+    assert open_kit(kits / "server").roster == ("a", "c")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,8 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
         ("--parties a --host localhost --days x", "--days"),
         ("--add a --host localhost", "--host localhost"),
         ("--revoke a --days 3", "--days 3"),
+        ("--remove a --days 3", "--days 3"),
+        ("--remove a --host localhost", "--host localhost"),
         ("--renew a", "holds no CA"),
     ],
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,8 +10,10 @@ import pytest
 import scipy.sparse as sp
 from pyarrow import parquet
 
+from glasu.data import tables
 from glasu.data.folders import read_party, write_party
 from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.tables import read_table
 from glasu.errors import DataError
 
 NODES = "id,age,score,label,split\n7,30,1.5,x,train\n3,40,-2,y,validation\n9,50,.5,,test\n"
@@ -153,7 +157,7 @@ def test_feature_columns_keep_their_names_and_their_order(tmp_path):
 
 def test_a_negative_weight_is_refused(tmp_path):
     edges, manifest = "source,target,w\n7,3,1\n3,9,-2\n", MANIFEST + 'weight = "w"\n'
-    with pytest.raises(DataError, match="negative"):
+    with pytest.raises(DataError, match=r"edges\.csv: column 'w', row 2: the weight is negative"):
         read_party(folder_with(tmp_path / "a", edges=edges, manifest=manifest))
 
 
@@ -217,27 +221,36 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"manifest": 'nodes = "other.csv"'}, r"other\.csv: there is no such file"),
         ({"nodes": None}, r"has neither of nodes\.parquet and nodes\.csv"),
         ({"edges": None}, r"has neither of edges\.parquet and edges\.csv"),
-        ({"nodes": ""}, r"nodes\.csv: cannot be read as csv: Empty"),
+        ({"nodes": ""}, r"nodes\.csv: is empty; its first line must name the columns"),
         ({"nodes": "id,age,label,split\n"}, "has no rows"),
         ({"nodes": "id,label,split\n7,x,\n3,y,\n9,x,\n"}, "no feature column"),
-        ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its columns are key, age"),
-        ({"nodes": NODES.replace("age", "score")}, "2 columns named 'score'"),
+        ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 others"),
+        ({"nodes": NODES.replace("age", "score")}, "columns 2 and 3 have the same name"),
         ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id stands in an earlier row"),
         ({"nodes": NODES.replace("\n9,", "\n,")}, "column 'id', row 3: is empty"),
         ({"nodes": NODES.replace(",40,", ",old,")}, "column 'age', row 2: is not a number"),
         ({"nodes": NODES.replace(",40,", ",1e99,")}, "column 'age', row 2: is infinite"),
         ({"nodes": NODES.replace(",40,", ",")}, "row 2 has 4 values for 5 columns"),
         ({"nodes": NODES.replace("train", "learn")}, "column 'split', row 1: must be one of train, validation, test"),
-        ({"manifest": MANIFEST + 'classes = ["x", "z"]'}, "column 'label', row 2: is not among the classes"),
+        (
+            {"manifest": MANIFEST + 'classes = ["x", "z"]'},
+            "column 'label', row 2: is not among the 2 classes that party.toml lists",
+        ),
         (
             {"manifest": 'label = ["age", "score"]\nsplit = "label"'},
             r"column 'age', row 1 \(and 2 more\): must be 0 or 1",
         ),
-        ({"manifest": 'id_type = "integer"', "nodes": NODES.replace("\n9,", "\nu9,")}, "row 3: is not an integer"),
+        (
+            {"manifest": 'id_type = "integer"', "nodes": NODES.replace("\n9,", "\nu9,")},
+            'row 3: is not an integer, but party.toml says id_type = "integer"',
+        ),
+        ({"nodes": NODES.replace(",40,", ",-Inf,")}, "column 'age', row 2: is infinite"),
+        ({"nodes": "\n" + NODES.replace("\n3,", "\n\n\n3,").replace(",40,", ",old,")}, "column 'age', row 2: is not"),
+        ({"nodes": "\n" + NODES.replace("\n3,", "\n\n\n3,").replace(",40,", ",")}, "row 2 has 4 values for 5 columns"),
         ({"edges": "source,target\n7,3\n3,8\n1,7\n"}, "column 'source', row 3: the id is not among this party's nodes"),
         ({"edges": "source,target\n7,3\n3,8\n4,5\n"}, r"column 'source', row 3"),
         ({"edges": "source,target\n7,3\n3,8\n9,5\n"}, r"column 'target', row 2 \(and 1 more\)"),
-        ({"edges": "source,target\n7,u3\n"}, "column 'target', row 1: is not an integer, but the other ids are"),
+        ({"edges": "source,target\n7,u3\n"}, "column 'target', row 1: is not an integer, but the ids of the nodes are"),
         ({"edges": "from,to\n7,3\n"}, "has no column 'source'"),
         (
             {"edges": "source,target,w\n7,3,\n", "manifest": 'weight = "w"\nlabel = "label"\nsplit = "split"'},
@@ -250,17 +263,30 @@ def test_what_is_wrong_with_a_folder_is_said_with_file_column_and_row(tmp_path, 
         read_party(folder_with(tmp_path / "a", **files))
 
 
-def test_feature_values_never_stand_in_an_error(tmp_path):
-    for number, nodes in enumerate((NODES.replace("40", "secret"), NODES.replace("40,", "secret"))):
-        with pytest.raises(DataError) as caught:
-            read_party(folder_with(tmp_path / str(number), nodes))
-        assert "secret" not in str(caught.value)
+def test_what_is_missing_may_be_filled_by_settings_or_by_an_option(tmp_path):
+    with pytest.raises(DataError, match=r"--missing zero or mean at `glasu join` .* data\.missing = \"zero\""):
+        read_party(folder_with(tmp_path / "a", NODES.replace(",-2,", ",,")))
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+    folder = folder_with(tmp_path / "a")
+    monkeypatch.setattr(Path, "open", lambda path, *mode, **more: os.open(tmp_path / "none" / "x", os.O_RDONLY))
+    with pytest.raises(
+        DataError, match=r"nodes\.csv: cannot be opened \(No such .*\); let the user who runs this command"
+    ):
+        read_table(folder / "nodes.csv")
+
+
+def test_no_function_of_ours_is_left_to_threads_of_pyarrow():
+    """One that is released while the interpreter ends aborts the process: after the right line, and now and then."""
+    sources = Path(tables.__file__).parents[1].rglob("*.py")
+    assert not [path for path in sources if "invalid_row_handler" in path.read_text()]
 
 
 def test_a_file_that_is_not_parquet_is_refused(tmp_path):
     folder = folder_with(tmp_path, manifest=MANIFEST + 'nodes = "nodes.parquet"')
     (folder / "nodes.parquet").write_text("not parquet")
-    with pytest.raises(DataError, match=r"nodes\.parquet: cannot be read as parquet"):
+    with pytest.raises(DataError, match=r"nodes\.parquet: is not a Parquet file"):
         read_party(folder)
 
 

@@ -156,7 +156,7 @@ def test_other_columns_are_refused_with_the_expected_ones(root, changes, said):
         ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "an ID stands in two rows"),
         ("Edge_List.csv", str(IDS[5]), "17", "names a post that Visual_Features.csv does not have"),
         ("Visual_Features.csv", "5.981", "", "is empty"),
-        ("Visual_Features.csv", "5.981", "five", "cannot be read"),
+        ("Visual_Features.csv", "5.981", "five", "a value is not of type float"),
     ],
 )
 def test_ids_that_do_not_match_and_missing_values_are_refused(root, file, old, new, said):

@@ -173,7 +173,7 @@ def test_a_column_of_edge_attributes_is_the_weight():
         ("train_mask", torch.ones(60, 2, dtype=torch.bool), "several splits"),
         ("val_mask", torch.arange(60) < 5, "two splits"),
         ("edge_weight", torch.ones(7), "7 values in edge_weight"),
-        ("edge_index", torch.tensor([[0], [60]]), "target 60 is out of range"),
+        ("edge_index", torch.tensor([[0], [60]]), "its target is out of range"),
     ],
 )
 def test_a_pyg_graph_that_cannot_be_used_is_refused_with_a_reason(key, value, said):

@@ -50,9 +50,9 @@ def test_a_graph_may_have_no_edges():
     assert graph.edge_index().shape == (2, 0)
 
 
-@pytest.mark.parametrize(("source", "target", "said"), [([0, 3], [1, 1], "source 3"), ([0, 1], [1, -1], "target -1")])
+@pytest.mark.parametrize(("source", "target", "said"), [([0, 3], [1, 1], "source"), ([0, 1], [1, -1], "target")])
 def test_an_edge_out_of_range_is_named(source, target, said):
-    with pytest.raises(DataError, match=f"edge 1: {said} is out of range"):
+    with pytest.raises(DataError, match=f"edge 1: its {said} is out of range"):
         Graph.from_edges(np.array(source), np.array(target), 3)
 
 
@@ -147,13 +147,13 @@ def test_a_party_may_have_one_feature_and_no_edges():
         ({"ids": np.array([0, 1, 1])}, "distinct"),
         ({"feature_names": ("x",)}, "1 names for 2 feature columns"),
         ({"feature_names": ("x", "x")}, "two columns are called 'x'"),
-        ({"labels": np.array([0, 1, 2]), "classes": ("x", "y")}, "label 2 is out of range"),
-        ({"labels": np.array([0, 1, -2]), "classes": ("x", "y")}, "label -2 is out of range"),
+        ({"labels": np.array([0, 1, 2]), "classes": ("x", "y")}, "the label of node 2 is out of range"),
+        ({"labels": np.array([0, 1, -2]), "classes": ("x", "y")}, "the label of node 2 is out of range"),
         ({"labels": np.array([0, 1]), "classes": ("x", "y")}, "2 labels for 3 nodes"),
         ({"labels": np.zeros(3, int), "classes": ("x",)}, "at least two"),
         ({"labels": np.zeros((3, 3), int), "classes": ("x", "y")}, "3 label columns for 2 classes"),
-        ({"labels": np.full((3, 2), 2), "classes": ("x", "y")}, "label 2 is out of range"),
-        ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names node 3"),
+        ({"labels": np.full((3, 2), 2), "classes": ("x", "y")}, "the label of node 0 is out of range"),
+        ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names a node that is not there"),
         ({"splits": Splits(np.array([0]), np.array([0]), np.array([1]))}, "two splits"),
     ],
 )

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -36,7 +38,8 @@ def test_a_party_kit_holds_what_tls_needs_and_its_name(kits):
     assert (kit.role, kit.name, kit.roster, kit.hosts, kit.revoked) == ("party", "b", (), (), frozenset())
     certificate = x509.load_pem_x509_certificate(kit.certificate_pem)
     assert load_pem_private_key(kit.key_pem, None).public_key() == certificate.public_key()
-    assert kit.fingerprint == certificate.fingerprint(SHA256()).hex()
+    assert kit.fingerprint == certificate.fingerprint(SHA256()).hex(":").upper()
+    assert kit.ca_fingerprint == open_kit(kits / "server").ca_fingerprint
     assert (kit.serial, kit.expires) == (certificate.serial_number, certificate.not_valid_after_utc)
     assert kit.ca_pem == (kits / "ca" / "ca.pem").read_bytes()
 
@@ -166,6 +169,37 @@ def test_a_party_cannot_be_made_a_server_by_editing_its_kit_toml(kits, copy):
     text = (folder / "kit.toml").read_text().replace('role = "party"', 'role = "server"')
     (folder / "kit.toml").write_text(text)
     refused(folder, "role='server', but the certificate says 'party'")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("expires", "2030-01-01", "expires='2030-01-01', but the certificate says '20"),
+        ("expires", "2030-01-01T00:00:00Z", "expires='2030-01-01 00:00:00+00:00', but the certificate says"),
+        ("expires", '"never"', "expires='never'"),
+        ("serial", '"1f"', "serial='1f'"),
+        ("fingerprint", '"AB:CD"', "fingerprint='AB:CD'"),
+        ("fingerprint", "7", "fingerprint=7"),
+        ("ca_fingerprint", '"AB:CD"', "ca_fingerprint='AB:CD'"),
+        ("hosts", '["example.org"]', "hosts=['example.org'], but the certificate says ['localhost', '127.0.0.1']"),
+    ],
+)
+def test_all_that_kit_toml_says_is_checked_against_the_certificate(copy, key, value, said):
+    folder = copy("server")
+    text = (folder / "kit.toml").read_text()
+    changed = tomllib.loads(text) | tomllib.loads(f"{key} = {value}")
+    (folder / "kit.toml").write_text(tomli_w.dumps(changed))
+    refused(folder, "kit.toml", said, "was it edited")
+
+
+def test_fingerprints_count_the_same_without_colons_and_in_small_letters(copy):
+    folder = copy("a")
+    said = tomllib.loads((folder / "kit.toml").read_text())
+    assert said["fingerprint"] == open_kit(folder).fingerprint
+    for key in ("fingerprint", "ca_fingerprint"):
+        said[key] = said[key].replace(":", "").lower()
+    (folder / "kit.toml").write_text(tomli_w.dumps(said))
+    assert open_kit(folder).name == "a"
 
 
 @pytest.mark.parametrize(

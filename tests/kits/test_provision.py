@@ -14,7 +14,7 @@ from glasu.data.files import held
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.kits import folders
 from glasu.kits.kit import open_kit
-from glasu.kits.provision import add, provision, renew, revoke
+from glasu.kits.provision import add, provision, remove, renew, revoke, still_good
 from glasu.kits.refusal import refusal
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -205,6 +205,53 @@ def test_an_added_party_comes_last_in_the_roster_and_is_served(out):
     assert refusal(kit.certificate_pem, server) == ""
     assert (out / "server" / "certificate.pem").read_bytes() == certificate
     assert {name: contents(out / name) for name in "abc"} == {name: others[name] for name in "abc"}
+
+
+def test_a_removed_party_is_off_the_roster_and_the_others_keep_their_order(out):
+    before = open_kit(out / "b")
+    remove(out, ["b"])
+    server = open_kit(out / "server")
+    assert server.roster == ("a", "c")
+    assert "not on the roster" in refusal(before.certificate_pem, server)
+    assert refusal(open_kit(out / "c").certificate_pem, server) == ""
+    assert not (out / "b").exists()
+    assert len(list((out / "retired").glob("b-*"))) == 1
+
+
+def test_what_was_added_and_removed_again_leaves_the_roster_as_it_was(out):
+    before = open_kit(out / "server").roster
+    add(out, ["d"])
+    remove(out, ["d"])
+    assert open_kit(out / "server").roster == before
+
+
+def test_a_name_that_was_removed_may_be_added_again_and_its_old_kit_stays_refused(out):
+    old = open_kit(out / "b")
+    remove(out, ["b"])
+    (new,) = add(out, ["b"])
+    server = open_kit(out / "server")
+    assert server.roster == ("a", "c", "b")
+    assert "revoked" in refusal(old.certificate_pem, server)
+    assert refusal(new.certificate_pem, server) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["x"], "'x'"), (["server"], "'server'"), (["a", "a"], "twice"), (["a", "b", "c"], "nobody would be left")],
+)
+def test_a_removal_that_cannot_be_changes_nothing(out, names, said):
+    before = contents(out)
+    with pytest.raises(ConfigError, match=said):
+        remove(out, names)
+    assert contents(out) == before
+
+
+def test_what_a_renewed_kit_replaces_is_good_unless_it_was_revoked(out):
+    assert still_good(out, renew(out, ["a", "b"])) == ["a", "b"]
+    revoke(out, ["a"])
+    kits = renew(out, ["a", "b"])
+    assert still_good(out, kits) == ["b"]
+    assert still_good(out, kits, now=datetime.now(UTC) + 366 * DAY) == []
 
 
 def test_a_revoked_party_is_refused_until_it_has_a_new_kit_and_the_others_are_served(out):

@@ -10,6 +10,7 @@ from torch_geometric.nn import SAGEConv
 
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.runtime.meter import Meter
+from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
 from protocol.monolith import Monolith, settings, tiny_parties
@@ -312,6 +313,20 @@ def test_a_missing_file_is_named(folder, missing):
     (folder / missing).unlink()
     with pytest.raises(DataError, match=missing):
         TrainedModel.load(folder)
+
+
+def test_a_folder_without_a_model_says_where_one_was_looked_for_and_who_writes_it(tmp_path):
+    said = rf"{re.escape(str(tmp_path))}: holds no model, neither model/model\.toml nor .*`glasu join`"
+    with pytest.raises(DataError, match=said):
+        TrainedModel.load(tmp_path)
+
+
+def test_models_and_predictions_are_their_owners_alone(folder, tmp_path):
+    write_predictions(tmp_path / "p.csv", np.arange(2), np.eye(2), ("x", "y"), "multiclass")
+    write_predictions(tmp_path / "p.parquet", np.arange(2), np.eye(2), ("x", "y"), "multiclass")
+    written = [*folder.iterdir(), *tmp_path.glob("p.*")]
+    assert len(written) == 6
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
 
 
 def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):

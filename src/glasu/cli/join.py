@@ -9,6 +9,7 @@ predictions.csv (or .parquet).
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
     if args.predict is not None and (args.fresh or args.expect):
         extra = "--fresh" if args.fresh else "--expect"
         raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; leave it out.")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why a connection fails is said in our words
     out = output_folder(args.out)
 
     from glasu.cli.log import Log

@@ -29,6 +29,7 @@ COMMANDS = {
     "search": search,
     "bench": bench,
 }
+BETWEEN_ORGANISATIONS = ("doctor", "serve", "join")  # whose logs hold no value of a party's data, come what may
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,8 +100,9 @@ def _run(args: argparse.Namespace) -> int:
     except Exception as error:  # a user is not helped by a traceback; whoever mends the fault is
         if os.environ.get("GLASU_TRACEBACK"):
             raise
-        advice = "set GLASU_TRACEBACK=1 to see where, and please report it"
-        return _fail(args, f"failed: {type(error).__name__}: {error}; {advice}.", 1)
+        advice = "set GLASU_TRACEBACK=1 to see where and why (that may quote data), and please report it"
+        why = "" if args.command in BETWEEN_ORGANISATIONS else f": {error}"
+        return _fail(args, f"failed: {type(error).__name__}{why}; {advice}.", 1)
     return code or 0
 
 

@@ -1,7 +1,8 @@
 """glasu provision: make the kits by which server and parties prove who they are.
 
 A private CA signs one certificate for the server and one for each party; KITS/server and KITS/<party> are handed to
-those they name, KITS/ca stays here. Nothing is overwritten or deleted: a renewed kit is put aside in KITS/retired.
+those they name, KITS/ca stays here. Nothing is overwritten or deleted: kits that were renewed or removed go to
+KITS/retired.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--parties", type=names, metavar="NAMES", help="make a CA and kits for the server and these")
     action.add_argument("--add", type=names, metavar="NAMES", help="make kits for further parties")
+    action.add_argument(
+        "--remove", type=names, metavar="NAMES", help="take parties off the roster, and revoke their kits"
+    )
     action.add_argument("--renew", type=names, metavar="NAMES", help="new keys and certificates, also for `server`")
     action.add_argument("--revoke", type=names, metavar="NAMES", help="serve no certificate issued to these so far")
     parser.add_argument(
@@ -44,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.host and not (args.parties or args.renew):
         raise ConfigError(f"--host {args.host[0]}: only --parties and --renew server make a certificate with hosts.")
-    if args.revoke and args.days is not None:
-        raise ConfigError(f"--days {args.days}: revoking makes no kit that could expire; leave it out.")
+    if (args.revoke or args.remove) and args.days is not None:
+        raise ConfigError(f"--days {args.days}: no kit is made that could expire; leave it out.")
 
     from glasu.kits import provision
     from glasu.kits.authority import KIT_DAYS
@@ -57,9 +61,26 @@ def run(args: argparse.Namespace) -> None:
     elif args.add:
         _print(provision.add(args.out, args.add, days=days))
         print(f"{args.out / 'server' / 'kit.toml'}: lists them now; bring it to the server.")
+        print(
+            f"A run that has begun without {', '.join(args.add)} cannot go on with this roster, nor its model predict: "
+            f"finish it first, or take the names off again with --remove {','.join(args.add)}."
+        )
+    elif args.remove:
+        lists = provision.remove(args.out, args.remove)
+        print(f"{', '.join(args.remove)}: off the roster, and every certificate issued so far is revoked.")
+        print(f"{lists[-1]} and kit.toml beside it: bring both to the server.")
+        print(
+            f"A run that has begun with {', '.join(args.remove)} cannot go on with this roster, nor its model predict."
+        )
     elif args.renew:
-        _print(provision.renew(args.out, args.renew, args.host, days=days))
-        print(f"What they replace is in {args.out / 'retired'}, if it was here, and valid until it expires.")
+        kits = provision.renew(args.out, args.renew, args.host, days=days)
+        _print(kits)
+        print(f"What they replace is in {args.out / 'retired'}, if it was here.")
+        good = provision.still_good(args.out, kits)
+        if good:
+            print(f"{', '.join(good)}: the former certificate is good, too, until it expires.")
+        if gone := [name for name in args.renew if name not in good]:
+            print(f"{', '.join(gone)}: no former certificate is served any more.")
     else:
         lists = provision.revoke(args.out, args.revoke)
         print(f"{', '.join(args.revoke)}: every certificate issued so far is revoked; --renew makes a new kit.")
@@ -69,4 +90,4 @@ def run(args: argparse.Namespace) -> None:
 def _print(kits: list[Kit]) -> None:
     for kit in kits:
         bearer = f"of the server at {', '.join(kit.hosts)}" if kit.role == "server" else f"of party {kit.name}"
-        print(f"{kit.folder}: kit {bearer}, expires {kit.expires:%Y-%m-%d}")
+        print(f"{kit.folder}: kit {bearer}, expires {kit.expires:%Y-%m-%d}, fingerprint {kit.fingerprint}")

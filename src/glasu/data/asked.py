@@ -23,11 +23,17 @@ def asked_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]
     """
     if path.suffix.removeprefix(".") not in FORMATS:
         raise DataError(f"{path}: the file of asked ids must end in .{' or .'.join(FORMATS)}.")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; --predict names a table of the ids that are asked for.")
     table, own = read_table(path), read_manifest(folder).id
     name = own if own in table.columns else "id"
+    if name not in table.columns:
+        wanted = " or ".join(repr(known) for known in dict.fromkeys((own, "id")))
+        raise DataError(f"{path}: has no column {wanted}; {table.names()}. Call the column of the asked ids so.")
     if table.num_rows == 0:
         raise DataError(f"{path}: has no rows; name at least one id, or give --predict without a file to ask for none.")
-    asked = np.asarray(table.ids(name, "integer" if party.ids.dtype.kind == "i" else "string").to_pylist())
+    kind = "integer" if party.ids.dtype.kind == "i" else "string"
+    asked = np.asarray(table.ids(name, kind, "the ids of this party are").to_pylist())
     order = np.argsort(party.ids, kind="stable")
     places = np.minimum(np.searchsorted(party.ids[order], asked), party.num_nodes - 1)
     positions: NDArray[np.int64] = order[places]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import scipy.sparse as sp
 import tomli_w
 
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.party import MISSING_REMEDY, Graph, PartyData, Splits
 from glasu.data.tables import FORMATS, Table, read_table, write_table
 from glasu.errors import DataError
 
@@ -87,7 +87,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     nodes, edges = (read_table(file) for file in _tables(folder, manifest))
     if nodes.num_rows == 0:
         raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
-    ids = nodes.ids(manifest.id, manifest.id_type)
+    ids = nodes.ids(manifest.id, manifest.id_type, f'{MANIFEST} says id_type = "integer"')
     _refuse_duplicates(ids, nodes, manifest.id)
     integers = pa.types.is_integer(ids.type)
     labels, classes = _labels(nodes, manifest)
@@ -121,6 +121,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); a party's folder holds {MANIFEST}, nodes and edges."
         ) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8; save it as UTF-8.") from None
     except ValueError as error:
         raise DataError(f"{path}: is not valid TOML: {error}.") from None
     known = [item.name for item in fields(Manifest)]
@@ -146,7 +148,7 @@ def _manifest_of(party: PartyData, file_format: str) -> Manifest:
     multilabel = party.labels is not None and party.labels.ndim == 2
     repeated = [name for name, count in Counter(party.classes).items() if count > 1 or not name]
     if repeated:
-        raise DataError(f"party {party.name!r}: class names must be distinct and not empty, but {repeated} are not.")
+        raise DataError(f"party {party.name!r}: class names must be distinct and not empty; {len(repeated)} are not.")
 
     def free(name: str) -> str:
         return free(f"{name}_") if name in party.feature_names else name
@@ -235,9 +237,7 @@ def _features(nodes: Table, manifest: Manifest, missing: str) -> NDArray[np.floa
         absent = np.isnan(values)
         if absent.any():
             if missing == "refuse":
-                raise nodes.wrong(
-                    name, absent, 'the value is missing; fill it in, or set data.missing = "zero" or "mean".'
-                )
+                raise nodes.wrong(name, absent, f"the value is missing; {MISSING_REMEDY}.")
             known = values[~absent]
             mean = known.mean(dtype=np.float64) if missing == "mean" and len(known) else 0.0
             values = np.where(absent, np.float32(mean), values)
@@ -255,9 +255,8 @@ def _labels(nodes: Table, manifest: Manifest) -> tuple[NDArray[np.int64] | None,
     number = {name: position for position, name in enumerate(classes)}
     labels = np.array([-1 if name is None else number.get(name, -2) for name in names], np.int64)
     if (labels == -2).any():
-        raise nodes.wrong(
-            manifest.label, labels == -2, f"is not among the classes of {MANIFEST}: {', '.join(classes)}."
-        )
+        rule = f"is not among the {len(classes)} classes that {MANIFEST} lists; add it there, or leave it empty."
+        raise nodes.wrong(manifest.label, labels == -2, rule)
     return labels, tuple(classes)
 
 
@@ -295,7 +294,7 @@ def _graph(edges: Table, manifest: Manifest, ids: Any) -> Graph:
     kind = "integer" if pa.types.is_integer(ids.type) else "string"
     ends: list[NDArray[np.integer]] = []
     for name in (manifest.source, manifest.target):
-        found = pc.index_in(edges.ids(name, kind), ids.combine_chunks())
+        found = pc.index_in(edges.ids(name, kind, "the ids of the nodes are"), ids.combine_chunks())
         unknown = np.asarray(pc.is_null(found))
         if unknown.any():
             raise edges.wrong(
@@ -307,4 +306,6 @@ def _graph(edges: Table, manifest: Manifest, ids: Any) -> Graph:
         weights = edges.numbers(manifest.weight)
         if np.isnan(weights).any():
             raise edges.wrong(manifest.weight, np.isnan(weights), "the weight is missing; give every edge one.")
+        if (weights < 0).any():
+            raise edges.wrong(manifest.weight, weights < 0, "the weight is negative; use weights of 0 or more.")
     return Graph.from_edges(ends[0], ends[1], len(ids), weights)

@@ -8,6 +8,7 @@ similarity per relation, 0 where the relation does not link them. Columns are se
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from glasu.data.flaws import csv_flaw
 from glasu.data.relations import Relations, undirected_graph
 from glasu.data.tables import Table
 from glasu.errors import DataError
@@ -52,8 +54,10 @@ class _File:
         try:
             with path.open(encoding="utf-8-sig") as file:
                 header = file.readline().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read ({error}).") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be opened ({error.strerror}); let this user read it.") from None
+        except UnicodeDecodeError:
+            raise csv_flaw(path) from None
         if header.startswith("version https://git-lfs"):
             raise DataError(f"{path}: is a pointer of Git LFS, not the file itself; run `git lfs pull` and copy again.")
         separator = "\t" if "\t" in header else ","
@@ -74,7 +78,13 @@ class _File:
                 convert_options=csv.ConvertOptions(column_types=types, include_columns=list(types)),
             )
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.path}: cannot be read: {error}") from None
+            column = re.search(r"In CSV column #(\d+)", str(error))  # the rest of what it says quotes the value
+            if column is None:
+                raise csv_flaw(self.path, self.separator) from None
+            name = self.names[int(column[1])]
+            raise DataError(
+                f"{self.path}: column {name!r}: a value is not of type {types[name]}; fetch the file again."
+            ) from None
         found = Table(self.path, dict(zip(table.column_names, table.columns, strict=True)), table.num_rows)
         for name, column in found.columns.items():
             if column.null_count:

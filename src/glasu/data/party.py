@@ -19,6 +19,10 @@ from glasu.errors import DataError
 Features: TypeAlias = NDArray[np.float32] | sp.csr_array
 SPARSE_BELOW = 0.2  # features with a smaller share of non-zeros are kept, and multiplied, as a sparse matrix
 PIECE_EDGES = 1 << 22  # edges of a large graph that are worked on at a time
+MISSING_REMEDY = (
+    "fill it in, or say what stands for it: --missing zero or mean at `glasu join` and `glasu doctor`, "
+    'data.missing = "zero" or "mean" in the settings of `glasu train`'
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +105,7 @@ class Graph:
         for name, ends in (("source", source), ("target", target)):
             if len(ends) and (ends.min() < 0 or ends.max() >= num_nodes):
                 bad = int(np.flatnonzero((ends < 0) | (ends >= num_nodes))[0])
-                raise DataError(
-                    f"edge {bad}: {name} {ends[bad]} is out of range; nodes are numbered 0..{num_nodes - 1}."
-                )
+                raise DataError(f"edge {bad}: its {name} is out of range; nodes are numbered 0..{num_nodes - 1}.")
         if weights is not None and not np.isfinite(weights).all():
             bad = int(np.flatnonzero(~np.isfinite(weights))[0])
             raise DataError(f"edge {bad}: its weight is not a finite number; remove the edge or give it a weight.")
@@ -235,9 +237,7 @@ class PartyData:
             if count != nodes:
                 raise DataError(f"{where}: {what} are for {count} nodes, but there are {nodes} ids.")
         if (known is None or known.features is not self.features) and not _are_finite(self.features):
-            raise DataError(
-                f'{where}: features contain NaN or infinity; set data.missing = "zero" or "mean", or clean them.'
-            )
+            raise DataError(f"{where}: features contain NaN or infinity; {MISSING_REMEDY}.")
         if self.feature_names and len(self.feature_names) != self.num_features:
             raise DataError(f"{where}: {len(self.feature_names)} names for {self.num_features} feature columns.")
         if len(set(self.feature_names)) != len(self.feature_names):
@@ -248,7 +248,7 @@ class PartyData:
         if self.splits is not None:
             facts = self.splits.facts
             if facts.lowest < 0 or facts.highest >= nodes:
-                raise DataError(f"{where}: a split names node {facts.highest}, but nodes are 0..{nodes - 1}.")
+                raise DataError(f"{where}: a split names a node that is not there; nodes are 0..{nodes - 1}.")
             if not facts.disjoint:
                 raise DataError(f"{where}: a node is in two splits; every node may be in one of them.")
 
@@ -265,8 +265,11 @@ class PartyData:
         if labels.ndim == 2 and labels.shape[1] != count:
             raise DataError(f"{where}: {labels.shape[1]} label columns for {count} classes.")
         if labels.size and (labels.min() < -1 or labels.max() > high):
-            bad = labels.max() if labels.max() > high else labels.min()
-            raise DataError(f"{where}: label {bad} is out of range; labels are 0..{high}, or -1 where unknown.")
+            wrong = ((labels < -1) | (labels > high)).reshape(len(labels), -1).any(axis=1)
+            raise DataError(
+                f"{where}: the label of node {np.flatnonzero(wrong)[0]} is out of range; labels are 0..{high}, or -1 "
+                "where unknown."
+            )
 
     def columns_digest(self) -> str:
         """Return the SHA-256 of the feature names in their order; empty where they have none."""
@@ -277,6 +280,11 @@ class PartyData:
         if self.known is not None and self.known.ids is self.ids:
             return self.known.ids_sha256
         return ids_sha256(self.ids)
+
+    @cached_property
+    def set_digest(self) -> str:
+        """The SHA-256 of the ids, sorted: it tells another order from other ids."""
+        return ids_sha256(self.ids[np.argsort(self.ids)])
 
     def mean_length(self) -> float:
         """Return the mean length of the feature rows that are not empty; 0 where all are."""

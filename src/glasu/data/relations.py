@@ -45,7 +45,8 @@ def undirected_graph(ends: NDArray[np.integer], num_nodes: int, weights: NDArray
     them up would double it. Time is O(E) without weights.
     """
     if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
-        raise DataError(f"an edge names node {ends.max()} or {ends.min()}; nodes are numbered 0..{num_nodes - 1}.")
+        bad = np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=0))[0]
+        raise DataError(f"edge {bad}: an end of it is out of range; nodes are numbered 0..{num_nodes - 1}.")
     kept = ends[0] != ends[1]
     low, high = np.minimum(*ends)[kept], np.maximum(*ends)[kept]
     if weights is None:

@@ -1,6 +1,6 @@
 """Columns of a Parquet or CSV file as numpy arrays; what is wrong is said with file, column and row, not with values.
 
-Rows are counted from 1, without a CSV file's header.
+Rows are counted from 1, without a CSV file's header and empty lines.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from glasu.data.flaws import csv_flaw, csv_header, refuse_unreadable, repeated
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # how numbers are missing in CSV
+INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+INFINITE = "is infinite, or too large for a 32-bit number; write a finite one, or leave it empty if it is not known."
 FORMATS = ("parquet", "csv")
 
 
@@ -36,11 +39,14 @@ class Table:
     def column(self, name: str) -> Any:
         """Return a column, or say which ones there are."""
         if name not in self.columns:
-            some = ", ".join(list(self.columns)[:8]) + (", ..." if len(self.columns) > 8 else "")
-            raise DataError(
-                f"{self.path}: has no column {name!r}; its columns are {some}. Name the right one in party.toml."
-            )
+            raise DataError(f"{self.path}: has no column {name!r}; {self.names()}. Name the right one in party.toml.")
         return self.columns[name]
+
+    def names(self) -> str:
+        """Say which columns there are; the first line of a CSV file may be data, so that its words are not repeated."""
+        if self.path.suffix == ".csv":
+            return f"its first line names {len(self.columns)} others"
+        return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
 
     def wrong(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
         """Return an error about the first row where `wrong` is true."""
@@ -63,6 +69,9 @@ class Table:
         if pa.types.is_string(column.type) and self.path.suffix == ".csv":
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
+            infinite = np.asarray(pc.fill_null(pc.match_substring_regex(column, INFINITY), False), bool)
+            if infinite.any():
+                raise self.wrong(name, infinite, INFINITE)
             other = np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool)
             if other.any():
                 raise self.wrong(
@@ -78,11 +87,17 @@ class Table:
             column = pc.cast(column, pa.uint8())
         values = np.asarray(pc.fill_null(pc.cast(column, pa.float32(), safe=False), float("nan")))
         if np.isinf(values).any():
-            raise self.wrong(name, np.isinf(values), "is infinite, or too large for a 32-bit number.")
+            raise self.wrong(name, np.isinf(values), INFINITE)
         return values
 
-    def ids(self, name: str, kind: str | None = None) -> Any:
-        """Return a column of node ids as int64 or string; without `kind`, integers are what looks like integers."""
+    def ids(self, name: str, kind: str | None = None, why: str = "") -> Any:
+        """Return a column of node ids as int64 or string; without `kind`, integers are what looks like integers.
+
+        Args:
+            name: of the column.
+            kind: "integer" or "string", where that is known.
+            why: how it is known that they are integers, for the error.
+        """
         column = self.column(name)
         if pa.types.is_dictionary(column.type):
             column = pc.cast(column, column.type.value_type)
@@ -100,7 +115,7 @@ class Table:
             if kind is None and not integer.all():
                 return column
             if not integer.all():
-                raise self.wrong(name, ~integer, "is not an integer, but the other ids are.")
+                raise self.wrong(name, ~integer, f"is not an integer, but {why}.")
         try:
             return pc.cast(column, pa.int64())
         except pa.ArrowException:
@@ -113,14 +128,10 @@ def read_table(path: Path) -> Table:
     """Read a .parquet or .csv file."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; put it there, or name another one in party.toml.")
-    try:
-        table = _read_csv(path) if path.suffix == ".csv" else parquet.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix.removeprefix('.')}: {error}") from None
+    table = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
     names = table.column_names
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{path}: has {names.count(name)} columns named {name!r}; names must be distinct.")
+    if twice := repeated(names):
+        raise DataError(f"{path}: columns {twice[0]} and {twice[1]} have the same name; names must be distinct.")
     return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
 
 
@@ -134,26 +145,34 @@ def write_table(columns: dict[str, Any], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> Any:
-    """Read all columns as strings, and refuse rows of another length without quoting them."""
-    invalid: list[Any] = []
+    """Read all columns as strings.
 
-    def skip(row: Any) -> str:
-        invalid.append(row)
-        return "skip"
-
-    parsing = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
-    names = csv.open_csv(path, parse_options=parsing).schema.names
-    invalid.clear()
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(use_threads=False),  # with threads, rows are not numbered
-        parse_options=parsing,
-        convert_options=csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
-        ),
-    )
-    for row in invalid[:1]:
-        raise DataError(
-            f"{path}: row {row.number - 1} has {row.actual_columns} values for {row.expected_columns} columns."
+    pyarrow gets no handler of invalid rows: its threads outlive the reading, and one that lets go of a Python function
+    while the interpreter ends aborts the process.
+    """
+    names = csv_header(path)
+    places = [str(number) for number in range(len(names))]
+    try:
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(use_threads=False, column_names=places),
+            parse_options=csv.ParseOptions(newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(places, pa.string()), null_values=[""], strings_can_be_null=True
+            ),
         )
+    except (pa.ArrowException, OSError):
+        raise csv_flaw(path) from None
+    return table.slice(1).rename_columns(names)
+
+
+def _read_parquet(path: Path) -> Any:
+    refuse_unreadable(path)
+    try:
+        table = parquet.read_table(path, partitioning=None)
+        for column in table.columns:
+            if not pa.types.is_primitive(column.type):
+                column.validate(full=True)  # text is not looked at when it is read
+    except (pa.ArrowException, OSError):
+        raise DataError(f"{path}: is not a Parquet file, or damaged; write it again.") from None
     return table

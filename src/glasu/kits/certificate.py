@@ -29,7 +29,7 @@ class Passport:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` shows it but for the colons."""
+        """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` shows it."""
         return fingerprint(self.certificate)
 
     @property
@@ -87,8 +87,8 @@ def read_certificate(pem: bytes) -> Passport | None:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """Return the SHA-256 of a certificate in hexadecimal."""
-    return certificate.fingerprint(SHA256()).hex()
+    """Return the SHA-256 of a certificate as openssl shows it: pairs of upper-case digits, colons between them."""
+    return certificate.fingerprint(SHA256()).hex(":").upper()
 
 
 def shown(time: datetime) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,17 @@ class Kit:
     ca_pem: bytes
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
-    fingerprint: str  # SHA-256 of the own certificate, hexadecimal
+    fingerprint: str  # SHA-256 of the own certificate, as openssl shows it
     serial: int
     expires: datetime
     hosts: tuple[str, ...] = ()  # at the server: under which names it may be reached
     roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
     revoked: frozenset[int] = frozenset()  # at the server: serial numbers
+
+    @property
+    def ca_fingerprint(self) -> str:
+        """The SHA-256 of the CA's certificate: equal in all kits of one federation."""
+        return fingerprint(x509.load_pem_x509_certificate(self.ca_pem))
 
 
 def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = None) -> Kit:
@@ -197,11 +202,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _check_manifest(path: Path, manifest: dict[str, Any], authority: Passport, own: Passport) -> None:
     roster = manifest.get("roster", [])
     expected = manifest_of(own, authority.certificate, ())
-    for key in ("role", "name", "fingerprint", "ca_fingerprint"):
-        if manifest.get(key) != expected[key]:
+    for key in ("role", "name", "expires", "serial", "fingerprint", "ca_fingerprint", "hosts"):
+        written, said = manifest.get(key), expected.get(key)
+        if _comparable(key, written) != _comparable(key, said):
+            if isinstance(written, date):  # also a datetime
+                written, said = str(written), str(said)
             raise TransportError(
-                f"{path}: {key}={manifest.get(key)!r}, but the certificate says {expected[key]!r}; "
-                "are files of two kits mixed?"
+                f"{path}: {key}={written!r}, but the certificate says {said!r}; "
+                "was it edited, or are files of two kits mixed?"
             )
     if own.role == "server":
         try:
@@ -210,6 +218,11 @@ def _check_manifest(path: Path, manifest: dict[str, Any], authority: Passport, o
             check_roster(roster)
         except GlasuError as error:
             raise TransportError(f"{path}: {error}") from None
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """Return a value of kit.toml; fingerprints count the same with and without colons, in large or small letters."""
+    return value.replace(":", "").lower() if "fingerprint" in key and isinstance(value, str) else value
 
 
 def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[int]:

@@ -1,9 +1,9 @@
-"""A federation's kits: make them all, add a party, renew, revoke; nothing is overwritten, nothing is deleted.
+"""A federation's kits: make them all, add or remove a party, renew, revoke; nothing is overwritten, nothing is deleted.
 
 KITS/ca/         ca.pem, ca-key.pem, ca.toml, revoked.pem: stays with whoever runs `glasu provision`
 KITS/server/     the server's kit
 KITS/<party>/    one kit per party
-KITS/retired/    kits that were renewed, under their name and the time
+KITS/retired/    kits that were renewed or removed, under their name and the time
 
 The register ca.toml comes first and decides; whatever is interrupted after it, renewing completes.
 """
@@ -116,13 +116,30 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
         return kits
 
 
+def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
+    """Take parties off the roster, revoke their certificates, put their kits aside; return the lists written.
+
+    The parties that stay keep their order; added again, a name comes last.
+    """
+    with _open_office(out, _seconds(now)) as office:
+        _check_known(office, names, office.register.roster)
+        if set(names) == set(office.register.roster):
+            raise ConfigError(f"{', '.join(names)}: nobody would be left on the roster; --add another party before.")
+        office = replace(office, register=office.register.without(names, office.now))
+        office.register.save(office.folder / REGISTER)
+        for name in names:
+            retire(out / name, office.now)
+        return _publish(office)
+
+
 def renew(
     out: Path, names: Sequence[str], hosts: Sequence[str] = (), *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[Kit]:
     """Make new keys and certificates for parties or the server, and put the old kits aside.
 
-    The old certificates stay valid until they expire, so that a kit can be handed over without haste. A kit that is
-    no longer in `out` is made all the same. New `hosts` replace those in the server's certificate.
+    Old certificates that were not revoked stay valid until they expire (see `still_good`), so that a kit can be handed
+    over without haste. A kit that is no longer in `out` is made all the same. New `hosts` replace those in the server's
+    certificate.
     """
     with _open_office(out, _seconds(now)) as office:
         _check_known(office, names, (SERVER, *office.register.roster))
@@ -136,6 +153,12 @@ def renew(
         kits = _place(office, names)
         _publish(office)
         return kits
+
+
+def still_good(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
+    """Return whose kits, of those renewed just now, replace certificates that are served until they expire."""
+    register = Register.load(out / AUTHORITY / REGISTER)
+    return [kit.name for kit in kits if register.still_good(kit.name, kit.serial, _seconds(now))]
 
 
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
@@ -208,7 +231,7 @@ def _refuse_existing(out: Path, names: Sequence[str]) -> None:
         if AUTHORITY in taken:
             raise ConfigError(
                 f"{out}: kits are here already ({', '.join(taken)}), and nothing was changed; "
-                "ask for --add, --renew or --revoke, or choose another --out."
+                "ask for --add, --remove, --renew or --revoke, or choose another --out."
             )
         raise ConfigError(f"{out / taken[0]}: exists and is not overwritten; move it away, or choose another --out.")
 

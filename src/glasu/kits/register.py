@@ -55,6 +55,17 @@ class Register:
         )
         return dataclasses.replace(self, issued=tuple(issued))
 
+    def without(self, names: Iterable[str], now: datetime) -> Register:
+        """Take parties off the roster; no certificate issued to them so far is to be served."""
+        gone = set(names)
+        roster = tuple(name for name in self.roster if name not in gone)
+        return dataclasses.replace(self.with_revoked(gone, now), roster=roster)
+
+    def still_good(self, name: str, but: int, now: datetime) -> bool:
+        """Tell whether a certificate of this name besides the one of this serial number is neither revoked nor old."""
+        others = (item for item in self.issued if item.name == name and item.serial != but)
+        return any(not item.revoked and item.expires > now for item in others)
+
     def revoked(self) -> Mapping[int, datetime]:
         """Return the serial numbers that are not to be served, and since when."""
         return {item.serial: item.revoked for item in self.issued if item.revoked}

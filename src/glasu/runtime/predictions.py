@@ -15,7 +15,7 @@ from glasu.data.tables import write_table
 def write_predictions(
     path: Path, ids: NDArray[Any], probabilities: NDArray[Any], classes: Sequence[str], task: str
 ) -> None:
-    """Write a .parquet or .csv file, whole or not at all; one row per id."""
+    """Write a .parquet or .csv file, whole or not at all, for its owner's eyes only; one row per id."""
     if task == "multilabel":
         said = [" ".join(name for name, yes in zip(classes, row > 0.5, strict=True) if yes) for row in probabilities]
     else:
@@ -24,4 +24,5 @@ def write_predictions(
     columns |= {f"p_{name}": probabilities[:, index] for index, name in enumerate(classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)
+        (Path(temporary) / path.name).chmod(0o600)
         (Path(temporary) / path.name).replace(path)

@@ -162,7 +162,7 @@ class TrainedModel:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a folder; a model that lies there already is replaced.
+        """Write the model as a folder, for its owner's eyes only; a model that lies there already is replaced.
 
         The manifest comes last and holds the digest of every file, so that a mixture of two models is noticed.
         """
@@ -184,10 +184,10 @@ class TrainedModel:
             for index, name in enumerate(self.names)
         ]
         for client, weights in zip(clients, self.weights, strict=True):
-            write_atomically(folder / str(client["file"]), save(weights))
+            write_atomically(folder / str(client["file"]), save(weights), mode=0o600)
         manifest = {"schema": SCHEMA, "classes": list(self.classes), "config": sections, "client": clients}
         former = _files_of(folder / "model.toml")
-        write_atomically(folder / "model.toml", tomli_w.dumps(manifest).encode())
+        write_atomically(folder / "model.toml", tomli_w.dumps(manifest).encode(), mode=0o600)
         for name in former - {str(client["file"]) for client in clients}:  # of a former model with other parties
             (folder / name).unlink(missing_ok=True)
 
@@ -198,6 +198,11 @@ class TrainedModel:
         if (folder / "model" / "model.toml").is_file():
             folder = folder / "model"
         manifest_file = folder / "model.toml"
+        if not manifest_file.is_file():
+            raise DataError(
+                f"{folder}: holds no model, neither model/model.toml nor model.toml; give the --out folder of a `glasu "
+                "train` or `glasu join` that has come to its end, or restore it."
+            )
         try:
             manifest = tomllib.loads(manifest_file.read_text(encoding="utf-8"))
             schema, clients = manifest["schema"], manifest["client"]
@@ -215,7 +220,7 @@ class TrainedModel:
             )
         except OSError as error:
             raise DataError(
-                f"{error.filename}: cannot be read ({error.strerror}); give the folder that `glasu train --out` wrote."
+                f"{error.filename}: cannot be read ({error.strerror}); restore it, or train again."
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{manifest_file}: is not the manifest of a model: {error}.") from None

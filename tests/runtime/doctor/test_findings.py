@@ -18,11 +18,12 @@ from glasu.kits.kit import open_kit
 from glasu.kits.provision import provision
 from glasu.report import versions
 from glasu.runtime.doctor import machine
-from glasu.runtime.doctor.data import SPARE, data_findings, id_facts, settings_findings
+from glasu.runtime.doctor.data import SPARE, data_findings, settings_findings
 from glasu.runtime.doctor.examination import Examination
 from glasu.runtime.doctor.findings import EVERYBODY, Finding, Verdict, from_plain, read_facts, to_plain
 from glasu.runtime.doctor.together import compare
 from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.join import id_facts
 from glasu.runtime.network.streams import listening
 from protocol.monolith import settings, tiny_parties
 

@@ -14,7 +14,8 @@ from glasu.errors import TransportError
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import provision, revoke
 from glasu.runtime.network.frames import control
-from glasu.runtime.network.streams import Line
+from glasu.runtime.network.reasons import plain_reason
+from glasu.runtime.network.streams import Line, unreachable
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny
 
@@ -54,10 +55,15 @@ def nobody_came():
 def test_certificates_of_others_are_refused_in_the_handshake(cluster, kits, other):
     address = f"localhost:{cluster.port}"
     own, foreign, server = open_kit(kits / "a"), open_kit(other / "a"), open_kit(kits / "server")
-    for kit in (foreign, replace(foreign, ca_pem=own.ca_pem), server):
+    expected = {
+        "refused: the server's certificate was not signed by the CA of this kit (CA fingerprint ": foreign,
+        "it closed the connection; if that goes on, its log says why": replace(foreign, ca_pem=own.ca_pem),
+        "it closed the connection": server,
+    }
+    for said, kit in expected.items():
         why = answer(kit, address)
         assert isinstance(why, str)
-        assert "unavailable" in why
+        assert why.startswith(said)
     assert nobody_came()
     assert isinstance(answer(own, address), bytes)  # the right one is read, and told what is wrong with its hello
 
@@ -65,10 +71,61 @@ def test_certificates_of_others_are_refused_in_the_handshake(cluster, kits, othe
 def test_a_server_at_another_address_than_its_certificate_says_is_refused(cluster, kits, tmp_path):
     own = open_kit(kits / "a")
     provision(tmp_path / "elsewhere", ["a", "b", "c"], ["glasu.example.org"])
-    assert "CERTIFICATE_VERIFY_FAILED" in answer(
+    assert "not signed by the CA of this kit" in answer(
         replace(own, ca_pem=(tmp_path / "elsewhere" / "a" / "ca.pem").read_bytes()), f"localhost:{cluster.port}"
     )
     assert nobody_came()
+
+
+def test_a_party_at_an_address_that_the_certificate_does_not_name_is_told_which_hosts_to_ask_for(tmp_path):
+    provision(tmp_path / "elsewhere", ["a", "b", "c"], ["glasu.example.org"])
+    config, parties = tiny()
+    cluster = Cluster(config, parties, tmp_path / "elsewhere", tmp_path / "run")
+    server = cluster.serve()
+    error = cluster.join("a").error()
+    assert isinstance(error, TransportError)
+    assert "does not name localhost" in str(error)
+    assert "--renew server --host localhost" in str(error)
+    cluster.end(server)
+
+
+def test_a_party_with_a_kit_of_another_provision_is_told_what_to_ask_for_and_does_not_try_again(cluster, other):
+    error = replace(cluster, kits=other).join("a").error()
+    assert isinstance(error, TransportError)
+    for words in ("not signed by the CA of this kit", open_kit(other / "a").ca_fingerprint, "same `glasu provision`"):
+        assert words in str(error)
+    for jargon in ("TSI_", "SSL", "OK"):
+        assert jargon not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "errors resolving x.invalid:1: [field:hostname lookup error:...: Domain name not found]",
+            "the name x.invalid is",
+        ),
+        ("DNS resolution failed for x.invalid:1: C-ares status is not ARES_SUCCESS", "the name x.invalid is not known"),
+        ("failed to connect to all addresses; last error: ...: Connection refused", "nothing listens there"),
+        ("...OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate", "does not speak TLS; check the port"),
+        ("...CERTIFICATE_VERIFY_FAILED: certificate has expired", "refused: the server's certificate has expired"),
+        (
+            "...CERTIFICATE_VERIFY_FAILED: certificate is not yet valid",
+            "refused: the server's certificate is not valid",
+        ),
+        ("refused: the certificate of 'b' is revoked.", "refused: the certificate of 'b' is revoked"),
+        ("something new", "something new (unavailable)"),
+    ],
+)
+def test_what_grpc_says_is_told_in_our_words(said, why, kits):
+    assert why in plain_reason(said, "unavailable", open_kit(kits / "a"), "x.invalid:1")
+
+
+def test_who_cannot_resolve_a_name_is_not_told_to_start_the_server(kits):
+    error = str(unreachable("x.invalid:1", 5, "the name x.invalid is not known here; check how it is spelt"))
+    assert "Give the right name in --server" in error
+    assert "Start the server" not in error
+    assert "Start the server" in str(unreachable("localhost:1", 5, "nothing listens there"))
 
 
 @pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2", "nothing but noise"])

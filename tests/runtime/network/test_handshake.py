@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from glasu.data.party import Splits
-from glasu.errors import ConfigError
+from glasu.errors import AbsenceError, ConfigError
 from glasu.kits.kit import open_kit
+from glasu.kits.provision import add, remove
 from glasu.runtime.network import join as joining
 from glasu.runtime.network import session as sessions
-from glasu.runtime.network.handshake import differences, two_columns
+from glasu.runtime.network.handshake import REMEDIES, differences, remedy, two_columns
 from glasu.runtime.wire import VERSION
 from runtime.network import cluster as clusters
 from runtime.network.cluster import Cluster, SeenHub
@@ -23,6 +27,10 @@ from runtime.network.test_runs import tiny
 
 def other_ids(party):
     return replace(party, ids=party.ids[::-1].copy())
+
+
+def foreign_ids(party):
+    return replace(party, ids=party.ids + 1)
 
 
 def other_splits(party):
@@ -35,10 +43,17 @@ def other_classes(party):
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
-    [(other_ids, "ids (SHA-256)"), (other_splits, "splits (SHA-256)"), (other_classes, "class names (SHA-256)")],
+    ("change", "field", "advice"),
+    [
+        (other_ids, "ids (SHA-256)", "the ids are the same, but in another order"),
+        (foreign_ids, "ids (SHA-256)", "the sets of ids differ: list the common ones only"),
+        (other_splits, "splits (SHA-256)", "make labels and splits equal"),
+        (other_classes, "class names (SHA-256)", "name one party in train.labels"),
+    ],
 )
-def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_both_ends(change, field, kits, tmp_path):
+def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_both_ends(
+    change, field, advice, kits, tmp_path
+):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
@@ -46,11 +61,13 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_diff_at_bo
     error = cluster.join("b", party=change(parties[1])).error()
     assert isinstance(error, ConfigError)
     assert field in str(error)
+    assert advice in str(error)
+    assert not re.search("[0-9a-f]{17}", str(error))  # digests are shortened
     for who in ("server", "b"):
         heading = next(line for line in cluster.lines[who] if line.split() == ["a", "b"])
         row = cluster.lines[who][cluster.lines[who].index(heading) + 1]
         assert row.startswith(field)
-        assert len(row.removeprefix(field).split()) == 2
+        assert all(re.fullmatch(r"[0-9a-f]{16}\.\.", digest) for digest in row.removeprefix(field).split())
     cluster.until("a", f"b: not accepted: it differs from a: {field}")
     assert field in SeenHub.last.links["b"].refused  # who waits for b in vain will hear why
     cluster.end(server, a)
@@ -127,6 +144,32 @@ def test_a_party_for_which_there_are_more_or_fewer_parties_does_not_take_part(na
         assert "the server's roster" in str(error)
         cluster.until("server", "b: declines to take part")
     cluster.end(server, a)  # nobody else was stopped by it
+
+
+def test_a_run_that_has_begun_keeps_its_roster_and_says_who_was_added_or_removed(kits, tmp_path):
+    config, parties = tiny()
+    own = Path(shutil.copytree(kits, tmp_path / "kits"))
+    cluster = Cluster(config, parties, own, tmp_path)
+    assert isinstance(cluster.serve(wait=0.1).error(), AbsenceError)  # it has begun
+    add(own, ["d"])
+    error = str(cluster.serve(wait=0.1).error())
+    assert "it began with a, b, c; since then d added" in error
+    assert "provision --remove" in error
+    assert "num_clients" not in error
+    remove(own, ["b"])
+    assert "since then d added and b removed" in str(cluster.serve(wait=0.1).error())
+    remove(own, ["d"])
+    add(own, ["b"])
+    assert "now their order is a, c, b" in str(cluster.serve(wait=0.1).error())
+
+
+def test_a_party_that_was_added_and_removed_again_leaves_a_run_that_can_go_on(kits, tmp_path):
+    config, parties = tiny()
+    own = Path(shutil.copytree(kits, tmp_path / "kits"))
+    cluster = Cluster(config, parties, own, tmp_path)
+    for change in (lambda: None, lambda: add(own, ["d"]) and remove(own, ["d"])):
+        change()
+        assert isinstance(cluster.serve(wait=0.1).error(), AbsenceError)
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch"])
@@ -276,6 +319,13 @@ def test_another_number_of_clients_than_the_roster_has_is_refused(kits, tmp_path
 def test_only_what_both_state_is_compared():
     assert differences({"x": 1, "y": 2}, {"x": 1, "z": 3}) == []
     assert differences({"x": 1, "y": 2}, {"x": 2, "y": 2}) == [("x", 1, 2)]
+
+
+def test_every_difference_has_its_remedy_and_those_of_versions_come_before_those_of_data():
+    for names, advice in REMEDIES.items():
+        assert all(remedy([(name, 1, 2)]) == f"; {advice}" for name in names)
+    assert "version" in remedy([("ids (SHA-256)", "x", "y"), ("numpy", "1", "2")])
+    assert remedy([("something else", 1, 2)]) == ""
 
 
 def test_a_diff_has_two_columns():

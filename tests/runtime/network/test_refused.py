@@ -199,6 +199,21 @@ def test_a_wrong_connection_is_refused_and_the_log_says_why(name, serving):
     assert "refused in the TLS handshake" in serving.until(words, before)
 
 
+def test_a_client_that_does_not_accept_the_server_is_told_of_in_our_words(serving, tmp_path):
+    provision(tmp_path, ["a", "b", "c"], ["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(tmp_path / "a" / "ca.pem")
+    before = serving.length()
+    with (
+        socket.create_connection(("localhost", serving.port), timeout=60) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        context.wrap_socket(plain, server_hostname="localhost")
+    said = serving.until("it does not accept this server's certificate", before)
+    assert "is its kit of the same `glasu provision`" in said
+    assert "BAD_PACKET_LENGTH" not in said
+
+
 def test_a_key_of_another_certificate_opens_no_connection(serving):
     own, other = open_kit(serving.kits / "a"), open_kit(serving.kits / "b")
     before = serving.length()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.party import Graph, PartyData, ids_sha256, labelled
+from glasu.data.party import Graph, PartyData, labelled
 from glasu.data.workspace import row_pieces
 from glasu.errors import GlasuError
 from glasu.runtime.doctor.findings import Finding
@@ -52,16 +52,6 @@ def _edges(graph: Graph) -> Finding:
 def _outside(graph: Graph, edges: slice) -> Any:
     sources = graph.indices[edges]
     return (sources < 0) | (sources >= graph.num_nodes)
-
-
-def id_facts(party: PartyData) -> dict[str, Any]:
-    """Return what lets the server compare ids: how many, of what kind, and digests of all of them together."""
-    return {
-        "nodes": party.num_nodes,
-        "kind of ids": "numbers" if party.ids.dtype.kind == "i" else "strings",
-        "ids (SHA-256)": party.ids_digest(),
-        "set of ids (SHA-256)": ids_sha256(party.ids[np.argsort(party.ids)]),
-    }
 
 
 def settings_findings(

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glasu.runtime.doctor.findings import Finding
-from glasu.runtime.network.handshake import public_version
+from glasu.runtime.network.handshake import KIND, ORDER, SET, public_version
 
 Stated = Mapping[str, Mapping[str, Any]]  # facts by party, as `read_facts` gives them
-ORDER, SET, KIND = "ids (SHA-256)", "set of ids (SHA-256)", "kind of ids"
 SAME_AS_SERVER = ("message format", "glasu", "numpy")
 SAME_AT_PARTIES = ("torch",)
 LABELS = ("classes", "class names (SHA-256)", "splits (SHA-256)")

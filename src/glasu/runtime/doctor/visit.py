@@ -14,12 +14,13 @@ from glasu.data.party import PartyData
 from glasu.errors import GlasuError, ProtocolError, TransportError
 from glasu.kits.kit import Kit
 from glasu.report import versions
-from glasu.runtime.doctor.data import data_findings, id_facts, settings_findings
+from glasu.runtime.doctor.data import data_findings, settings_findings
 from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.join import id_facts
 from glasu.runtime.network.session import SILENCE
 from glasu.runtime.network.streams import Line
 

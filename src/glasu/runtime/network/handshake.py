@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,17 @@ Facts = Mapping[str, Any]
 Purpose = Literal["training", "prediction"]
 MISSING = "(nothing)"
 BUILDS = {"torch build": "torch", "numpy build": "numpy"}  # what may differ, and is told; and of what it is the build
+ORDER, SET, KIND = "ids (SHA-256)", "set of ids (SHA-256)", "kind of ids"
+DIGEST = re.compile("[0-9a-f]{64}")
+REMEDIES = {  # by the facts that differ; the first that fits is told
+    ("purpose",): "train or predict everywhere, with --predict at all of them or at none",
+    ("message format", "glasu", "numpy", "torch"): "install the same version everywhere",
+    (KIND,): "write the ids alike everywhere, or set id_type in party.toml",
+    ("nodes", SET): "the sets of ids differ: list the common ones only, in one order, at all parties",
+    (ORDER,): "the ids are the same, but in another order: list them in one order at all parties, for example sorted",
+    ("classes", "class names (SHA-256)", "splits (SHA-256)"): "make labels and splits equal, or name one party in "
+    "train.labels",
+}
 
 
 def differences(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
@@ -50,8 +62,15 @@ def in_one_line(rows: list[tuple[str, Any, Any]], left: str, right: str) -> str:
     return "; ".join(f"{name}: {left} {_shown(one)}, {right} {_shown(other)}" for name, one, other in rows)
 
 
+def remedy(rows: list[tuple[str, Any, Any]]) -> str:
+    """Return what to do about differences, as the end of a sentence; nothing where we do not know."""
+    differing = {name for name, _, _ in rows}
+    return next((f"; {advice}" for names, advice in REMEDIES.items() if differing & set(names)), "")
+
+
 def _shown(value: Any) -> str:
-    return MISSING if value is None else printable(value, 64)
+    text = MISSING if value is None else printable(value, 64)
+    return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 
 
 def public_version(version: str) -> str:

@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 
 Tell = Callable[[str], None]
 FAILED = "Handshake failed with error "
+REFUSES = (
+    "it does not accept this server's certificate; is its kit of the same `glasu provision`, and its --server right?"
+)
 REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presented no certificate",
     "unable to get local issuer certificate": "its certificate was not signed by the CA of this kit",
@@ -24,7 +27,8 @@ REASONS = {
     "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
     "WRONG_VERSION_NUMBER": "what it sent is not TLS",
     "HTTP_REQUEST": "what it sent is not TLS",
-    "ALERT": "it does not accept this server's certificate",
+    "ALERT": REFUSES,
+    "BAD_PACKET_LENGTH": REFUSES,  # it said so in plain text, where what is encrypted was expected
 }
 
 

@@ -37,7 +37,7 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
-from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, two_columns
+from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, remedy, two_columns
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import Head, decode, encode
@@ -269,7 +269,7 @@ class Hub:
         for whose, stated in {"the server": self.own_facts, **others}.items():
             rows = differences(stated, facts)
             if rows:
-                sentence = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}."
+                sentence = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}{remedy(rows)}."
                 return sentence, two_columns(rows, whose, link.name)
         return "", []
 

@@ -32,6 +32,9 @@ from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, next_start
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
+    KIND,
+    ORDER,
+    SET,
     differences,
     in_one_line,
     names_digest,
@@ -197,8 +200,7 @@ class _Joining:
             **protocol_facts(found, "training"),
             "torch": public_version(found["torch"]),
             "torch build": found["torch"],
-            "nodes": party.num_nodes,
-            "ids (SHA-256)": party.ids_digest(),
+            **id_facts(party),
         }
         return facts | label_facts(party) if labels else facts
 
@@ -415,6 +417,16 @@ def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party
+
+
+def id_facts(party: PartyData) -> dict[str, Any]:
+    """Return what lets the server compare ids: how many, of what kind, and digests of all of them together."""
+    return {
+        "nodes": party.num_nodes,
+        KIND: "numbers" if party.ids.dtype.kind == "i" else "strings",
+        ORDER: party.ids_digest(),
+        SET: party.set_digest,
+    }
 
 
 def label_facts(party: PartyData) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from glasu.runtime.network.handshake import (
     public_version,
     run_of_attempt,
 )
-from glasu.runtime.network.join import Tell, build_client
+from glasu.runtime.network.join import Tell, build_client, id_facts
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained import TrainedModel, load_weights
@@ -153,8 +153,7 @@ class _Predicting:
             **protocol_facts(found, "prediction"),
             "torch": public_version(found["torch"]),
             "torch build": found["torch"],
-            "nodes": self.party.num_nodes,
-            "ids (SHA-256)": self.party.ids_digest(),
+            **id_facts(self.party),
             "training": self.durable["run"],
         }
         return facts | ({"classes": len(classes), "class names (SHA-256)": names_digest(classes)} if classes else {})
@@ -187,7 +186,8 @@ class _Predicting:
         if list(welcome["roster"]) != self.roster:
             raise ConfigError(
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{', '.join(welcome['roster'])}."
+                f"{', '.join(welcome['roster'])}; bring back the server's kit.toml of then, or change the roster with "
+                "`glasu provision --add` or `--remove`."
             )
         config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())

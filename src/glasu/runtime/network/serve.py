@@ -96,6 +96,7 @@ class _Serving:
         self._server: Server | None = None  # of the present attempt
         self._scores: Mapping[str, float] = {}  # of the last validation
         defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
+        defaults["roster"] = list(kit.roster)
         self.out = out
         self.durable = Durable(out / "serving.json", defaults)
         folder = out / "checkpoints"
@@ -118,11 +119,17 @@ class _Serving:
         self._overridden: dict[str, dict[str, Any]] = {}
 
     def _pin(self, out: Path) -> None:
-        """Hold a folder to the settings with which its run began."""
-        digest = self.asked.digest()
+        """Hold a folder to the parties and the settings with which its run began."""
+        digest, roster = self.asked.digest(), list(self.kit.roster)
         if self.durable["run"] is None:
             run = secrets.token_hex(RUN_BYTES)
-            self.durable.update(run=run, digest=digest, attempt=0, settings=self.asked.comparable())
+            self.durable.update(run=run, digest=digest, attempt=0, settings=self.asked.comparable(), roster=roster)
+        elif self.durable["roster"] != roster:
+            raise ConfigError(
+                f"{out}: holds a run of other parties: {_change(self.durable['roster'], roster)}. Restore that roster "
+                "(`glasu provision --remove NAME` takes a name off), choose another --out, or start over with --fresh, "
+                "which removes its checkpoints."
+            )
         elif self.durable["digest"] != digest:
             there, here = self.durable["settings"], self.asked.comparable()
             rows = [f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in here]
@@ -310,3 +317,11 @@ class _Serving:
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )
+
+
+def _change(there: list[str], here: list[str]) -> str:
+    """Say how the roster has changed since the run began."""
+    added, gone = ([name for name in one if name not in other] for one, other in ((here, there), (there, here)))
+    told = [f"{', '.join(names)} {verb}" for names, verb in ((added, "added"), (gone, "removed")) if names]
+    was = f"it began with {', '.join(there)}"
+    return f"{was}; since then {' and '.join(told)}" if told else f"{was}; now their order is {', '.join(here)}"

@@ -17,6 +17,7 @@ from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
 from glasu.runtime.network.links import Stream
+from glasu.runtime.network.reasons import advice, plain_reason
 
 require_tls_1_3()
 
@@ -188,6 +189,7 @@ class Line:
             address: of the server, host:port.
             arrived: is given every frame, and at last in words why the stream ended; in a thread of its own.
         """
+        self._kit, self._address = kit, address
         credentials = grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
         options = [*KEEPALIVE, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channel = grpc.secure_channel(address, credentials, options)
@@ -202,8 +204,8 @@ class Line:
             for frame in self._call:
                 self._arrived(self, frame)
         except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""
-            why = f"{details} ({code.name.lower()})" if code is not grpc.StatusCode.CANCELLED else why
+            if (code := error.code()) is not grpc.StatusCode.CANCELLED:
+                why = plain_reason(error.details() or "", code.name.lower(), self._kit, self._address)
         self._arrived(self, why)
 
     def send(self, frame: bytes) -> None:
@@ -236,5 +238,5 @@ def unreachable(address: str, seconds: float, why: str) -> AbsenceError:
     """Return the error of a party that has waited long enough."""
     return AbsenceError(
         f"waited {seconds:.0f} s for the server at {address}: {why}; everything up to the last checkpoint is kept. "
-        "Start the server, and the same command again."
+        f"{advice(why)}"
     )

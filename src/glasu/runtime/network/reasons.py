@@ -1,0 +1,49 @@
+"""Why a party cannot reach the server, in our words, and what to do: gRPC's are for those who wrote it."""
+
+from __future__ import annotations
+
+from glasu.kits.kit import Kit
+
+REFUSED = "refused: "  # waiting does not mend what begins so
+UNKNOWN_NAME = "is not known here"
+
+
+def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
+    """Return why a stream ended.
+
+    Args:
+        said: by gRPC, or by the server.
+        code: gRPC's status.
+        kit: the party's.
+        address: the server's, host:port.
+    """
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    reasons = {
+        "certificate has expired": f"{REFUSED}the server's certificate has expired; it needs a renewed kit",
+        "certificate is not yet valid": f"{REFUSED}the server's certificate is not valid yet; set both clocks by NTP",
+        "CERTIFICATE_VERIFY_FAILED": (
+            f"{REFUSED}the server's certificate was not signed by the CA of this kit (CA fingerprint "
+            f"{kit.ca_fingerprint}); compare it with ca_fingerprint in the server's kit.toml, and ask for a kit of the "
+            "same `glasu provision`"
+        ),
+        "Hostname Verification": (
+            f"{REFUSED}the server's certificate does not name {host}; give a name in --server for which its kit was "
+            f"made with --host, or ask for `glasu provision --renew server --host {host}`"
+        ),
+        "resolving": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
+        "DNS": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
+        "Domain name not found": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
+        "WRONG_VERSION_NUMBER": f"what answers at {address} does not speak TLS; check the port",
+        "Connection refused": "nothing listens there",
+        "Socket closed": "it closed the connection; if that goes on, its log says why",
+    }
+    if said.startswith(REFUSED):
+        return said.rstrip(".")
+    return next((ours for theirs, ours in reasons.items() if theirs in said), f"{said} ({code})")
+
+
+def advice(why: str) -> str:
+    """Return what to do when the server could not be reached for this reason."""
+    if UNKNOWN_NAME in why:
+        return "Give the right name in --server, or ask whoever runs your DNS."
+    return "Start the server, and the same command again."
