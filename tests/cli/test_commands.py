@@ -327,7 +327,7 @@ def test_bad_party_files_are_one_line_that_names_file_and_column(tmp_path, nodes
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('classes = ["u", "w"]\n', ["nodes.csv", "'y'", "row 2", "u, w"]),
+        ('classes = ["u", "w"]\n', ["nodes.csv", "'y'", "row 2", "2 classes"]),
         ('classes = ["v", "u"]\n', ["classes of 'a' and 'b' differ"]),
         ('classes = ["u", "v", "w"]\n', ["classes of 'a' and 'b' differ"]),
         ('classes = ["u"]\n', ["nodes.csv", "'y'", "row 2"]),

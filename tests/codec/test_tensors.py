@@ -251,7 +251,6 @@ def test_stochastic_rounding_is_right_in_the_mean_where_nearest_loses_what_is_sm
         {"client": TO_ONE},
         {"round": 4},
         {"layer": 2},
-        {"chunk": 1},
     ],
     ids=str,
 )
