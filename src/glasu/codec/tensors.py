@@ -69,10 +69,7 @@ class Plain:
         return _not_of(self.dtype, payload) or _not_as_wide(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(payload.sum()):  # a single other value would spoil it
-                return True
-        return bool(np.isfinite(payload).all())  # large numbers may have too large a sum
+        return bool(np.isfinite(payload).all())
 
     def decode(self, payload: Array) -> Array:
         return _sound(self, payload)

@@ -285,7 +285,8 @@ class Client:
 
     def joint_shape(self, partial: Tensor) -> tuple[int, int]:
         """Return the shape of H[l+1], given H_m^+[l]."""
-        return len(partial), partial.shape[1] * self.aggregation.widening
+        rows, columns = partial.shape
+        return rows, columns * self.aggregation.widening
 
     def read(self, kind: Kind, message: TensorMessage, shape: tuple[int, int]) -> Tensor:
         """Return the tensor of an answer, or refuse one of another encoding or shape than expected, or no numbers."""

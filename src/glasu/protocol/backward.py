@@ -49,8 +49,9 @@ def _joint_gradient(
     message: Message = Waiting(key=key)
     if gradient is not None:  # it is None of H[L] at a client without labels
         message = Gradient(key=key, value=client.release.tensor("gradient", gradient, key).payload)
-    answers = yield from exchange_rows(message, len(partial), JointGradient)
-    return client.read_rows("gradient", answers, (len(partial), partial.shape[1]))
+    rows, columns = partial.shape
+    answers = yield from exchange_rows(message, rows, JointGradient)
+    return client.read_rows("gradient", answers, (rows, columns))
 
 
 def server_backward(server: Server, round_index: int) -> Script:

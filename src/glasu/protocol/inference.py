@@ -41,7 +41,7 @@ def client_inference(
             key = client.key(phase, round_index, layer)
             sent = client.release.tensor("representation", partial, key)
             message = Partial(key=key, value=sent.payload, losses=client.take_losses(key))
-            answers = yield from exchange_rows(message, len(partial), Joint)
+            answers = yield from exchange_rows(message, partial.shape[0], Joint)
             hidden = client.read_rows("representation", answers, client.joint_shape(partial))  # H_m[l+1] = H[l+1]
             exchanged[layer + 1] = hidden, sent
         else:

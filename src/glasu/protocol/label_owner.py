@@ -29,8 +29,9 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Ten
         message = Gradient(
             key=key, value=client.release.tensor("gradient", client.gradient_at(joint, batch), key).payload
         )
-    answers = yield from exchange_rows(message, len(joint), JointGradient)
-    return client.read_rows("gradient", answers, (len(joint), joint.shape[1]))
+    rows, columns = joint.shape
+    answers = yield from exchange_rows(message, rows, JointGradient)
+    return client.read_rows("gradient", answers, (rows, columns))
 
 
 def server_gradient(server: Server, round_index: int) -> Script:
