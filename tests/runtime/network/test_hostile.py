@@ -144,6 +144,8 @@ WAITING = {
     "metrics": (lambda message: Metrics(key=message.key, values=np.ones(3)), "got Metrics"),
 }
 
+QUICK = ("NaN", "none", "nothing to say", "other ones", "no set", "a gradient")  # the rest of the others is slow
+
 
 def attacks_on(target):
     found = {**ANY}
@@ -162,7 +164,8 @@ def attacks_on(target):
 def all_of_them():
     for name, target in TARGETS.items():
         for attack in attacks_on(target):
-            yield pytest.param(name, attack, id=f"{name}: {attack}")
+            marks = () if name == "partial" or attack in QUICK else pytest.mark.slow
+            yield pytest.param(name, attack, id=f"{name}: {attack}", marks=marks)
 
 
 def role_of(owner):
@@ -282,7 +285,7 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.EVALUATION], ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", [Phase.TRAINING, pytest.param(Phase.EVALUATION, marks=pytest.mark.slow)], ids=str)
 def test_a_frame_that_cannot_be_is_refused_and_changes_nothing(name, phase, kits, tmp_path, monkeypatch, honest):
     frame, expected = FRAMES[name]
     target = Target(Partial, phase, 1 if phase is Phase.TRAINING else 2, 1)
