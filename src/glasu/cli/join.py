@@ -57,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the training: ask for the class probabilities of the ids in this .csv or .parquet file; without a "
         "file, help the others to predict",
     )
-    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+    )
     add_log(parser)
 
 

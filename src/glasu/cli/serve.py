@@ -49,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
     )
-    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+    )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",

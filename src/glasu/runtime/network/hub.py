@@ -218,6 +218,11 @@ class Hub:
             ), []
         if self.closing:  # a party of this run may come once more to hear that all is done
             return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
+        if hello.fresh and (saved := max(self.rounds())):
+            return (
+                f"it wants to start over (--fresh), and this run is under way, after round {saved}; nothing was "
+                "removed. To go on, leave out --fresh at this party; to start over, start the server with --fresh, too."
+            ), []
         why, table = self._difference(link, hello.facts)
         if not why and not set(hello.rounds) & set(self.rounds()):
             here, there = (", ".join(map(str, own)) for own in (self.rounds(), hello.rounds))

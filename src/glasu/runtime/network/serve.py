@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import Accounts
-from glasu.runtime.checkpoint import Store, greatest_common
+from glasu.runtime.checkpoint import SUFFIX, Store, greatest_common
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.foreign import printable
@@ -59,7 +60,7 @@ def serve(
         kit: the server's; its roster are the parties.
         listen: host:port.
         out: the folder for report and checkpoints; a run that it holds goes on.
-        fresh: start over.
+        fresh: start over, and remove what is there once this server listens.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
         observe: is told of every round and evaluation.
@@ -97,18 +98,13 @@ class _Serving:
         self._scores: Mapping[str, float] = {}  # of the last validation
         defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
         defaults["roster"] = list(kit.roster)
-        self.out = out
+        self.out, self.fresh = out, fresh
         self.durable = Durable(out / "serving.json", defaults)
-        folder = out / "checkpoints"
-        if fresh:
-            removed = Store(folder, "").clear()
-            if removed:
-                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, incarnations={}, closed=False)
-        self._pin(out)
-        run = self.durable["run"]
-        self.store = Store(folder, f"the server of run {run}")
-        self.store.opened(config.train.checkpoint_every, tell)
+        self.begins = fresh or not self._goes_on()
+        run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
+        self.store = Store(out / "checkpoints", f"the server of run {run}")
+        if not self.begins:
+            self.store.opened(config.train.checkpoint_every, tell)
         self.saver = Saver(self.store)
         self.accounts = Accounts(clock, [None], Meter())
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
@@ -118,41 +114,57 @@ class _Serving:
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
 
-    def _pin(self, out: Path) -> None:
-        """Hold a folder to the parties and the settings with which its run began."""
+    def _goes_on(self) -> bool:
+        """Tell whether the folder holds this run; refuse one of other parties or settings, once a party has come."""
         digest, roster = self.asked.digest(), list(self.kit.roster)
-        if self.durable["run"] is None:
-            run = secrets.token_hex(RUN_BYTES)
-            self.durable.update(run=run, digest=digest, attempt=0, settings=self.asked.comparable(), roster=roster)
-        elif self.durable["roster"] != roster:
+        same_roster, same_settings = self.durable["roster"] == roster, self.durable["digest"] == digest
+        if self.durable["run"] is None or (same_roster and same_settings):
+            return self.durable["run"] is not None
+        came = self.durable["incarnations"] or self.durable["attempt"] or self.durable["closed"]
+        if not came and not any((self.out / "checkpoints").glob(f"*{SUFFIX}")):
+            return False
+        if not same_roster:
             raise ConfigError(
-                f"{out}: holds a run of other parties: {_change(self.durable['roster'], roster)}. Restore that roster "
-                "(`glasu provision --remove NAME` takes a name off), choose another --out, or start over with --fresh, "
-                "which removes its checkpoints."
+                f"{self.out}: holds a run of other parties: {_change(self.durable['roster'], roster)}. Restore that "
+                "roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over with "
+                "--fresh, which removes its checkpoints."
             )
-        elif self.durable["digest"] != digest:
-            there, here = self.durable["settings"], self.asked.comparable()
-            rows = [f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in here]
-            rows = [row for name, row in zip(here, rows, strict=True) if here[name] != there.get(name)]
-            raise ConfigError(
-                f"{out}: holds a run with other settings: {'; '.join(rows[:4])}. Go on with those, choose another "
-                "--out, or start over with --fresh, which removes its checkpoints."
-            )
+        raise ConfigError(
+            f"{self.out}: holds a run with other settings: {settings_apart(self.durable['settings'], self.asked)}. Go "
+            "on with those, choose another --out, or start over with --fresh, which removes its checkpoints."
+        )
+
+    def _pin(self) -> None:
+        """Begin a run, now that parties may come: hold the folder to it, and remove what --fresh gives up."""
+        if not self.begins:
+            return
+        removed = self.store.clear() if self.fresh else []
+        if removed:
+            self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+        self.durable.update(
+            run=self.hub.welcome["run"],
+            digest=self.asked.digest(),
+            attempt=0,
+            settings=self.asked.comparable(),
+            roster=list(self.kit.roster),
+            incarnations={},
+            closed=False,
+        )
 
     def run(self, listen: str, listened: Callable[[int], None]) -> RunReport | None:
         """Serve until all is done and written."""
-        if self.durable["closed"]:
+        if self.durable["closed"] and not self.begins:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
             with listening(self.hub, self.kit, listen) as port:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL)
             self.store.clear()
             return None
-        saved = max(self.store.digests())
+        saved = 0 if self.begins else max(self.store.digests())
         if saved:
             self.accounts.restore(self.store.load(saved).facts["traffic"])
             self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
-        with listening(self.hub, self.kit, listen) as port:
+        with listening(self.hub, self.kit, listen, self._pin) as port:
             listened(port)
             try:
                 report = self._until_finished()
@@ -317,6 +329,17 @@ class _Serving:
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )
+
+
+def settings_apart(there: Mapping[str, Any], config: RunConfig) -> str:
+    """Say in which settings a run that began differs from what is asked now."""
+    here = config.comparable()
+    return "; ".join(f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in _apart(there, here)[:4])
+
+
+def _apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    as_read = json.loads(json.dumps(here))
+    return [name for name in here if as_read[name] != there.get(name)]
 
 
 def _change(there: list[str], here: list[str]) -> str:
