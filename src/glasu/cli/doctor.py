@@ -63,6 +63,7 @@ def _tell(line: str) -> None:
 
 def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.config import RunConfig
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.examination import examine
     from glasu.runtime.doctor.findings import Verdict, told
     from glasu.runtime.doctor.machine import kit_findings, present
@@ -70,6 +71,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.runtime.network.streams import check_address
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen)
+    refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
     kit, own = kit_findings(args.kit, "server", present())
     told(own, _tell)
@@ -85,14 +87,17 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 
 
 def _at_party(args: argparse.Namespace) -> Verdict:
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.findings import Verdict, told
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.streams import check_address
 
-    address, out = check_address(args.server), output_folder(args.out)
+    address = check_address(args.server)
     if not args.subject.is_dir():
         raise ConfigError(f"{args.subject}: there is no such folder; name the party's, with party.toml in it.")
     kit, own = kit_findings(args.kit, "party", present())
+    refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
+    out = output_folder(args.out)
     party, found = _data(args.subject, args.missing)
     own = told([*own, *found], _tell)
     if kit is None:

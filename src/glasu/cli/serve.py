@@ -66,14 +66,17 @@ def run(args: argparse.Namespace) -> None:
     if args.predict and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
         raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
-    config, out = read_config(args), output_folder(args.out)
+    config = read_config(args)
 
     from glasu.cli.log import Log
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.streams import check_address
 
+    refuse_contents_of_others(args.out, "server")
+    out = output_folder(args.out)
     address, kit, log = check_address(args.listen), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 

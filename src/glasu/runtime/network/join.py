@@ -26,6 +26,7 @@ from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store
+from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -130,7 +131,8 @@ class _Joining:
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
-        self.durable = Durable(out / "joining.json", defaults)
+        defaults["party"] = party.name
+        self.durable = Durable(out / JOINING, defaults)
         self.checkpoints = out / "checkpoints"
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")

@@ -21,6 +21,7 @@ from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import Accounts
 from glasu.runtime.checkpoint import SUFFIX, Store, greatest_common
+from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.foreign import printable
@@ -99,7 +100,7 @@ class _Serving:
         defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
         defaults["roster"] = list(kit.roster)
         self.out, self.fresh = out, fresh
-        self.durable = Durable(out / "serving.json", defaults)
+        self.durable = Durable(out / SERVING, defaults)
         self.begins = fresh or not self._goes_on()
         run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
         self.store = Store(out / "checkpoints", f"the server of run {run}")

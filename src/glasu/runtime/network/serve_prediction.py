@@ -19,6 +19,7 @@ from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
+from glasu.runtime.contents import PREDICTING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
@@ -56,7 +57,7 @@ def serve_prediction(
         clock: tells the seconds for the report.
     """
     config = for_network(config, kit.roster)
-    durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
+    durable = Durable(out / PREDICTING, {"attempt": 0, "incarnations": {}})
     durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
     facts = protocol_facts(versions(), "prediction")
