@@ -126,9 +126,9 @@ class _Serving:
             return False
         if not same_roster:
             raise ConfigError(
-                f"{self.out}: holds a run of other parties: {_change(self.durable['roster'], roster)}. Restore that "
-                "roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over with "
-                "--fresh, which removes its checkpoints."
+                f"{self.out}: holds a run of other parties: {roster_change(self.durable['roster'], roster)}. Restore "
+                "that roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over "
+                "with --fresh, which removes its checkpoints."
             )
         raise ConfigError(
             f"{self.out}: holds a run with other settings: {settings_apart(self.durable['settings'], self.asked)}. Go "
@@ -343,7 +343,7 @@ def _apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     return [name for name in here if as_read[name] != there.get(name)]
 
 
-def _change(there: list[str], here: list[str]) -> str:
+def roster_change(there: list[str], here: list[str]) -> str:
     """Say how the roster has changed since the run began."""
     added, gone = ([name for name in one if name not in other] for one, other in ((here, there), (there, here)))
     told = [f"{', '.join(names)} {verb}" for names, verb in ((added, "added"), (gone, "removed")) if names]
