@@ -250,6 +250,7 @@ def test_equal_versions_ids_and_order_are_good():
     found = compare(*stated(*tiny_parties()))
     assert levels(found) == {"versions": "good", "ids": "good"}
     assert "24 common ids, in the same order at a, b, c" in found[1].said
+    assert found[0].said == f"equal: glasu {versions()['glasu']}, numpy 2.0, torch 2.6.0+cpu"
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch", "message format"])

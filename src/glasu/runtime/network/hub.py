@@ -185,6 +185,11 @@ class Hub:
 
     def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
+        if fields["kind"] == "examine":  # no process of the run: nobody else needs to hear of it
+            purpose = self.own_facts.get("purpose", "training")
+            why = f"a {purpose} is under way there; start glasu doctor at the server instead of glasu serve."
+            stream.send(control("refused", why=why, table=[]))
+            return False
         hello = read_hello(fields)
         again = self.fence.is_known(link.name, hello) and link.hello is not None
         why, table = self._objection(link, hello)

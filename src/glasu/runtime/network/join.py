@@ -244,15 +244,12 @@ class _Joining:
         self._find_place(welcome["roster"], welcome["index"], config.data.num_clients)
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
         self.tell(f"the run: {', '.join(f'{name} = {value!r}' for name, value in shown.items()) or 'all defaults'}.")
-        if self.expect is not None:
-            expected = self.expect.replace(data={"num_clients": config.data.num_clients}).comparable()
-            rows = differences(expected, config.comparable())
-            if rows:
-                for line in two_columns(rows, "expected", "the server"):
-                    self.tell(line)
-                raise ConfigError(
-                    f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
-                )
+        if self.expect is not None and (rows := unexpected(config, self.expect)):
+            for line in two_columns(rows, "expected", "the server"):
+                self.tell(line)
+            raise ConfigError(
+                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
+            )
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
             raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
@@ -419,6 +416,12 @@ class _Joining:
 
 
 DEFAULTS = RunConfig().comparable()
+
+
+def unexpected(config: RunConfig, expect: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Return in what the server's settings differ from those that were agreed on: (name, expected, got)."""
+    expected = expect.replace(data={"num_clients": config.data.num_clients}).comparable()
+    return differences(expected, config.comparable())
 
 
 def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:

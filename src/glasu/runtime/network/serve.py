@@ -6,7 +6,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,9 @@ class _Serving:
         self.status = status
         self._server: Server | None = None  # of the present attempt
         self._scores: Mapping[str, float] = {}  # of the last validation
-        defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
-        defaults["roster"] = list(kit.roster)
         self.out, self.fresh = out, fresh
-        self.durable = Durable(out / SERVING, defaults)
-        self.begins = fresh or not self._goes_on()
+        self.durable = opened(out)
+        self.begins = fresh or not goes_on(out, self.durable, config, kit.roster)
         run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
         self.store = Store(out / "checkpoints", f"the server of run {run}")
         if not self.begins:
@@ -114,26 +112,6 @@ class _Serving:
         self._due: ServerState | None = None
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
-
-    def _goes_on(self) -> bool:
-        """Tell whether the folder holds this run; refuse one of other parties or settings, once a party has come."""
-        digest, roster = self.asked.digest(), list(self.kit.roster)
-        same_roster, same_settings = self.durable["roster"] == roster, self.durable["digest"] == digest
-        if self.durable["run"] is None or (same_roster and same_settings):
-            return self.durable["run"] is not None
-        came = self.durable["incarnations"] or self.durable["attempt"] or self.durable["closed"]
-        if not came and not any((self.out / "checkpoints").glob(f"*{SUFFIX}")):
-            return False
-        if not same_roster:
-            raise ConfigError(
-                f"{self.out}: holds a run of other parties: {roster_change(self.durable['roster'], roster)}. Restore "
-                "that roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over "
-                "with --fresh, which removes its checkpoints."
-            )
-        raise ConfigError(
-            f"{self.out}: holds a run with other settings: {settings_apart(self.durable['settings'], self.asked)}. Go "
-            "on with those, choose another --out, or start over with --fresh, which removes its checkpoints."
-        )
 
     def _pin(self) -> None:
         """Begin a run, now that parties may come: hold the folder to it, and remove what --fresh gives up."""
@@ -330,6 +308,39 @@ class _Serving:
             privacy={"secure_aggregation": config.privacy.secure_aggregation},
             versions=versions(),
         )
+
+
+def opened(out: Path) -> Durable:
+    """Return what a server's folder remembers."""
+    begun: dict[str, Any] = {"run": None, "digest": None, "settings": {}, "roster": []}
+    return Durable(out / SERVING, {**begun, "attempt": 0, "incarnations": {}, "closed": False})
+
+
+def goes_on(out: Path, durable: Durable, config: RunConfig, roster: Sequence[str]) -> bool:
+    """Tell whether a folder holds this run; refuse one of other parties or settings, once a party has come.
+
+    Args:
+        out: the folder.
+        durable: what it remembers.
+        config: the settings, for the network.
+        roster: the parties.
+    """
+    same_roster, same_settings = durable["roster"] == list(roster), durable["digest"] == config.digest()
+    if durable["run"] is None or (same_roster and same_settings):
+        return durable["run"] is not None
+    came = durable["incarnations"] or durable["attempt"] or durable["closed"]
+    if not came and not any((out / "checkpoints").glob(f"*{SUFFIX}")):
+        return False
+    if not same_roster:
+        raise ConfigError(
+            f"{out}: holds a run of other parties: {roster_change(durable['roster'], list(roster))}. Restore that "
+            "roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over with "
+            "--fresh, which removes its checkpoints."
+        )
+    raise ConfigError(
+        f"{out}: holds a run with other settings: {settings_apart(durable['settings'], config)}. Go on with those, "
+        "choose another --out, or start over with --fresh, which removes its checkpoints."
+    )
 
 
 def settings_apart(there: Mapping[str, Any], config: RunConfig) -> str:

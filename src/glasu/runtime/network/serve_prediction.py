@@ -19,14 +19,14 @@ from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
-from glasu.runtime.contents import PREDICTING, SERVING
+from glasu.runtime.contents import PREDICTING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
-from glasu.runtime.network.serve import FAREWELL, roster_change, settings_apart
+from glasu.runtime.network.serve import FAREWELL, opened, roster_change, settings_apart
 from glasu.runtime.network.streams import listening
 from glasu.timing import Clock
 
@@ -86,7 +86,7 @@ def serve_prediction(
 
 def _training_of(out: Path, config: RunConfig, kit: Kit) -> str:
     """Return the run that was trained in a folder; refuse one that is not finished, or not of these settings."""
-    trained = Durable(out / SERVING, {"run": None, "closed": False, "digest": None, "settings": {}, "roster": []})
+    trained = opened(out)
     if not trained["closed"]:
         raise ConfigError(
             f"{out}: holds no finished training of this server; --out must be the folder of a `glasu serve` that has "
