@@ -318,6 +318,11 @@ def test_a_verdict_is_ready_unless_something_is_bad():
     assert bad.lines()[1].split() == ["a", "bad", "disk:", "words"]
 
 
+def test_a_question_ends_a_verdict_without_a_full_stop():
+    asked = Verdict({"server": [Finding("presence", "bad", "did not come; is it started?")]})
+    assert asked.in_words() == "not ready, 1 problem: server: presence: did not come; is it started?"
+
+
 def test_findings_travel_without_their_details():
     sent = to_plain({"a": [BAD]})
     assert "secret" not in str(sent)
