@@ -64,6 +64,7 @@ class Hub:
         rounds: Callable[[], Mapping[int, str]],
         tell: Tell,
         on_nonsense: OnNonsense = "stop",
+        waited: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Expect the parties of the roster.
@@ -76,8 +77,10 @@ class Hub:
             rounds: returns the server's own checkpoints.
             tell: is told what happens, in lines.
             on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
+            waited: is told how long parties were waited for, at least every second of it.
             clock: tells seconds.
         """
+        self.waited = waited
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
         self.durable, self.fence = durable, Fence(durable)
@@ -549,3 +552,4 @@ class Hub:
                 self._say(f"waiting for {names} {what} since {now - since:.0f} s ({state}).", but=None)
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
+            self.waited(self.clock() - now)

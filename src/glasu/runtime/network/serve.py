@@ -19,7 +19,7 @@ from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
-from glasu.runtime.accounts import Accounts
+from glasu.runtime.accounts import SERVER_PARTS, Accounts
 from glasu.runtime.checkpoint import SUFFIX, Store, greatest_common
 from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
@@ -105,10 +105,10 @@ class _Serving:
         if not self.begins:
             self.store.opened(config.train.checkpoint_every, tell)
         self.saver = Saver(self.store)
-        self.accounts = Accounts(clock, [None], Meter())
+        self.accounts = Accounts(clock, [None], Meter(), SERVER_PARTS)
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
         facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
-        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense)
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense, self._waited)
         self._due: ServerState | None = None
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
@@ -232,7 +232,11 @@ class _Serving:
             if self._due is not None:
                 state, self._due = self._due, None
                 self.saver.save(state.round, server_to_plain(dataclasses.replace(state, traffic=self.accounts.state())))
-            self.hub.answer(messages, answers, server.awaited)
+            with self.accounts.watch.measure("communication"):
+                self.hub.answer(messages, answers, server.awaited)
+
+    def _waited(self, seconds: float) -> None:
+        self.accounts.watch.seconds["waiting"] += seconds
 
     def _advance(
         self, server: Server, script: Script, messages: list[Message] | None
