@@ -275,6 +275,7 @@ class _Joining:
         if begin is None:  # this party's last process had heard no more of it
             return self._written()
         self._settle_in(client)
+        self.tell(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
         while True:
             try:
                 self.durable.update(finished=None)  # what was finished before is done once more
