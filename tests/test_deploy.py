@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,43 @@ def test_a_unit_gives_a_command_that_exists_and_may_write_where_it_writes(role):
     guide = (ROOT / "docs" / "deployment.md").read_text()
     assert str(args.kit) in guide
     assert str(args.out) in guide
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_is_started_again_for_as_long_as_it_takes_but_not_after_bad_input(role):
+    settings = dict(re.findall(r"^(\w+)=(.*)$", unit(role), re.M))
+    assert settings["Restart"] == "on-failure"
+    assert settings["RestartPreventExitStatus"] == "2"
+    assert settings["StartLimitIntervalSec"] == "0"
+    assert "StartLimitBurst" not in settings
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_guide_installs_what_a_unit_names_as_its_documentation(role):
+    (place,) = re.findall(r"^Documentation=file://(.*)$", unit(role), re.M)
+    guide = (ROOT / "docs" / "deployment.md").read_text()
+    assert f"-t {Path(place).parent} docs/*.md" in guide
+    assert (ROOT / "docs" / Path(place).name).is_file()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+@pytest.mark.parametrize("role", ROLES)
+def test_systemd_accepts_a_unit(role, tmp_path):
+    path = tmp_path / f"glasu-{role}@trial.service"
+    path.write_text(unit(role).replace("/opt/glasu/bin/glasu", shutil.which("true") or "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
+    assert path.name not in verified.stderr, verified.stderr
+    assert verified.returncode == 0, verified.stderr
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_guide_predicts_beside_a_unit_with_its_kit_in_its_folder(role):
+    training = build_parser().parse_args(command(role))
+    guide = (ROOT / "docs" / "deployment.md").read_text()
+    verb = "serve" if role == "server" else "join"
+    (line,) = re.findall(rf"^runuser .*/opt/glasu/bin/glasu ({verb} .*--predict.*)$", guide, re.M)
+    predicting = build_parser().parse_args(line.split())
+    assert (predicting.kit, predicting.out) == (training.kit, training.out)
 
 
 def test_server_and_party_of_one_training_can_run_on_one_machine():

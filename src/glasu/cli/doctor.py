@@ -1,17 +1,18 @@
 """glasu doctor: find out before a run whether it can take place.
 
-Start it at the server and at every party, with the arguments that serve and join will have. It looks at certificates,
-reachability, clocks, versions, disks, data and ids, shows the same verdict to all, and ends with 0 (ready) or 1 (not).
-What it tells the others are counts and digests, never an id or a value.
+Start it at the server and at every party, with the arguments that serve and join will have, but for --predict. It
+looks at certificates, reachability, clocks, versions, disks, folders, data and ids, shows the same verdict to all, and
+ends with 0 (ready) or 1 (not). What it tells the others are counts and digests, never an id or a value.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_overrides, named_path, output_folder, seconds
+from glasu.cli.arguments import add_log, add_overrides, named_path, output_folder, seconds
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -41,13 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at a party: what stands for missing feature values (refuse)",
     )
     parser.add_argument(
+        "--expect", type=named_path, metavar="RUN.toml", help="at a party: the settings that were agreed on"
+    )
+    parser.add_argument("--run", dest="only", metavar="ID", help="at a party: as for glasu join")
+    parser.add_argument("--metrics", metavar="[HOST:]PORT", help="at the server: whether that can be listened on")
+    parser.add_argument("--on-nonsense", choices=("stop", "wait"), help="at the server: as for glasu serve")
+    parser.add_argument("--fresh", action="store_true", help="what starting over would remove; nothing is removed now")
+    parser.add_argument(
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
+    add_log(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.server and args.overrides:
         raise ConfigError(f"--set {args.overrides[0]}: the server has the settings; set it there.")
+    elsewhere, where = (("metrics", "on_nonsense"), "server") if args.server else (("expect", "only"), "parties")
+    for name in elsewhere:
+        if getattr(args, name) is not None:
+            option = {"only": "--run"}.get(name, f"--{name.replace('_', '-')}")
+            raise ConfigError(f"{option}: is for the {where}; leave it out here.")
     verdict = _at_party(args) if args.server else _at_server(args)
     for line in verdict.lines():
         print(line)
@@ -55,46 +69,73 @@ def run(args: argparse.Namespace) -> int:
     return 0 if verdict.is_ready else 1
 
 
-def _tell(line: str) -> None:
-    from glasu.cli.progress import say
-
-    say([f"glasu doctor: {line}"])
-
-
 def _at_server(args: argparse.Namespace) -> Verdict:
+    from glasu.cli.log import Log
     from glasu.config import RunConfig
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.examination import examine
     from glasu.runtime.doctor.findings import Verdict, told
+    from glasu.runtime.doctor.folder import server_folder
     from glasu.runtime.doctor.machine import kit_findings, present
+    from glasu.runtime.network.handshake import for_network
     from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.streams import check_address
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen)
+    tell = Log(args, "server").tell
+    refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
     kit, own = kit_findings(args.kit, "server", present())
-    told(own, _tell)
+    if args.metrics is not None:
+        own.append(_metrics(args.metrics))
+    if kit is not None:
+        own += server_folder(out, for_network(config, kit.roster), kit.roster, fresh=args.fresh)
+    told(own, tell)
     if kit is None:
         return Verdict({"server": own})
     host, roster = address.rpartition(":")[0], kit.roster
 
     def listened(port: int) -> None:
-        _tell(f"listening on {host}:{port}, waiting for {', '.join(roster)}")
+        tell(f"listening on {host}:{port}, waiting for {', '.join(roster)}")
 
-    with handshakes_told(_tell):
-        return examine(config, kit, address, out, own=own, wait=args.wait, tell=_tell, listened=listened)
+    with handshakes_told(tell):
+        return examine(config, kit, address, out, own=own, wait=args.wait, tell=tell, listened=listened)
+
+
+def _metrics(text: str) -> Finding:
+    """Try to listen where Prometheus will ask."""
+    from glasu.runtime.doctor.findings import Finding
+    from glasu.runtime.network.metrics import metrics_address, metrics_served
+
+    address = metrics_address(text)
+    try:
+        with metrics_served(address, lambda: None):
+            return Finding("metrics", "good", "the address for Prometheus is free")
+    except ConfigError as error:
+        return Finding("metrics", "bad", str(error).rstrip("."))
 
 
 def _at_party(args: argparse.Namespace) -> Verdict:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why a connection fails is said in our words
+
+    from glasu.cli.log import Log
+    from glasu.config import RunConfig
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.findings import Verdict, told
+    from glasu.runtime.doctor.folder import party_folder
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.streams import check_address
 
-    address, out = check_address(args.server), output_folder(args.out)
+    address = check_address(args.server)
+    expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     if not args.subject.is_dir():
         raise ConfigError(f"{args.subject}: there is no such folder; name the party's, with party.toml in it.")
     kit, own = kit_findings(args.kit, "party", present())
+    refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
+    out = output_folder(args.out)
     party, found = _data(args.subject, args.missing)
-    own = told([*own, *found], _tell)
+    tell = Log(args, args.subject.resolve().name if kit is None else kit.name).tell
+    own = told([*own, *found, *party_folder(out, party, args.only, fresh=args.fresh)], tell)
     if kit is None:
         return Verdict({args.subject.resolve().name: own})
     if party is not None and party.name != kit.name:
@@ -104,7 +145,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
     from glasu.runtime.doctor.visit import visit
 
-    return visit(party, kit, address, out, own=own, wait=args.wait, tell=_tell)
+    return visit(party, kit, address, out, own=own, expect=expect, wait=args.wait, tell=tell)
 
 
 def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:

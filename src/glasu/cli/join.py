@@ -57,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the training: ask for the class probabilities of the ids in this .csv or .parquet file; without a "
         "file, help the others to predict",
     )
-    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+    )
     add_log(parser)
 
 
@@ -66,15 +70,17 @@ def run(args: argparse.Namespace) -> None:
         extra = "--fresh" if args.fresh else "--expect"
         raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; leave it out.")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why a connection fails is said in our words
-    out = output_folder(args.out)
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 
     address, kit = check_address(args.server), open_kit(args.kit, "party")
+    refuse_contents_of_others(args.out, "party", kit.name)
+    out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
     from glasu.data.cache import open_folder

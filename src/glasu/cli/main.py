@@ -88,10 +88,10 @@ def _run(args: argparse.Namespace) -> int:
         code: int | None = args.run(args)
         sys.stdout.flush()
     except GlasuError as error:
-        return _fail(args, str(error), error.exit_code)
+        return _fail(args, f"{error}{_once(args) if error.exit_code == 1 else ''}", error.exit_code)
     except KeyboardInterrupt as interruption:
         kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args, f"interrupted; {kept}.", _code(interruption))
+        return _fail(args, f"interrupted; {kept}.{_once(args)}", _code(interruption))
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -104,6 +104,11 @@ def _run(args: argparse.Namespace) -> int:
         why = "" if args.command in BETWEEN_ORGANISATIONS else f": {error}"
         return _fail(args, f"failed: {type(error).__name__}{why}; {advice}.", 1)
     return code or 0
+
+
+def _once(args: argparse.Namespace) -> str:
+    """Say of a command that started over that it would do so again."""
+    return " Leave out --fresh then: it would start over again." if getattr(args, "fresh", False) else ""
 
 
 def _fail(args: argparse.Namespace, message: str, code: int) -> int:

@@ -24,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.out.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--out {args.out}: must end with .parquet or .csv.")
+
+    from glasu.runtime.contents import refuse_file_of_a_party
+
+    refuse_file_of_a_party(args.out)
     output_folder(args.out.parent)
 
     from glasu.data.datasets import load_parties

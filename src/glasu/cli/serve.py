@@ -49,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
     )
-    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+    )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
@@ -62,14 +66,17 @@ def run(args: argparse.Namespace) -> None:
     if args.predict and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
         raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
-    config, out = read_config(args), output_folder(args.out)
+    config = read_config(args)
 
     from glasu.cli.log import Log
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
+    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.streams import check_address
 
+    refuse_contents_of_others(args.out, "server")
+    out = output_folder(args.out)
     address, kit, log = check_address(args.listen), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 

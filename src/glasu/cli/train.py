@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
+
+    from glasu.runtime.contents import refuse_contents_of_others
+
+    refuse_contents_of_others(args.out, "train")
     out = output_folder(args.out)
 
     from glasu.cli.progress import say, shown

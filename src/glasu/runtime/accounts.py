@@ -10,22 +10,25 @@ from glasu.runtime.recorder import Recorder
 from glasu.timing import Clock, Stopwatch
 
 PARTS = ("sampling", "compute", "communication", "evaluation")
+SERVER_PARTS = ("waiting", "communication")  # between organisations it does nothing else
 
 
 class Accounts:
     """Traffic, seconds and evaluations of a run, over all processes that served it."""
 
-    def __init__(self, clock: Clock, parties: Sequence[str | None], meter: Meter) -> None:
+    def __init__(self, clock: Clock, parties: Sequence[str | None], meter: Meter, parts: Sequence[str] = PARTS) -> None:
         """Begin now.
 
         Args:
             clock: tells the seconds.
             parties: who is evaluated; None: all together.
             meter: counts the traffic.
+            parts: on what seconds are spent.
         """
+        self.parts = tuple(parts)
         self.meter, self.watch, self._clock = meter, Stopwatch(clock), clock
         self.recorder = Recorder(parties, meter, self.elapsed)
-        self._start, self._before = clock(), dict.fromkeys(("total", *PARTS), 0.0)
+        self._start, self._before = clock(), dict.fromkeys(("total", *parts), 0.0)
 
     def elapsed(self) -> float:
         """Return the seconds since the run began, without those in which no process served it."""
@@ -34,7 +37,8 @@ class Accounts:
     def seconds(self, watches: Sequence[Stopwatch] = ()) -> dict[str, float]:
         """Return the seconds by what they were spent on, of the server and of these clients together."""
         spent = {
-            name: self._before[name] + sum(watch.seconds[name] for watch in (self.watch, *watches)) for name in PARTS
+            name: self._before[name] + sum(watch.seconds[name] for watch in (self.watch, *watches))
+            for name in self.parts
         }
         return {"total": self.elapsed(), **spent}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glasu.cli.main import main
+from glasu.cli.main import build_parser, main
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
@@ -158,10 +159,20 @@ def test_a_server_that_trains_already_is_not_disturbed_by_the_doctor(kits, tmp_p
     practice.port = cluster.port
     verdict = practice.visit("a").outcome()
     assert bad(verdict) == {("a", "server")}
-    assert "Is glasu doctor started at the server?" in verdict.in_words()
+    assert verdict.in_words().endswith(
+        "server: a training is under way there; start glasu doctor at the server instead of glasu serve."
+    )
+    assert cluster.lines["server"] == []
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
+
+
+def test_settings_that_were_not_agreed_on_are_named_at_everybody(practice):
+    other = practice.config.replace(train={"seed": 5})
+    verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
+    assert bad(verdict) == {("b", "agreed settings")}
+    assert "train.seed: expected 5, the server has 0" in verdict.in_words()
 
 
 def test_a_party_that_trains_already_is_sent_away(practice, tmp_path):
@@ -216,6 +227,68 @@ def test_four_commands_end_with_one_verdict(folders, kits):
     assert [process.returncode for process in processes] == [0, 0, 0, 0], printed
     assert len(set(printed)) == 1
     assert printed[0].endswith("ready: the server and a, b, c can train together.\n")
+
+
+def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
+    commands = build_parser()._subparsers._group_actions[0].choices
+    known = {name: set(commands[name]._option_string_actions) for name in ("serve", "join", "doctor")}
+    assert (known["serve"] | known["join"]) - known["doctor"] == {"--predict"}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("a", ["--metrics", "9464"], "--metrics: is for the server"),
+        ("a", ["--on-nonsense", "stop"], "--on-nonsense: is for the server"),
+        ("server", ["--expect", "run.toml"], "--expect: is for the parties"),
+        ("server", ["--run", "00"], "--run: is for the parties"),
+        ("server", ["--metrics", "x"], "must be a port"),
+    ],
+)
+def test_what_is_for_the_other_role_is_refused(name, more, said, folders, kits, capsys):
+    assert main([*words(folders, kits, name, "localhost:1"), *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        more = ["--wait", "0", "--metrics", str(taken.getsockname()[1])]
+        assert main([*words(folders, kits, "server", "127.0.0.1:0"), *more]) == 1
+    assert "server          bad      metrics: --metrics 127.0.0.1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "remembered", "more", "said"),
+    [
+        (
+            "server",
+            {"run": "00", "closed": True, "digest": "x", "roster": ["a"]},
+            [],
+            "bad      folder: holds a run of",
+        ),
+        ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
+        ("a", {"run": "00"}, [], "bad      folder: holds a run on other data"),
+        ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("a", {"run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
+    ],
+)
+def test_a_folder_in_which_the_run_will_not_begin_is_a_finding(name, remembered, more, said, folders, kits, capsys):
+    out = folders / "runs" / name
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "round-00000001.checkpoint").write_text("")
+    (out / ("serving.json" if name == "server" else "joining.json")).write_text(json.dumps(remembered))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert (
+        main([*words(folders, kits, name, "localhost:1" if name == "a" else "127.0.0.1:0"), "--wait", "0", *more]) == 1
+    )
+    assert said in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_the_doctor_writes_json_where_it_is_asked_to(folders, kits, capfd):
+    assert main([*words(folders, kits, "server", "127.0.0.1:0"), "--wait", "0", "--log-format", "json"]) == 1
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {line["command"] for line in lines} == {"doctor"}
 
 
 def test_a_bad_verdict_is_exit_code_1(folders, kits, capsys):

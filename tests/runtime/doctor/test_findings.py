@@ -250,6 +250,7 @@ def test_equal_versions_ids_and_order_are_good():
     found = compare(*stated(*tiny_parties()))
     assert levels(found) == {"versions": "good", "ids": "good"}
     assert "24 common ids, in the same order at a, b, c" in found[1].said
+    assert found[0].said == f"equal: glasu {versions()['glasu']}, numpy 2.0, torch 2.6.0+cpu"
 
 
 @pytest.mark.parametrize("package", ["glasu", "numpy", "torch", "message format"])
@@ -315,6 +316,11 @@ def test_a_verdict_is_ready_unless_something_is_bad():
     assert not bad.is_ready
     assert bad.in_words() == "not ready, 2 problems: a: disk: words; server/parties: disk: words."
     assert bad.lines()[1].split() == ["a", "bad", "disk:", "words"]
+
+
+def test_a_question_ends_a_verdict_without_a_full_stop():
+    asked = Verdict({"server": [Finding("presence", "bad", "did not come; is it started?")]})
+    assert asked.in_words() == "not ready, 1 problem: server: presence: did not come; is it started?"
 
 
 def test_findings_travel_without_their_details():

@@ -150,7 +150,9 @@ def test_a_run_that_has_begun_keeps_its_roster_and_says_who_was_added_or_removed
     config, parties = tiny()
     own = Path(shutil.copytree(kits, tmp_path / "kits"))
     cluster = Cluster(config, parties, own, tmp_path)
-    assert isinstance(cluster.serve(wait=0.1).error(), AbsenceError)  # it has begun
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")  # it has begun
+    cluster.end(server, a)
     add(own, ["d"])
     error = str(cluster.serve(wait=0.1).error())
     assert "it began with a, b, c; since then d added" in error

@@ -81,6 +81,15 @@ def test_what_prometheus_reads_in_the_end_is_what_the_report_says(run):
         assert value(last, f'glasu_phase_bytes_total{{phase="{phase}"}}') == moved
 
 
+def test_the_server_counts_what_it_does_and_how_long_it_waits(run):
+    report, texts, _ = run
+    seconds = report.seconds
+    assert set(seconds) == {"total", "waiting", "communication"}
+    assert seconds["waiting"] > seconds["communication"] > 0
+    assert 0.5 * seconds["total"] < seconds["waiting"] + seconds["communication"] <= seconds["total"]
+    assert set(re.findall(r'^glasu_seconds_total\{part="(\w+)"\}', texts[-1], re.M)) == {"waiting", "communication"}
+
+
 def test_labels_name_parties_phases_and_metrics_and_nothing_else(run):
     _, texts, _ = run
     found = set(re.findall(r'^glasu_\w+\{(\w+)="', "\n".join(texts), re.MULTILINE))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +15,13 @@ from glasu.data.asked import asked_nodes
 from glasu.data.folders import write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.kits.kit import open_kit
+from glasu.kits.provision import add
 from glasu.protocol import chunks as chunking
 from glasu.protocol.messages import Scores
 from glasu.runtime.network import join_prediction as predicting
 from glasu.runtime.network import serve_prediction as serving
 from glasu.runtime.network import session as sessions
+from glasu.runtime.network.handshake import for_network
 from glasu.runtime.network.join_prediction import join_prediction
 from glasu.runtime.network.serve_prediction import serve_prediction
 from glasu.runtime.simulation import simulate
@@ -238,9 +242,33 @@ def test_a_party_of_a_training_is_told_that_this_server_predicts(kits, tmp_path)
     cluster.end(server)
 
 
+def test_a_server_serves_predictions_of_its_own_finished_training_only(kits, tmp_path):
+    config, parties = tiny(num_rounds=2)
+    cluster = Predicting(config, parties, kits, tmp_path)
+    error = cluster.serve_prediction().error()
+    assert isinstance(error, ConfigError)
+    assert "holds no finished training" in str(error)
+    assert not list((tmp_path / "server").glob("*.json"))
+
+
+def test_a_server_does_not_predict_with_other_settings_or_parties_than_it_trained_with(kits, tmp_path):
+    own = Path(shutil.copytree(kits, tmp_path / "kits"))
+    cluster, _ = trained(own, tmp_path)
+    error = cluster.serve_prediction(config=cluster.config.replace(train={"learning_rate": 0.25})).error()
+    assert isinstance(error, ConfigError)
+    assert "train.learning_rate = 0.1 there, 0.25 here" in str(error)
+    add(own, ["d"])
+    error = cluster.serve_prediction().error()
+    assert isinstance(error, ConfigError)
+    assert "it began with a, b, c; since then d added" in str(error)
+
+
 def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
     cluster, _ = trained(kits, tmp_path)
-    server = cluster.serve_prediction(config=cluster.config.replace(train={"learning_rate": 0.25}))
+    other, path = cluster.config.replace(train={"learning_rate": 0.25}), tmp_path / "server" / "serving.json"
+    asked = for_network(other, ["a", "b", "c"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "digest": asked.digest()}))
+    server = cluster.serve_prediction(config=other)
     error = cluster.ask("a", ASKED).error()
     assert isinstance(error, ConfigError)
     assert "train.learning_rate: trained 0.1, got 0.25" in str(error)

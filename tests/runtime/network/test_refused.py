@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -36,6 +37,25 @@ from runtime.network.test_processes import SMALL_RUN
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(("verbosity", "num_lines"), [(None, 1), ("ERROR", 2)])
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_a_port_that_is_taken_is_one_line_unless_grpcs_own_are_asked_for(
+    command, verbosity, num_lines, kits, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    if verbosity is not None:
+        monkeypatch.setenv("GRPC_VERBOSITY", verbosity)
+    (tmp_path / "run.toml").write_text(SMALL_RUN.format(rounds=3))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [sys.executable, "-m", "glasu.cli.main", command, tmp_path / "run.toml", "--kit", kits / "server"]
+        words += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--out", tmp_path / "out", "--log-format", "json"]
+        ended = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert len(lines) == num_lines, ended.stderr
+    assert "cannot be listened on" in json.loads(lines[-1])["message"]
 
 
 class Serving:

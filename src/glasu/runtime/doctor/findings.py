@@ -63,7 +63,8 @@ class Verdict:
             for finding in found
             if finding.level == "bad"
         ]
-        return f"not ready, {len(bad)} problem{'s' * (len(bad) > 1)}: {'; '.join(bad)}.{noted}"
+        said = f"not ready, {len(bad)} problem{'s' * (len(bad) > 1)}: {'; '.join(bad)}"
+        return f"{said}{'' if said.endswith('?') else '.'}{noted}"
 
 
 def to_plain(findings: Mapping[str, Sequence[Finding]]) -> dict[str, list[dict[str, str]]]:

@@ -33,7 +33,14 @@ def _versions(server: Mapping[str, Any], parties: Stated) -> Finding:
     built = [text for package in ("numpy", *SAME_AT_PARTIES) for text in _apart(package, parties, build=True)]
     if built:
         return Finding("versions", "warning", f"equal, but of different builds: {', '.join(built)}")
-    return Finding("versions", "good", f"equal: glasu {server.get('glasu')}, numpy {server.get('numpy')}")
+    shared = {**{name: server.get(name) for name in ("glasu", "numpy")}, **_shared(parties)}
+    return Finding("versions", "good", f"equal: {', '.join(f'{name} {version}' for name, version in shared.items())}")
+
+
+def _shared(parties: Stated) -> dict[str, Any]:
+    """Return the versions that the parties share among themselves; the server has no use for them."""
+    first: Mapping[str, Any] = next(iter(parties.values()), {})
+    return {name: first[name] for name in SAME_AT_PARTIES if name in first}
 
 
 def _public(version: Any) -> str:

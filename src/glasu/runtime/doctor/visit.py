@@ -19,8 +19,8 @@ from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
-from glasu.runtime.network.handshake import protocol_facts
-from glasu.runtime.network.join import id_facts
+from glasu.runtime.network.handshake import in_one_line, protocol_facts
+from glasu.runtime.network.join import id_facts, unexpected
 from glasu.runtime.network.session import SILENCE
 from glasu.runtime.network.streams import Line
 
@@ -35,6 +35,7 @@ def visit(
     out: Path,
     *,
     own: list[Finding],
+    expect: RunConfig | None = None,
     wait: float = 600.0,
     tell: Tell = lambda line: None,
     now: Callable[[], float] = time.time,
@@ -47,6 +48,7 @@ def visit(
         server: host:port.
         out: the folder for the run's checkpoints.
         own: what was found so far.
+        expect: the settings that were agreed on.
         wait: seconds to wait for the server, and for the others.
         tell: is told what happens, in lines.
         now: tells the seconds of this machine's clock.
@@ -60,8 +62,10 @@ def visit(
         welcome = call.ask("welcome", "examine")
         own.append(_clock(call, now))
         facts = protocol_facts(versions(), "training") | {name: versions()[name] for name in ("numpy", "torch")}
+        config = RunConfig.from_dict(welcome["config"], "the server's settings")
+        if expect is not None:
+            own.append(_agreed(config, expect))
         if party is not None:
-            config = RunConfig.from_dict(welcome["config"], "the server's settings")
             found, labels = settings_findings(config, party, welcome["roster"], out)
             own, facts = [*own, *told(found, tell)], {**facts, **id_facts(party), **labels}
         verdict = call.ask("verdict", "findings", facts=facts, findings=[finding.to_dict() for finding in own])
@@ -83,6 +87,15 @@ def _road(kit: Kit, address: str, wait: float, tell: Tell, now: Callable[[], flo
             tell(f"the server is awaited: {finding.said}")
         time.sleep(delay)
         delay = min(2 * delay, LONGEST_DELAY)
+
+
+def _agreed(config: RunConfig, expect: RunConfig) -> Finding:
+    """Compare the server's settings with those of --expect."""
+    rows = unexpected(config, expect)
+    if not rows:
+        return Finding("agreed settings", "good", "the server's are those of --expect")
+    different = in_one_line(rows, "expected", "the server has")
+    return Finding("agreed settings", "bad", f"the server's are not those of --expect: {different}")
 
 
 def _clock(call: _Call, now: Callable[[], float]) -> Finding:
@@ -116,7 +129,7 @@ class _Call:
             if told["kind"] == "notice":
                 self.tell(printable(told.get("line")))
             else:
-                raise ProtocolError(f"{printable(told.get('why'), SENTENCES)} Is glasu doctor started at the server?")
+                raise ProtocolError(printable(told.get("why"), SENTENCES))
 
     def close(self) -> None:
         self._line.close()

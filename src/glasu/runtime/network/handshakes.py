@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Tell = Callable[[str], None]
+NOTED = re.compile(r"[IWE]\d{4} [\d:.]+ +\d+ \S+\.(cc|h|c):\d+\] |WARNING: All log messages before absl::InitializeLog")
 FAILED = "Handshake failed with error "
 REFUSES = (
     "it does not accept this server's certificate; is its kit of the same `glasu provision`, and its --server right?"
@@ -42,17 +44,20 @@ def reason(line: str) -> str | None:
 
 @contextmanager
 def handshakes_told(tell: Tell) -> Iterator[None]:
-    """Tell of every failed handshake while the block lasts; whatever else comes to standard error passes on.
+    """Tell of every failed handshake while the block lasts; what else gRPC notes there is left out, for we say it.
 
-    For a command, not for a library: the whole process has only one standard error.
+    Whoever sets GRPC_VERBOSITY reads all of it. What does not come from gRPC, and its last words when it ends the
+    process, pass on. For a command, not for a library: the whole process has only one standard error.
     """
-    os.environ.pop("GRPC_VERBOSITY", None)  # its default says why; what is stricter would not
+    asked = os.environ.pop("GRPC_VERBOSITY", None)  # its default says why; what is stricter would not
     sys.stderr.flush()
     before, real = sys.stderr, os.dup(2)
     source, sink = os.pipe()
     os.dup2(sink, 2)
     os.close(sink)
-    reader = threading.Thread(target=_pass_on, args=(source, real, tell), name="glasu-handshakes", daemon=True)
+    reader = threading.Thread(
+        target=_pass_on, args=(source, real, tell, asked is not None), name="glasu-handshakes", daemon=True
+    )
     with os.fdopen(os.dup(real), "w", buffering=1) as sys.stderr:
         reader.start()
         try:
@@ -64,12 +69,12 @@ def handshakes_told(tell: Tell) -> Iterator[None]:
             os.close(real)
 
 
-def _pass_on(source: int, real: int, tell: Tell) -> None:
+def _pass_on(source: int, real: int, tell: Tell, everything: bool) -> None:
     with os.fdopen(source, errors="replace") as lines:
         for line in lines:
             why = reason(line)
             with suppress(OSError):  # nobody reads our log any more; gRPC must not wait for that
-                if why is None:
-                    os.write(real, line.encode())
-                else:
+                if why is not None:
                     tell(f"a connection was refused in the TLS handshake: {why}.")
+                elif everything or not NOTED.match(line):
+                    os.write(real, line.encode())

@@ -64,6 +64,7 @@ class Hub:
         rounds: Callable[[], Mapping[int, str]],
         tell: Tell,
         on_nonsense: OnNonsense = "stop",
+        waited: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Expect the parties of the roster.
@@ -76,8 +77,10 @@ class Hub:
             rounds: returns the server's own checkpoints.
             tell: is told what happens, in lines.
             on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
+            waited: is told how long parties were waited for, at least every second of it.
             clock: tells seconds.
         """
+        self.waited = waited
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
         self.durable, self.fence = durable, Fence(durable)
@@ -185,6 +188,11 @@ class Hub:
 
     def _hello(self, link: Link, stream: Stream, fields: dict[str, Any]) -> bool:
         """Accept a party's process, or tell it and everyone why not."""
+        if fields["kind"] == "examine":  # no process of the run: nobody else needs to hear of it
+            purpose = self.own_facts.get("purpose", "training")
+            why = f"a {purpose} is under way there; start glasu doctor at the server instead of glasu serve."
+            stream.send(control("refused", why=why, table=[]))
+            return False
         hello = read_hello(fields)
         again = self.fence.is_known(link.name, hello) and link.hello is not None
         why, table = self._objection(link, hello)
@@ -218,6 +226,11 @@ class Hub:
             ), []
         if self.closing:  # a party of this run may come once more to hear that all is done
             return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
+        if hello.fresh and (saved := max(self.rounds())):
+            return (
+                f"it wants to start over (--fresh), and this run is under way, after round {saved}; nothing was "
+                "removed. To go on, leave out --fresh at this party; to start over, start the server with --fresh, too."
+            ), []
         why, table = self._difference(link, hello.facts)
         if not why and not set(hello.rounds) & set(self.rounds()):
             here, there = (", ".join(map(str, own)) for own in (self.rounds(), hello.rounds))
@@ -539,3 +552,4 @@ class Hub:
                 self._say(f"waiting for {names} {what} since {now - since:.0f} s ({state}).", but=None)
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
+            self.waited(self.clock() - now)

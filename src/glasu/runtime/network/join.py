@@ -26,6 +26,7 @@ from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store
+from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -78,7 +79,7 @@ def join(
         out: the folder for results and checkpoints; a run that it holds goes on.
         expect: refuse settings that differ from these.
         run: take part in the run of this id only.
-        fresh: start over.
+        fresh: start over, and remove what is there once the run begins.
         wait: seconds to wait for the server, and for the others.
         observe: is told of every round.
         tell: is told what happens, in lines.
@@ -130,20 +131,16 @@ class _Joining:
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
-        self.durable = Durable(out / "joining.json", defaults)
+        defaults["party"] = party.name
+        self.durable = Durable(out / JOINING, defaults)
         self.checkpoints = out / "checkpoints"
-        if fresh:
-            removed = Store(self.checkpoints, "").clear()
-            if removed:
-                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, digest=None, finished=None, closed=False)
-        if None not in (run, self.durable["run"]) and run != self.durable["run"]:
-            raise ConfigError(
-                f"{out}: holds a party's part of run {self.durable['run']}, not of {run}; choose another."
-            )
+        self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
+        held = self._held("run")
+        if None not in (run, held) and run != held:
+            raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; choose another.")
         next_start(self.durable)
         self.data = data_digest(party)
-        if self.durable["run"] is not None and self.durable["data"] != self.data:
+        if held is not None and self.durable["data"] != self.data:
             raise ConfigError(
                 f"{out}: holds a run on other data than is there now; bring that back, or start over with --fresh."
             )
@@ -151,9 +148,13 @@ class _Joining:
         self.client: Client | None = None
         self.saver: Saver | None = None
 
+    def _held(self, name: str) -> Any:
+        """Return what the folder says of the run that this party goes on with; None where it starts over."""
+        return None if self.fresh else self.durable[name]
+
     def run(self, server: str, wait: float) -> dict[str, Any]:
         """Take part until all is done and written."""
-        if self.durable["closed"]:
+        if self._held("closed"):
             self.tell(f"{self.out}: this run is finished; --fresh takes part in another one.")
             return self._written()
         session = Session(self.kit, server, self._hello, wait, self.tell)
@@ -165,7 +166,7 @@ class _Joining:
             self._store().clear()
             return report
         except TransportError as error:
-            if self.durable["finished"] is None:
+            if self._held("finished") is None:
                 raise
             self.tell(f"{error} The results of this party are complete.")
             return self._written()
@@ -186,10 +187,11 @@ class _Joining:
         return {
             "facts": self._facts(self.party if self.client is None else self.client.party),
             **introduction(self.durable),
-            "run": self.durable["run"],
+            "run": self._held("run"),
             "only": self.only,
+            "fresh": self.fresh,
             "attempt": 0 if self.client is None else self.client.attempt,
-            "finished": self.durable["finished"],
+            "finished": self._held("finished"),
             "rounds": self._rounds(),
         }
 
@@ -211,7 +213,7 @@ class _Joining:
         if self.saver is not None:
             self.saver.settle()
         damaged: list[str] = []
-        rounds = self._store().digests(damaged) if self.durable["run"] is not None else {0: START}
+        rounds = {0: START} if self._held("run") is None else self._store().digests(damaged)
         for line in damaged:
             self.tell(f"not used: {line}")
         return rounds
@@ -225,8 +227,7 @@ class _Joining:
             raise
         client = build_client(config, party, welcome["index"], welcome["roster"], self.clock)
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
-        self.durable.update(run=welcome["run"], digest=config.digest(), data=self.data)
-        self.client, self.saver = client, Saver(self._store())
+        self.client = client
         session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),
@@ -243,17 +244,14 @@ class _Joining:
         self._find_place(welcome["roster"], welcome["index"], config.data.num_clients)
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
         self.tell(f"the run: {', '.join(f'{name} = {value!r}' for name, value in shown.items()) or 'all defaults'}.")
-        if self.expect is not None:
-            expected = self.expect.replace(data={"num_clients": config.data.num_clients}).comparable()
-            rows = differences(expected, config.comparable())
-            if rows:
-                for line in two_columns(rows, "expected", "the server"):
-                    self.tell(line)
-                raise ConfigError(
-                    f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
-                )
+        if self.expect is not None and (rows := unexpected(config, self.expect)):
+            for line in two_columns(rows, "expected", "the server"):
+                self.tell(line)
+            raise ConfigError(
+                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
+            )
         config, party = fitted(config, self.party)
-        if self.durable["digest"] not in (None, config.digest()):
+        if self._held("digest") not in (None, config.digest()):
             raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
         return config, party
 
@@ -276,6 +274,8 @@ class _Joining:
         first, begin = client.state(), session.begin()
         if begin is None:  # this party's last process had heard no more of it
             return self._written()
+        self._settle_in(client)
+        self.tell(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
         while True:
             try:
                 self.durable.update(finished=None)  # what was finished before is done once more
@@ -290,6 +290,17 @@ class _Joining:
             except NewAttempt as attempt:
                 begin = attempt.begin
                 self.tell(f"a process was started again: going on after round {begin['round']}.")
+
+    def _settle_in(self, client: Client) -> None:
+        """Hold the folder to this run, now that it begins with this party, and remove what --fresh gives up."""
+        if self.fresh:
+            removed = self._store().clear()
+            if removed:
+                self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+        given_up = {"finished": None, "closed": False} if self.fresh else {}
+        self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
+        self.fresh = False
+        self.saver = Saver(self._store())
 
     def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
         """Become what this party was after the proposed round, if the checkpoint is the one that was meant."""
@@ -406,6 +417,12 @@ class _Joining:
 
 
 DEFAULTS = RunConfig().comparable()
+
+
+def unexpected(config: RunConfig, expect: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Return in what the server's settings differ from those that were agreed on: (name, expected, got)."""
+    expected = expect.replace(data={"num_clients": config.data.num_clients}).comparable()
+    return differences(expected, config.comparable())
 
 
 def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:

@@ -24,6 +24,7 @@ from glasu.protocol.messages import Event
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
+from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -105,7 +106,7 @@ class _Predicting:
     ) -> None:
         self.kit, self.out, self.asked, self.format = kit, out, np.asarray(asked, np.int64), file_format
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
-        self.durable = Durable(out / "joining.json", {**STARTS, "run": None, "finished": None})
+        self.durable = Durable(out / JOINING, {**STARTS, "run": None, "finished": None})
         if self.durable["finished"] is None:
             raise ConfigError(
                 f"{out}: holds no finished training of this party; --out must be the folder of a `glasu join` that "

@@ -45,6 +45,7 @@ class Hello:
     before: tuple[str, ...]  # the processes that were started before it from the same folder
     run: str | None  # whose part its folder holds
     only: str | None  # in which alone it wants to take part
+    fresh: bool  # it wants to start over, and gives its part of an earlier run up once this one begins
     attempt: int
     facts: dict[str, Any]
     rounds: dict[int, str]  # its checkpoints and their digests
@@ -118,7 +119,15 @@ def read_hello(fields: Mapping[str, Any]) -> Hello:
         attempt, finished = _count(fields["attempt"], 0, 2**31), fields["finished"]
         facts, rounds = stated_facts(fields), stated_rounds(fields)
         return Hello(
-            process, before, fields["run"], fields.get("only"), attempt, facts, rounds, finished and dict(finished)
+            process,
+            before,
+            fields["run"],
+            fields.get("only"),
+            fields.get("fresh") is True,
+            attempt,
+            facts,
+            rounds,
+            finished and dict(finished),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
-from glasu.runtime.accounts import Accounts
-from glasu.runtime.checkpoint import Store, greatest_common
+from glasu.runtime.accounts import SERVER_PARTS, Accounts
+from glasu.runtime.checkpoint import SUFFIX, Store, greatest_common
+from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.foreign import printable
@@ -59,7 +61,7 @@ def serve(
         kit: the server's; its roster are the parties.
         listen: host:port.
         out: the folder for report and checkpoints; a run that it holds goes on.
-        fresh: start over.
+        fresh: start over, and remove what is there once this server listens.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
         observe: is told of every round and evaluation.
@@ -95,64 +97,53 @@ class _Serving:
         self.status = status
         self._server: Server | None = None  # of the present attempt
         self._scores: Mapping[str, float] = {}  # of the last validation
-        defaults: dict[str, Any] = {"run": None, "digest": None, "attempt": 0, "incarnations": {}, "closed": False}
-        defaults["roster"] = list(kit.roster)
-        self.out = out
-        self.durable = Durable(out / "serving.json", defaults)
-        folder = out / "checkpoints"
-        if fresh:
-            removed = Store(folder, "").clear()
-            if removed:
-                tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
-            self.durable.update(run=None, incarnations={}, closed=False)
-        self._pin(out)
-        run = self.durable["run"]
-        self.store = Store(folder, f"the server of run {run}")
-        self.store.opened(config.train.checkpoint_every, tell)
+        self.out, self.fresh = out, fresh
+        self.durable = opened(out)
+        self.begins = fresh or not goes_on(out, self.durable, config, kit.roster)
+        run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
+        self.store = Store(out / "checkpoints", f"the server of run {run}")
+        if not self.begins:
+            self.store.opened(config.train.checkpoint_every, tell)
         self.saver = Saver(self.store)
-        self.accounts = Accounts(clock, [None], Meter())
+        self.accounts = Accounts(clock, [None], Meter(), SERVER_PARTS)
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
         facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
-        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense)
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense, self._waited)
         self._due: ServerState | None = None
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
 
-    def _pin(self, out: Path) -> None:
-        """Hold a folder to the parties and the settings with which its run began."""
-        digest, roster = self.asked.digest(), list(self.kit.roster)
-        if self.durable["run"] is None:
-            run = secrets.token_hex(RUN_BYTES)
-            self.durable.update(run=run, digest=digest, attempt=0, settings=self.asked.comparable(), roster=roster)
-        elif self.durable["roster"] != roster:
-            raise ConfigError(
-                f"{out}: holds a run of other parties: {_change(self.durable['roster'], roster)}. Restore that roster "
-                "(`glasu provision --remove NAME` takes a name off), choose another --out, or start over with --fresh, "
-                "which removes its checkpoints."
-            )
-        elif self.durable["digest"] != digest:
-            there, here = self.durable["settings"], self.asked.comparable()
-            rows = [f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in here]
-            rows = [row for name, row in zip(here, rows, strict=True) if here[name] != there.get(name)]
-            raise ConfigError(
-                f"{out}: holds a run with other settings: {'; '.join(rows[:4])}. Go on with those, choose another "
-                "--out, or start over with --fresh, which removes its checkpoints."
-            )
+    def _pin(self) -> None:
+        """Begin a run, now that parties may come: hold the folder to it, and remove what --fresh gives up."""
+        if not self.begins:
+            return
+        removed = self.store.clear() if self.fresh else []
+        if removed:
+            self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+        self.durable.update(
+            run=self.hub.welcome["run"],
+            digest=self.asked.digest(),
+            attempt=0,
+            settings=self.asked.comparable(),
+            roster=list(self.kit.roster),
+            incarnations={},
+            closed=False,
+        )
 
     def run(self, listen: str, listened: Callable[[int], None]) -> RunReport | None:
         """Serve until all is done and written."""
-        if self.durable["closed"]:
+        if self.durable["closed"] and not self.begins:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
             with listening(self.hub, self.kit, listen) as port:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL)
             self.store.clear()
             return None
-        saved = max(self.store.digests())
+        saved = 0 if self.begins else max(self.store.digests())
         if saved:
             self.accounts.restore(self.store.load(saved).facts["traffic"])
             self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
-        with listening(self.hub, self.kit, listen) as port:
+        with listening(self.hub, self.kit, listen, self._pin) as port:
             listened(port)
             try:
                 report = self._until_finished()
@@ -241,7 +232,11 @@ class _Serving:
             if self._due is not None:
                 state, self._due = self._due, None
                 self.saver.save(state.round, server_to_plain(dataclasses.replace(state, traffic=self.accounts.state())))
-            self.hub.answer(messages, answers, server.awaited)
+            with self.accounts.watch.measure("communication"):
+                self.hub.answer(messages, answers, server.awaited)
+
+    def _waited(self, seconds: float) -> None:
+        self.accounts.watch.seconds["waiting"] += seconds
 
     def _advance(
         self, server: Server, script: Script, messages: list[Message] | None
@@ -319,7 +314,51 @@ class _Serving:
         )
 
 
-def _change(there: list[str], here: list[str]) -> str:
+def opened(out: Path) -> Durable:
+    """Return what a server's folder remembers."""
+    begun: dict[str, Any] = {"run": None, "digest": None, "settings": {}, "roster": []}
+    return Durable(out / SERVING, {**begun, "attempt": 0, "incarnations": {}, "closed": False})
+
+
+def goes_on(out: Path, durable: Durable, config: RunConfig, roster: Sequence[str]) -> bool:
+    """Tell whether a folder holds this run; refuse one of other parties or settings, once a party has come.
+
+    Args:
+        out: the folder.
+        durable: what it remembers.
+        config: the settings, for the network.
+        roster: the parties.
+    """
+    same_roster, same_settings = durable["roster"] == list(roster), durable["digest"] == config.digest()
+    if durable["run"] is None or (same_roster and same_settings):
+        return durable["run"] is not None
+    came = durable["incarnations"] or durable["attempt"] or durable["closed"]
+    if not came and not any((out / "checkpoints").glob(f"*{SUFFIX}")):
+        return False
+    if not same_roster:
+        raise ConfigError(
+            f"{out}: holds a run of other parties: {roster_change(durable['roster'], list(roster))}. Restore that "
+            "roster (`glasu provision --remove NAME` takes a name off), choose another --out, or start over with "
+            "--fresh, which removes its checkpoints."
+        )
+    raise ConfigError(
+        f"{out}: holds a run with other settings: {settings_apart(durable['settings'], config)}. Go on with those, "
+        "choose another --out, or start over with --fresh, which removes its checkpoints."
+    )
+
+
+def settings_apart(there: Mapping[str, Any], config: RunConfig) -> str:
+    """Say in which settings a run that began differs from what is asked now."""
+    here = config.comparable()
+    return "; ".join(f"{name} = {there.get(name)!r} there, {here[name]!r} here" for name in _apart(there, here)[:4])
+
+
+def _apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    as_read = json.loads(json.dumps(here))
+    return [name for name in here if as_read[name] != there.get(name)]
+
+
+def roster_change(there: list[str], here: list[str]) -> str:
     """Say how the roster has changed since the run began."""
     added, gone = ([name for name in one if name not in other] for one, other in ((here, there), (there, here)))
     told = [f"{', '.join(names)} {verb}" for names, verb in ((added, "added"), (gone, "removed")) if names]

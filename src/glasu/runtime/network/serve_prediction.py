@@ -19,13 +19,14 @@ from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
+from glasu.runtime.contents import PREDICTING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
-from glasu.runtime.network.serve import FAREWELL
+from glasu.runtime.network.serve import FAREWELL, opened, roster_change, settings_apart
 from glasu.runtime.network.streams import listening
 from glasu.timing import Clock
 
@@ -48,7 +49,7 @@ def serve_prediction(
         config: the settings of the training.
         kit: the server's; every party of its roster must be there.
         listen: host:port.
-        out: the folder for prediction.json, and for what must outlive this process.
+        out: the folder of the training's `serve`; prediction.json is written there, too.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be ends the prediction, or it waits for that party to return.
         tell: is told what happens, in lines.
@@ -56,10 +57,11 @@ def serve_prediction(
         clock: tells the seconds for the report.
     """
     config = for_network(config, kit.roster)
-    durable = Durable(out / "predicting.json", {"attempt": 0, "incarnations": {}})
+    training = _training_of(out, config, kit)
+    durable = Durable(out / PREDICTING, {"attempt": 0, "incarnations": {}})
     durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
-    facts = protocol_facts(versions(), "prediction")
+    facts = {**protocol_facts(versions(), "prediction"), "training": training}
     hub = Hub(kit.roster, facts, welcome, durable, lambda: {0: START}, tell, on_nonsense)
     meter, start = Meter(), clock()
     with listening(hub, kit, listen) as port:
@@ -80,6 +82,25 @@ def serve_prediction(
             hub.announce_failure(error)
             raise
         return report
+
+
+def _training_of(out: Path, config: RunConfig, kit: Kit) -> str:
+    """Return the run that was trained in a folder; refuse one that is not finished, or not of these settings."""
+    trained = opened(out)
+    if not trained["closed"]:
+        raise ConfigError(
+            f"{out}: holds no finished training of this server; --out must be the folder of a `glasu serve` that has "
+            "come to its end."
+        )
+    if trained["roster"] != list(kit.roster):
+        raise ConfigError(
+            f"{out}: holds a training of other parties: {roster_change(trained['roster'], list(kit.roster))}. Restore "
+            "that roster (`glasu provision --remove NAME` takes a name off)."
+        )
+    if trained["digest"] != config.digest():
+        apart = settings_apart(trained["settings"], config)
+        raise ConfigError(f"{out}: holds a training with other settings: {apart}. Predict with those.")
+    return str(trained["run"])
 
 
 def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> int:

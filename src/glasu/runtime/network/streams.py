@@ -51,8 +51,15 @@ class Host(Protocol):
 
 
 @contextmanager
-def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
-    """Serve the parties of the kit's roster at this address while the block lasts; yields the port."""
+def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Serve the parties of the kit's roster at this address while the block lasts; yields the port.
+
+    Args:
+        hub: receives them.
+        kit: the server's.
+        address: host:port.
+        bound: is called once the address is ours, before anybody is received.
+    """
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
@@ -91,9 +98,10 @@ def listening(hub: Host, kit: Kit, address: str) -> Iterator[int]:
         raise ConfigError(
             f"--listen {address}: cannot be listened on; is another server there, or is the address not this machine's?"
         )
-    server.start()
-    reception.open()
     try:
+        bound()
+        server.start()
+        reception.open()
         yield int(port)
     finally:
         reception.close()
