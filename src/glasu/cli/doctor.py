@@ -70,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
+    from glasu.runtime.network.handshakes import handshakes_told, own_lines_asked
+
+    everything = own_lines_asked()  # before anything below loads gRPC
+
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.runtime.contents import refuse_contents_of_others
@@ -78,7 +82,6 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.runtime.doctor.folder import server_folder
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.handshake import for_network
-    from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.streams import check_address
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen)
@@ -98,7 +101,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     def listened(port: int) -> None:
         tell(f"listening on {host}:{port}, waiting for {', '.join(roster)}")
 
-    with handshakes_told(tell):
+    with handshakes_told(tell, everything=everything):
         return examine(config, kit, address, out, own=own, wait=args.wait, tell=tell, listened=listened)
 
 

@@ -68,11 +68,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
     config = read_config(args)
 
+    from glasu.runtime.network.handshakes import handshakes_told, own_lines_asked
+
+    everything = own_lines_asked()  # before anything below loads gRPC
+
     from glasu.cli.log import Log
     from glasu.data.files import held
     from glasu.kits.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
-    from glasu.runtime.network.handshakes import handshakes_told
     from glasu.runtime.network.streams import check_address
 
     refuse_contents_of_others(args.out, "server")
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     def listened(port: int) -> None:
         log.tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
 
-    with held(out), handshakes_told(log.tell):
+    with held(out), handshakes_told(log.tell, everything=everything):
         if args.predict:
             _predict(args, config, kit, address, log, listened)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -67,7 +68,8 @@ class Serving:
         words = [sys.executable, "-m", "glasu.cli.main", "serve", folder / "run.toml", "--listen", "127.0.0.1:0"]
         words += ["--kit", kits / "server", "--out", folder / "server"]
         with self._log.open("w") as log:
-            self.process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log)
+            strict = {**os.environ, "GRPC_VERBOSITY": "NONE"}  # of somebody else's making: it must not hide why
+            self.process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log, env=strict)
         said = self.until("listening on 127.0.0.1:")
         self.port = int(said.split("listening on 127.0.0.1:")[1].split(",")[0])
 

@@ -42,21 +42,29 @@ def reason(line: str) -> str | None:
     return next((ours for theirs, ours in REASONS.items() if theirs in why), why.strip())
 
 
+def own_lines_asked() -> bool:
+    """Take GRPC_VERBOSITY away before gRPC is loaded, and tell whether it asked for gRPC's own lines.
+
+    By default gRPC notes why a handshake failed; with a stricter setting it would not.
+    """
+    asked = os.environ.pop("GRPC_VERBOSITY", None)
+    return asked is not None and asked.upper() != "NONE"
+
+
 @contextmanager
-def handshakes_told(tell: Tell) -> Iterator[None]:
+def handshakes_told(tell: Tell, *, everything: bool = False) -> Iterator[None]:
     """Tell of every failed handshake while the block lasts; what else gRPC notes there is left out, for we say it.
 
-    Whoever sets GRPC_VERBOSITY reads all of it. What does not come from gRPC, and its last words when it ends the
-    process, pass on. For a command, not for a library: the whole process has only one standard error.
+    What does not come from gRPC, and its last words when it ends the process, pass on; so does the rest where
+    `everything` is asked for. For a command, not for a library: the whole process has only one standard error.
     """
-    asked = os.environ.pop("GRPC_VERBOSITY", None)  # its default says why; what is stricter would not
     sys.stderr.flush()
     before, real = sys.stderr, os.dup(2)
     source, sink = os.pipe()
     os.dup2(sink, 2)
     os.close(sink)
     reader = threading.Thread(
-        target=_pass_on, args=(source, real, tell, asked is not None), name="glasu-handshakes", daemon=True
+        target=_pass_on, args=(source, real, tell, everything), name="glasu-handshakes", daemon=True
     )
     with os.fdopen(os.dup(real), "w", buffering=1) as sys.stderr:
         reader.start()
