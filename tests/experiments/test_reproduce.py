@@ -277,7 +277,7 @@ def test_a_set_that_comes_divided_is_not_divided_among_more(quick, tmp_path, mon
     assert plan.plan("clients", ["dblp_authors"], [0]) == []
     monkeypatch.setattr(plan, "RELATIONS", {})
     monkeypatch.setattr(plan, "settings", lambda *words: small("demo", words[1]).replace(train={"num_rounds": 1}))
-    with pytest.raises(DataError, match="demo: comes as 3 parties and cannot be divided among 5"):
+    with pytest.raises(ConfigError, match=r"data.num_clients=5: the parties of 'demo' number 3"):
         reproduce.reproduce(["clients"], tmp_path, datasets=["demo"], seeds=1)
 
 
