@@ -43,10 +43,8 @@ def client_rounds(client: Client) -> Script:
         ahead = Agreement(client_sampling(client, later[0])) if later else None
         for sample in samples:
             client.losses = yield from ride_along(client_round(client, sample), ahead)
-            client.round, loss = (
-                sample.round + 1,
-                _mean(client.losses),
-            )  # an evaluation's messages take the losses along
+            client.round = sample.round + 1
+            loss = _mean(client.losses)  # now: an evaluation's messages take the losses along
             yield from _evaluate_when_due(client)
             yield RoundDone(sample.round, loss, client.party.name)
             if client.stopped:

@@ -21,8 +21,8 @@ from glasu.errors import (
     TrainingError,
     public_reason,
 )
-from glasu.keys import Phase
 from glasu.protocol.messages import Awaited, Message
+from glasu.runtime.network.admission import Admission, check_head
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import SENTENCES, printable
@@ -37,7 +37,7 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
-from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, remedy, two_columns
+from glasu.runtime.network.handshake import Facts
 from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import Head, decode, encode
@@ -82,8 +82,9 @@ class Hub:
         """
         self.waited = waited
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
-        self.own_facts, self.welcome, self.rounds = own_facts, welcome, rounds
+        self.own_facts, self.welcome = own_facts, welcome
         self.durable, self.fence = durable, Fence(durable)
+        self.admission = Admission(own_facts, welcome, rounds, self.fence)
         self.tell, self.on_nonsense, self.clock = tell, on_nonsense, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
@@ -195,7 +196,7 @@ class Hub:
             return False
         hello = read_hello(fields)
         again = self.fence.is_known(link.name, hello) and link.hello is not None
-        why, table = self._objection(link, hello)
+        why, table = self.admission.objection(link, hello, self.links.values(), closing=self.closing)
         if why:
             self._refuse(link, stream, why, table)
             return False
@@ -209,36 +210,6 @@ class Hub:
         stream.send(control("welcome", **self.welcome, index=link.index))
         self._bring_up_to_date(link, stream, hello, again=again)
         return True
-
-    def _objection(self, link: Link, hello: Hello) -> tuple[str, list[str]]:
-        """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
-        if why := self.fence.objection(link.name, hello):
-            return why, []
-        if hello.only not in (None, self.welcome["run"]):
-            return (
-                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self.welcome['run']}; "
-                "is it the right server, and the right id?"
-            ), []
-        if hello.run not in (None, self.welcome["run"]):
-            return (
-                "its --out folder holds a party's part of another run; choose another --out, or start over with "
-                "--fresh at this party."
-            ), []
-        if self.closing:  # a party of this run may come once more to hear that all is done
-            return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
-        if hello.fresh and (saved := max(self.rounds())):
-            return (
-                f"it wants to start over (--fresh), and this run is under way, after round {saved}; nothing was "
-                "removed. To go on, leave out --fresh at this party; to start over, start the server with --fresh, too."
-            ), []
-        why, table = self._difference(link, hello.facts)
-        if not why and not set(hello.rounds) & set(self.rounds()):
-            here, there = (", ".join(map(str, own)) for own in (self.rounds(), hello.rounds))
-            why = (
-                f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
-                "the --out folder of whoever lost it, or start over with --fresh everywhere."
-            )
-        return why, table
 
     def _bring_up_to_date(self, link: Link, stream: Stream, hello: Hello, *, again: bool) -> None:
         """Tell a party that was accepted what is going on."""
@@ -276,20 +247,10 @@ class Hub:
             stream.send(control("refused", why=why, table=table))
             stream.close()
 
-    def _difference(self, link: Link, facts: Facts) -> tuple[str, list[str]]:
-        """Return in what a party differs from the server or from another party, in a sentence and in two columns."""
-        others = {other.name: other.facts for other in self.links.values() if other is not link and other.hello}
-        for whose, stated in {"the server": self.own_facts, **others}.items():
-            rows = differences(stated, facts)
-            if rows:
-                sentence = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}{remedy(rows)}."
-                return sentence, two_columns(rows, whose, link.name)
-        return "", []
-
     def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
         facts = stated_facts(fields)
-        why, table = self._difference(link, facts)
+        why, table = self.admission.difference(link, facts, self.links.values())
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
             self._withdraw(link)
@@ -297,22 +258,12 @@ class Hub:
         if link.prepared is None:
             self.tell(f"{link.name}: prepared.")
             if not link.compared:
-                self._compare_builds(link, facts)
+                for line in self.admission.other_builds(link, facts, self.links.values()):
+                    self._say(line, but=None)
                 link.compared = True
         link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
         link.settings = fields.get("settings")
         return True
-
-    def _compare_builds(self, link: Link, facts: Facts) -> None:
-        """Tell everyone where a party has another build of the same version than somebody who is there."""
-        others = {other.name: other.facts for other in self.links.values() if other is not link and other.prepared}
-        for whose, stated in {"the server": self.own_facts, **others}.items():
-            rows = other_builds(stated, facts)
-            if rows:
-                different = in_one_line(rows, whose, link.name)
-                self._say(
-                    f"{link.name}: another build than at {whose}, so last bits may differ: {different}.", but=None
-                )
 
     def _control(self, link: Link, fields: dict[str, Any]) -> bool:
         """Take what a party says of itself; return whether its stream goes on."""
@@ -355,22 +306,8 @@ class Hub:
 
     def _admits(self, link: Link, head: Head, size: int) -> bool:
         """Refuse a message that cannot be, by its header, before anything is allocated for it."""
-        key, begin, hello = head.key, self.begin, link.hello
-        assert begin is not None
-        assert hello is not None
-        expected = (begin["attempt"] % 65536, hello.process[0], link.index)
-        if (key.attempt, key.incarnation, key.client) != expected:
-            raise ProtocolError(
-                f"{head}: expected attempt, start and client {expected}, "
-                f"got {(key.attempt, key.incarnation, key.client)}."
-            )
-        if self.awaited is not None and not self.awaited.admits(head.kind, key) and not link.receipts.knows(key):
-            other = "" if key.run == self.awaited.run else f" of run {key.run.hex()}, not {self.awaited.run.hex()}"
-            raise ProtocolError(f"expected {self.awaited}, got {head}{other}.")
-        if self.limits is not None and key.phase is not Phase.SAMPLING and key.chunk > self.limits.last_chunk:
-            raise ProtocolError(f"{head}: expected a chunk of 0..{self.limits.last_chunk}, got {key.chunk}.")
-        if self.limits is not None and size > (limit := self.limits.of(head.kind, key)):
-            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        assert self.begin is not None
+        check_head(link, head, size, self.begin["attempt"], self.awaited, self.limits)
         return True
 
     def _message(self, link: Link, message: Message, content: memoryview) -> None:
