@@ -256,10 +256,10 @@ def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
 def watched(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
     """Yield the server's resident memory in KiB, now and the most so far, every half second until it ends."""
     while server.poll() is None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it may just end
             status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-            now, most = (next(line for line in status if line.startswith(name)) for name in ("VmRSS", "VmHWM"))
-            yield int(now.split()[1]), int(most.split()[1])
+            sizes = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Vm")}
+            yield int(sizes["VmRSS"]), int(sizes["VmHWM"])
         time.sleep(0.5)
 
 
