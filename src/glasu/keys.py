@@ -22,13 +22,11 @@ class Phase(enum.IntEnum):
     PREDICTION = 4
     BACKWARD = 5  # the gradients of a training round; reported as training
 
-    @property
-    def reported(self) -> str:
-        """The name under which reports add this phase up."""
-        return _REPORTED[self]
+    reported: str  # the name under which reports add this phase up
 
 
-_REPORTED = {phase: "training" if phase is Phase.BACKWARD else phase.name.lower() for phase in Phase}
+for _phase in Phase:
+    _phase.reported = "training" if _phase is Phase.BACKWARD else _phase.name.lower()
 
 
 class Key(NamedTuple):

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EVERYONE = -1  # the client index of draws that all clients share
+_COUNTERS = struct.Struct("<5q")
 
 
 class Stream(NamedTuple):
@@ -35,7 +36,7 @@ class Stream(NamedTuple):
 
     def key(self) -> int:
         """Return the 128-bit key of this stream."""
-        counters = struct.pack("<5q", self.seed, self.round, self.step, self.layer, self.client)
+        counters = _COUNTERS.pack(self.seed, self.round, self.step, self.layer, self.client)
         digest = hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
         return int.from_bytes(digest, "little")
 

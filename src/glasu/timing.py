@@ -14,27 +14,35 @@ class Stopwatch:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.inner = [0.0]
+        self.running: list[str] = []  # what is being measured, the innermost last
+        self.since = 0.0  # when the innermost measurement began, or went on
+        self._measurements: dict[str, Measurement] = {}
 
     def measure(self, name: str) -> Measurement:
         """Add the time spent in a `with` block, which must not contain a `yield`."""
-        return Measurement(self, name)
+        if name not in self._measurements:
+            self._measurements[name] = Measurement(self, name)
+        return self._measurements[name]
 
 
 class Measurement:
-    """One `with` block that is being timed."""
+    """A `with` block that is timed; one for each name, for it remembers nothing."""
 
-    __slots__ = ("name", "start", "watch")
+    __slots__ = ("name", "watch")
 
     def __init__(self, watch: Stopwatch, name: str) -> None:
         self.watch, self.name = watch, name
 
     def __enter__(self) -> None:
-        self.watch.inner.append(0.0)
-        self.start = self.watch.clock()
+        watch = self.watch
+        now = watch.clock()
+        if watch.running:
+            watch.seconds[watch.running[-1]] += now - watch.since
+        watch.running.append(self.name)
+        watch.since = now
 
     def __exit__(self, *exception: object) -> None:
         watch = self.watch
-        elapsed = watch.clock() - self.start
-        watch.seconds[self.name] += elapsed - watch.inner.pop()
-        watch.inner[-1] += elapsed
+        now = watch.clock()
+        watch.seconds[watch.running.pop()] += now - watch.since
+        watch.since = now

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glasu.codec.tensors import BFloat16, Encoding, Int8, Plain, alike, encodings_of
 from glasu.config import RunConfig
-from glasu.errors import ProtocolError, TrainingError
+from glasu.errors import TrainingError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
@@ -112,14 +112,12 @@ def test_blocks_of_columns_keep_their_bytes_side_by_side_and_taken_apart(encodin
 )
 def test_what_travelled_in_another_encoding_is_refused(encoding, other):
     payload = other.encode(normal(3, WIDTH), KEY)
-    with pytest.raises(ProtocolError, match=f"{encoding.name} tensor: expected a matrix of"):
-        encoding.decode(payload)
+    assert "expected a matrix of" in encoding.flaw(payload)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_a_vector_is_refused(encoding):
-    with pytest.raises(ProtocolError, match="got a vector of"):
-        encoding.decode(encoding.encode(normal(3, WIDTH), KEY).ravel())
+    assert "got a vector of" in encoding.flaw(encoding.encode(normal(3, WIDTH), KEY).ravel())
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
@@ -208,24 +206,18 @@ def test_int8_takes_a_byte_per_value_and_four_per_row():
 def test_a_step_that_is_no_possible_number_is_refused(step):
     payload = Int8(WIDTH).encode(normal(5, 2 * WIDTH), KEY)
     blocks_of_bytes(payload)[2, 1, :4] = np.array([step], "<f4").view(np.int8)
-    with pytest.raises(ProtocolError, match="int8 tensor: the step of a row is"):
-        Int8(WIDTH).decode(payload)
+    assert "the step of a row is" in Int8(WIDTH).flaw(payload)
 
 
 @pytest.mark.parametrize("columns", [0, 1, 4, 7, 9, 15])
 def test_rows_of_another_length_are_refused(columns):
-    with pytest.raises(ProtocolError, match=f"times 8 bytes, got {columns}"):
-        Int8(WIDTH).decode(np.zeros((3, columns), np.int8))
+    assert f"times 8 bytes, got {columns}" in Int8(WIDTH).flaw(np.zeros((3, columns), np.int8))
 
 
 @settings(deadline=None, max_examples=300)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(0, 3), st.integers(0, 17))))
 def test_any_bytes_are_refused_or_are_finite_numbers(payload):
-    try:
-        decoded = Int8(WIDTH).decode(payload)
-    except ProtocolError:
-        return
-    assert np.isfinite(decoded).all()
+    assert Int8(WIDTH).flaw(payload) or np.isfinite(Int8(WIDTH).decode(payload)).all()
 
 
 # Stochastic rounding

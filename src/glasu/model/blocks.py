@@ -7,7 +7,7 @@ are a function of a key (`Stream.key`), by the counter-based hash of `glasu.rand
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ def is_everything(rows: NDArray[np.int64], size: int) -> bool:
     return len(rows) == size and np.array_equal(rows, np.arange(size))
 
 
-@dataclass(frozen=True, eq=False)
-class Draw:
+class Draw(NamedTuple):
     """What one client drew for the rows S[l+1]: the edges it will use, before S[l] is agreed."""
 
     nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and S[l+1] itself

@@ -133,7 +133,9 @@ class ByHand(Passes):
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
         assert isinstance(hidden, Tensor)
         own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
-        hidden, norm = self._normalized(layer, hidden)
+        norm = None
+        if self.hand.norms and layer > 0:
+            hidden, norm = self._normalized(layer, hidden)
         read = hidden.contiguous().numpy()
         mask, kind = self.dropout.mask(layer), read.dtype.type
         drops: Drops = np.uint8(0), kind(1), NO_DRAWS
@@ -154,7 +156,9 @@ class ByHand(Passes):
     def logits(self, joint: Tensor) -> Tensor:
         own, last = self.hand.classifier, len(self.hand.layers)
         assert own is not None
-        joint, norm = self._normalized(last, joint)
+        norm = None
+        if self.hand.norms:
+            joint, norm = self._normalized(last, joint)
         mask = self.dropout.mask(last)
         factors = None if mask is None else mask.factors_like(joint)
         read = joint if factors is None else joint * factors
@@ -172,7 +176,7 @@ class ByHand(Passes):
         torch.sum(gradient, 0, out=own.at_bias)
         back = torch.mm(gradient, own.weight.t())
         back = back if kept.factors is None else back.mul_(kept.factors)
-        return self._before_norm(len(self.hand.layers), back, kept.norm)
+        return back if kept.norm is None else self._before_norm(len(self.hand.layers), back, kept.norm)
 
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
         own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
@@ -187,7 +191,8 @@ class ByHand(Passes):
         torch.mm(turned, own.transposed, out=torch.from_numpy(at_support))
         about = matrix.indptr, matrix.indices, matrix.data, *kept.drops, rows, own.share, own.kept, kept.made, found
         kernels.gcnii_gradients(*about, at_support, self._at_initial, back)
-        return self._before_norm(layer, torch.from_numpy(back), kept.norm)
+        at_hidden = torch.from_numpy(back)
+        return at_hidden if kept.norm is None else self._before_norm(layer, at_hidden, kept.norm)
 
     def back_to_features(self, gradient: Tensor | None) -> None:
         assert gradient is not None
@@ -200,18 +205,14 @@ class ByHand(Passes):
             parts = self._read.indptr, self._read.indices, self._read.data
             kernels.rectified_gradients(*parts, self._initial, self._at_initial, found, *own.arrays[1])
 
-    def _normalized(self, layer: int, hidden: Tensor) -> tuple[Tensor, Norm | None]:
+    def _normalized(self, layer: int, hidden: Tensor) -> tuple[Tensor, Norm]:
         """Return what `ClientModel.layer_input` reads before its dropout, and what undoes the normalisation."""
-        if not self.hand.norms or layer == 0:
-            return hidden, None
         norm = self.hand.norms[layer - 1]
         about = norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
         made, mean, deviation = torch.native_layer_norm(hidden, *about)
         return made, (hidden, mean, deviation)
 
-    def _before_norm(self, layer: int, gradient: Tensor, kept: Norm | None) -> Tensor:
-        if kept is None:
-            return gradient
+    def _before_norm(self, layer: int, gradient: Tensor, kept: Norm) -> Tensor:
         norm = self.hand.norms[layer - 1]
         about = norm.normalized_shape, *kept[1:], norm.weight.detach(), norm.bias.detach(), [True, True, True]
         back, *found = torch.ops.aten.native_layer_norm_backward(gradient, kept[0], *about)

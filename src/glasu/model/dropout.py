@@ -24,11 +24,7 @@ class Mask(NamedTuple):
     low: np.uint64
     high: np.uint64
     threshold: np.uint8
-
-    @property
-    def scale(self) -> float:
-        """What the values that are kept are multiplied by."""
-        return 2**8 / (2**8 - int(self.threshold))
+    scale: float  # what the values that are kept are multiplied by
 
     def factors(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return one factor per value: 0, or what makes up for those."""
@@ -48,11 +44,12 @@ class Dropout:
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
         nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is a byte; something is kept, something dropped
         self.threshold = np.uint8(nearest if rate > 0 else 0)
+        self.scale = 2**8 / (2**8 - nearest)
         self.stream = stream
 
     def mask(self, layer: int) -> Mask | None:
         """Return which values of the input of a layer are dropped; None: none."""
-        return Mask(*halves(self.stream(layer).key()), self.threshold) if self.threshold else None
+        return Mask(*halves(self.stream(layer).key()), self.threshold, self.scale) if self.threshold else None
 
     def __call__(self, hidden: Tensor | SparseRows, layer: int) -> Tensor | SparseRows:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""

@@ -11,7 +11,7 @@ import hmac
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -81,8 +81,7 @@ class Grid:
         return torch.round(value * 2.0**self.bits) * 2.0**-self.bits
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(NamedTuple):
     """A tensor that has left the client, as the array that travels."""
 
     payload: NDArray[Any]
@@ -106,8 +105,10 @@ class Release:
     @property
     def protection(self) -> str:
         """Name what protects a released tensor."""
+        if self.clipping is None and not self.perturbations:
+            return "none"
         parts = [self.clipping.name] if self.clipping else []
-        return "+".join([*parts, *(item.name for item in self.perturbations)]) or "none"
+        return "+".join([*parts, *(item.name for item in self.perturbations)])
 
     @property
     def transparent(self) -> bool:

@@ -115,6 +115,8 @@ class Client:
         self.tested: dict[str, float] = {}  # the scores of the selected model, at a client with labels
         self.selection: Selection | None = None if config.model.aggregation_layers else Selection()
         self.stopped = False
+        stored = party.features
+        self._stored = stored if isinstance(stored, np.ndarray) else SparseRows.of(stored)
         self._all_features: Hidden | None = None
 
     def _own_training_nodes(self) -> NodeSet:
@@ -161,12 +163,10 @@ class Client:
         return self._all_features
 
     def _rows(self, nodes: NodeSet) -> Hidden:
-        rows = self.party.features
-        everything = len(nodes) == self.party.num_nodes
-        if isinstance(rows, np.ndarray):
-            return torch.from_numpy(self._scaled(rows if everything else rows[nodes]))
-        sparse = SparseRows.of(rows)
-        sparse = sparse if everything else sparse.rows(nodes)
+        stored, everything = self._stored, len(nodes) == self.party.num_nodes
+        if isinstance(stored, np.ndarray):
+            return torch.from_numpy(self._scaled(stored if everything else stored[nodes]))
+        sparse = stored if everything else stored.rows(nodes)
         return sparse.with_data(self._scaled(sparse.data))
 
     def _scaled(self, values: NDArray[np.float32]) -> NDArray[Any]:

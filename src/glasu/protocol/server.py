@@ -132,7 +132,8 @@ class Server:
 
     def _key(self, sender: int) -> Key:
         """Name the answer to what was received."""
-        return self._received[0].key._replace(run=self.run, client=sender)
+        _, phase, _, *rest = self._received[0].key
+        return Key(self.run, phase, sender, *rest)
 
     def payloads(self, kind: Kind, messages: Sequence[Message]) -> list[Array]:
         """Return the tensors of those clients that sent one, as they travelled; one shape, never broadcast."""

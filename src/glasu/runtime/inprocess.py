@@ -50,7 +50,7 @@ def run_in_process(
     meter: Meter,
     watch: Stopwatch,
     observe: Observer = lambda event: None,
-    carry: Carry = lambda message: message,
+    carry: Carry | None = None,
     each: Map = map,
     observers: Sequence[Observer] | None = None,
     before_sending: Callable[[], None] = lambda: None,
@@ -63,7 +63,7 @@ def run_in_process(
         meter: counts what is sent.
         watch: where the server's seconds are added up.
         observe: is told the server's events, and how far clients are with a long evaluation, from their threads.
-        carry: what the wire does to a message.
+        carry: what the wire does to a message; None: nothing.
         each: `map`, or one that runs clients in parallel.
         observers: are told the clients' events, one for each client.
         before_sending: is called whenever clients are about to send.
@@ -77,7 +77,8 @@ def run_in_process(
         together = tuple(outboxes[0])
         inboxes: list[list[Message]] = [[] for _ in clients]
         while any(outboxes):  # until every client has all the answers to what it sent together
-            messages = [carry(box.popleft()) for box in outboxes]
+            messages = [box.popleft() for box in outboxes]
+            messages = messages if carry is None else list(map(carry, messages))
             with watch.measure("communication"):
                 for message in messages:
                     meter.to_server(message)
@@ -85,7 +86,7 @@ def run_in_process(
                 for answer in answers:
                     meter.to_client(answer)
             for inbox, answer in zip(inboxes, answers, strict=True):
-                inbox.append(carry(answer))
+                inbox.append(answer if carry is None else carry(answer))
         meter.exchanged(together)
         outboxes = [deque(messages) for messages in each(_advance, clients, inboxes, told)]
 

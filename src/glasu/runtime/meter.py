@@ -38,7 +38,7 @@ class Meter:
 
     def _count(self, message: Message) -> int:
         if self._last is None or message is not self._last[0]:  # an answer to all is one message, sent to each
-            self._last = message, list(measured(message))
+            self._last = message, measured(message)
         total = 0
         for kind, phase, size in self._last[1]:
             self.by_kind[kind] += size

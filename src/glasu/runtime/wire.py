@@ -58,18 +58,19 @@ EXPECTED = {
 }
 
 
-def sections(message: Message) -> Iterator[tuple[str, NDArray[Any]]]:
+def sections(message: Message) -> list[tuple[str, NDArray[Any]]]:
     """List the arrays of a message, in the order in which they travel; node sets not yet as bytes."""
+    arrays: list[tuple[str, NDArray[Any]]] = []
     if isinstance(message, TensorMessage):
-        yield "tensor", message.value
-    if isinstance(message, Metrics):
-        yield "metrics", message.values
-    if isinstance(message, Verdict):
-        yield "verdict", np.array([message.improved, message.stop], np.uint8)
+        arrays.append(("tensor", message.value))
+    elif isinstance(message, Metrics):
+        arrays.append(("metrics", message.values))
+    elif isinstance(message, Verdict):
+        arrays.append(("verdict", np.array([message.improved, message.stop], np.uint8)))
     if len(message.losses):
-        yield "loss", message.losses
-    for nodes in message.node_sets:
-        yield "index", nodes
+        arrays.append(("loss", message.losses))
+    arrays += [("index", nodes) for nodes in message.node_sets]
+    return arrays
 
 
 class Head(NamedTuple):
@@ -240,15 +241,13 @@ def _message(kind: type[Message], key: Key, arrays: list[tuple[str, NDArray[Any]
     return kind(key=key, losses=losses, node_sets=tuple(ids.decode(data) for data in by_tag["index"]), **fields)
 
 
-def measured(message: Message) -> Iterator[tuple[str, str, int]]:
+def measured(message: Message) -> list[tuple[str, str, int]]:
     """Split the encoded size of a message into (kind, phase, bytes); what is agreed ahead counts as sampling."""
-    phase, header = message.key.phase.reported, HEADER.size
-    for tag, array in sections(message):
-        if tag != "index":
-            header += SECTION.size
-            yield tag, phase, array.nbytes
-    yield "header", phase, header
+    phase = message.key.phase.reported
+    sizes = [(tag, phase, array.nbytes) for tag, array in sections(message) if tag != "index"]
+    sizes.append(("header", phase, HEADER.size + SECTION.size * len(sizes)))
     if message.node_sets:
         about = "sampling" if phase == "training" else phase
-        yield "header", about, SECTION.size * len(message.node_sets)
-        yield "index", about, sum(map(ids.encoded_size, message.node_sets))
+        sizes.append(("header", about, SECTION.size * len(message.node_sets)))
+        sizes.append(("index", about, sum(map(ids.encoded_size, message.node_sets))))
+    return sizes
