@@ -9,6 +9,7 @@ from typing import NamedTuple
 SERVER = 0xFFFF  # stands in the place of a client's index in what the server sends to all
 TO_ONE = 0x8000  # added to a client's index in what the server sends to it alone
 RUN_BYTES = 12
+ATTEMPTS = 2**16  # a key has room for so many; then they are counted from 0 again
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -122,6 +123,59 @@ def test_a_stream_that_breaks_costs_no_round(kits, tmp_path, monkeypatch):
     same_end(served, simulated)
     assert served.traffic == simulated.traffic  # messages that were repeated were not taken twice
     assert not any("went" in line or "go back" in line for line in cluster.lines["server"])
+
+
+@pytest.mark.parametrize("attempt", [65534, 2**31 - 1])
+def test_the_attempts_are_counted_by_the_server_alone(attempt, kits, tmp_path, monkeypatch):
+    """What a party says of them changes nothing, not even for a party whose stream breaks later."""
+    config, parties = tiny(num_rounds=4)
+    cluster, sent, hello = Cluster(config, parties, kits, tmp_path), [], joining._Joining._hello
+    send = sessions.Session._send_message
+
+    def lie(self):
+        return {**hello(self), **({"attempt": attempt} if self.kit.name == "a" and self.client is None else {})}
+
+    def break_off(self, content):
+        send(self, content)
+        if self.kit.name == "b":
+            sent.append(1)
+            if len(sent) in (7, 13):
+                self._line.close()
+
+    monkeypatch.setattr(joining._Joining, "_hello", lie)
+    monkeypatch.setattr(sessions.Session, "_send_message", break_off)
+    served, _ = cluster.run()
+    same_end(served, simulate(parties, config).report)
+    assert json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"] == 1
+
+
+def test_a_process_that_is_started_again_just_when_the_last_has_joined_stops_nobody(kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster, agreed, again = Cluster(config, parties, kits, tmp_path), serving._Serving._agreed, []
+
+    def meanwhile(self, stated):
+        if not again:
+            open_lines["b"].close()
+            assert isinstance(b.error(), Killed)
+            again.append(cluster.join("b"))
+            cluster.until("server", "b: connected (start 2)")
+        return agreed(self, stated)
+
+    open_lines, connect = {}, sessions.Session._connect
+
+    def connected(self):
+        if self.kit.name in open_lines and not again and self.kit.name == "b":
+            raise Killed
+        connect(self)
+        open_lines[self.kit.name] = self._line
+
+    monkeypatch.setattr(serving._Serving, "_agreed", meanwhile)
+    monkeypatch.setattr(sessions.Session, "_connect", connected)
+    server, a, b, c = cluster.serve(), *(cluster.join(name) for name in "abc")
+    for role in (a, c):
+        role.outcome()
+    again[0].outcome()
+    same_end(server.outcome(), simulate(parties, config).report)
 
 
 def test_a_failure_at_one_party_appears_at_every_party(kits, tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from glasu.errors import ProtocolError
-from glasu.keys import Phase
+from glasu.keys import ATTEMPTS, Phase
 from glasu.protocol.messages import Awaited
 from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import printable
@@ -86,7 +86,7 @@ def check_head(link: Link, head: Head, size: int, attempt: int, awaited: Awaited
     """Refuse a message that cannot be, by its header and its size."""
     key, hello = head.key, link.hello
     assert hello is not None
-    expected = (attempt % 65536, hello.process[0], link.index)
+    expected = (attempt % ATTEMPTS, hello.process[0], link.index)
     if (key.attempt, key.incarnation, key.client) != expected:
         raise ProtocolError(
             f"{head}: expected attempt, start and client {expected}, got {(key.attempt, key.incarnation, key.client)}."

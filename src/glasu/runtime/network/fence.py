@@ -8,8 +8,8 @@ from typing import Any
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.links import Hello
 
-STARTS = {"incarnation": 0, "starts": []}  # what a party's folder remembers: how many, and their processes' names
-REMEMBERED = 256  # starts
+STARTS = {"incarnation": 0, "starts": [], "met": []}  # how many, their processes' names, and whom servers have met
+REMEMBERED = 256  # starts, beside those that a server has met
 
 
 def next_start(durable: Durable) -> None:
@@ -19,10 +19,20 @@ def next_start(durable: Durable) -> None:
     )
 
 
+def met(durable: Durable, *, begun: bool = False) -> None:
+    """Note that the server has welcomed this process: however many starts reach nobody, its name is not forgotten.
+
+    Whom it followed is known to the server until a run has begun with this one.
+    """
+    process = durable["starts"][-1]
+    before = [] if begun else [name for name in durable["met"] if name != process][:1]
+    durable.update(met=[*before, process])
+
+
 def introduction(durable: Durable) -> dict[str, Any]:
     """Return what a party's hello says of its process, and of the processes before it in the same folder."""
     *before, process = durable["starts"]
-    return {"incarnation": durable["incarnation"], "process": process, "before": before}
+    return {"incarnation": durable["incarnation"], "process": process, "before": [*durable["met"], *before]}
 
 
 class Fence:

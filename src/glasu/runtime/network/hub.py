@@ -38,7 +38,7 @@ from glasu.runtime.network.frames import (
     read_control,
 )
 from glasu.runtime.network.handshake import Facts
-from glasu.runtime.network.links import Hello, Link, Stream, read_hello, stated_facts, stated_rounds
+from glasu.runtime.network.links import Hello, Link, Statement, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.wire import Head, decode, encode
 
@@ -134,7 +134,7 @@ class Hub:
     def _stop(self, stream: Stream, error: GlasuError) -> None:
         """Note why the run cannot go on, and tell it on a stream that is closed now; the rest hear it at the end."""
         self.fail(error)
-        stream.send(control("stopped", why=error.public))
+        stream.end_with(control("stopped", why=error.public))
 
     def _may_return(self, error: Exception) -> bool:
         """Tell whether the run waits for a party after such an error; of two contents under one key, one is a lie."""
@@ -335,8 +335,11 @@ class Hub:
         self.tell(f"the run goes on from the last common checkpoint when {link.name} is back with what is right.")
         return True
 
-    def gather(self, wait: float) -> dict[str, dict[int, str]]:
-        """Wait until every party is there and prepared, and return their checkpoints and digests."""
+    def gather(self, wait: float) -> dict[str, Statement]:
+        """Wait until every party is there and prepared, and return what each of them states.
+
+        A process that comes after that may say something else, and the run begins once more.
+        """
 
         def missing() -> list[Link]:
             return [link for link in self.links.values() if link.stream is None or link.prepared is None]
@@ -348,7 +351,7 @@ class Hub:
                 link.send(control("report"))
             self._await(missing, wait, "to join")
             self.under_way = True
-            return {link.name: link.rounds for link in self.links.values()}
+            return {link.name: link.statement() for link in self.links.values()}
 
     def propose(
         self, attempt: int, round_index: int, awaited: Awaited | None = None, limits: Limits | None = None
@@ -439,15 +442,14 @@ class Hub:
             link.dismissed = True
 
     def announce_failure(self, error: Exception) -> None:
-        """Tell every party why the run ends."""
+        """Tell every party why the run ends, ahead of what was still to be sent."""
         why = public_reason(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why = f"the server failed: {why}"
         with self.changed:
             for link in self.links.values():
-                link.send(control("stopped", why=why))
                 if link.stream is not None:
-                    link.stream.close()
+                    link.stream.end_with(control("stopped", why=why))
 
     def _say(self, line: str, but: Link | None) -> None:
         """Tell the log and every party except one."""

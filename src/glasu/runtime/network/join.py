@@ -18,6 +18,7 @@ from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, GlasuError, ProtocolError, TransportError
+from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client
@@ -30,7 +31,7 @@ from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.fence import STARTS, introduction, next_start
+from glasu.runtime.network.fence import STARTS, introduction, met, next_start
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     KIND,
@@ -146,6 +147,7 @@ class _Joining:
             )
         self.start, self.before = clock(), 0.0
         self.client: Client | None = None
+        self.attempt = 0
         self.saver: Saver | None = None
 
     def _held(self, name: str) -> Any:
@@ -160,6 +162,7 @@ class _Joining:
         session = Session(self.kit, server, self._hello, wait, self.tell)
         try:
             welcome = session.open()
+            met(self.durable)
             client = self._prepare(session, welcome)
             report = self._train(session, client)
             self.durable.update(closed=True)
@@ -190,7 +193,7 @@ class _Joining:
             "run": self._held("run"),
             "only": self.only,
             "fresh": self.fresh,
-            "attempt": 0 if self.client is None else self.client.attempt,
+            "attempt": self.attempt,
             "finished": self._held("finished"),
             "rounds": self._rounds(),
         }
@@ -299,6 +302,7 @@ class _Joining:
                 self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
         given_up = {"finished": None, "closed": False} if self.fresh else {}
         self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
+        met(self.durable, begun=True)
         self.fresh = False
         self.saver = Saver(self._store())
 
@@ -314,7 +318,8 @@ class _Joining:
                 self.meter.restore(state.traffic["traffic"])
                 self.before = state.traffic["seconds"]
         client.restore(dataclasses.replace(state, incarnation=client.incarnation))
-        client.attempt = int(begin["attempt"]) % 65536
+        self.attempt = int(begin["attempt"])
+        client.attempt = self.attempt % ATTEMPTS
 
     def _checkpoint(self, round_index: int, digest: str) -> Snapshot:
         """Return the checkpoint of a round, if it is still the one that was proposed."""

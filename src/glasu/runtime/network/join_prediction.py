@@ -17,6 +17,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError, GlasuError
+from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client
@@ -28,7 +29,7 @@ from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.fence import STARTS, introduction, next_start
+from glasu.runtime.network.fence import STARTS, introduction, met, next_start
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
@@ -129,7 +130,9 @@ class _Predicting:
         """Take part until everyone has what it may have."""
         session = Session(self.kit, server, self._hello, wait, self.tell)
         try:
-            client = self._prepare(session, session.open())
+            welcome = session.open()
+            met(self.durable)
+            client = self._prepare(session, welcome)
             return self._predict(session, client)
         except Exception as error:
             session.fail(error)
@@ -204,7 +207,7 @@ class _Predicting:
         while True:
             try:
                 self.attempt = int(begin["attempt"])
-                client.attempt = self.attempt % 65536
+                client.attempt = self.attempt % ATTEMPTS
                 client.run = run_of_attempt(session.welcome["run"], self.attempt)
                 session.send("ready", attempt=begin["attempt"], digest=begin["digest"])
                 predicted = self._written(client, *self._drive(session, client))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 
 from glasu.errors import ProtocolError
 from glasu.protocol.messages import Message
@@ -27,6 +28,11 @@ class Stream:
     def send(self, frame: bytes) -> None:
         self._frames.put(frame)
 
+    def end_with(self, frame: bytes) -> None:
+        """End the stream with a last frame; what is still waiting to be sent is not sent any more."""
+        emptied(self._frames).put(frame)
+        self.close()
+
     def close(self) -> None:
         """End the stream after what has been sent."""
         self.open = False
@@ -35,6 +41,23 @@ class Stream:
     def outgoing(self) -> Iterator[bytes]:
         """Yield what is to be sent, until the stream is closed."""
         yield from iter(self._frames.get, None)
+
+
+def emptied(frames: SimpleQueue[bytes | None]) -> SimpleQueue[bytes | None]:
+    """Return a queue without what was in it; whoever reads it may take some of that meanwhile."""
+    with suppress(Empty):
+        while True:
+            frames.get_nowait()
+    return frames
+
+
+class Statement(NamedTuple):
+    """What a party that is prepared states."""
+
+    rounds: dict[int, str]  # its checkpoints and their digests
+    digest: str  # of the settings that it is ready to run
+    settings: Any  # these settings
+    facts: dict[str, Any]  # what must be equal at all parties
 
 
 @dataclass(frozen=True)
@@ -77,6 +100,10 @@ class Link:
     def send(self, frame: bytes) -> None:
         if self.stream is not None:
             self.stream.send(frame)
+
+    def statement(self) -> Statement:
+        assert self.prepared is not None
+        return Statement(self.rounds, self.prepared, self.settings, self.facts)
 
     def waiting_bytes(self) -> int:
         return sum(size for _, size in self.inbox)

@@ -28,6 +28,7 @@ from glasu.runtime.network.foreign import printable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import for_network, protocol_facts, settings_difference
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
+from glasu.runtime.network.links import Statement
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
@@ -174,8 +175,9 @@ class _Serving:
     def _begin(self) -> tuple[Server, Script]:
         """Gather the parties, and bring everyone to the greatest common round."""
         self.saver.settle()
-        rounds = self.hub.gather(self.wait)
-        config, sizes, classes = self._agreed()
+        stated = self.hub.gather(self.wait)
+        rounds = {name: own.rounds for name, own in stated.items()}
+        config, sizes, classes = self._agreed(stated)
         common = greatest_common([self.store.digests(), *rounds.values()])
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
@@ -183,7 +185,7 @@ class _Serving:
                 f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
                 f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
             )
-        attempt = 1 + max(self.durable["attempt"], *(self._attempts()))
+        attempt = 1 + self.durable["attempt"]
         self.durable.update(attempt=attempt)
         server = Server(config, self.kit.roster, sizes, bytes.fromhex(self.durable["run"]))
         tally: Mapping[str, Any] = {}
@@ -202,19 +204,16 @@ class _Serving:
         self.tell(f"attempt {attempt}: all parties are there; going on after round {common}.")
         return server, script
 
-    def _attempts(self) -> list[int]:
-        return [0 if link.hello is None else link.hello.attempt for link in self.hub.links.values()]
-
-    def _agreed(self) -> tuple[RunConfig, Sizes, int]:
+    def _agreed(self, stated: Mapping[str, Statement]) -> tuple[RunConfig, Sizes, int]:
         """Return the resolved settings, the sizes, and the number of classes, on which all parties agree."""
         facts: dict[str, Any] = {}
-        for link in self.hub.links.values():
-            facts.update(link.facts)
+        for own in stated.values():
+            facts.update(own.facts)
         config, self._overridden = resolve(self.asked, facts["nodes"])
-        for name, link in self.hub.links.items():
-            if link.prepared != config.digest():
+        for name, own in stated.items():
+            if own.digest != config.digest():
                 raise ProtocolError(
-                    f"party {name!r} would run other settings: {settings_difference(config, link.settings, name)}; do "
+                    f"party {name!r} would run other settings: {settings_difference(config, own.settings, name)}; do "
                     "all have the same version of GLASU?"
                 )
         subset, validation = config.train.evaluate_nodes, facts.get("validation nodes", 0)

@@ -119,17 +119,16 @@ def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> 
 
 def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[int]]:
     """Gather the parties; every attempt is a run of its own, so that no key ever has two contents."""
-    hub.gather(wait)
+    stated = hub.gather(wait)
     facts: dict[str, Any] = {}
-    for link in hub.links.values():
-        facts.update(link.facts)
+    for own in stated.values():
+        facts.update(own.facts)
     config, _ = resolve(asked, facts["nodes"])
-    for name, link in hub.links.items():
-        if link.prepared != config.digest():
-            apart = settings_difference(config, link.settings, name)
+    for name, own in stated.items():
+        if own.digest != config.digest():
+            apart = settings_difference(config, own.settings, name)
             raise ConfigError(f"party {name!r}: trained with other settings ({apart}); serve those of its training.")
-    attempts = (0 if link.hello is None else link.hello.attempt for link in hub.links.values())
-    attempt = 1 + max(hub.durable["attempt"], *attempts)
+    attempt = 1 + hub.durable["attempt"]
     hub.durable.update(attempt=attempt)
     run = run_of_attempt(hub.welcome["run"], attempt)
     server = Server(config, tuple(hub.links), Sizes(facts["nodes"], 0, 0), run)

@@ -109,8 +109,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Tell the server, and through it everyone, why this party cannot go on, as far as that is for everybody."""
         if self._line is not None and not self._over and not isinstance(error, TransportError):
-            self.send("failed", why=public_reason(error))
-            self._line.finish()
+            self._line.end_with(control("failed", why=public_reason(error)))
 
     def decline(self, error: GlasuError) -> None:
         """Tell the server why this party will not take part as things are; the others go on waiting for it."""
