@@ -80,6 +80,23 @@ def test_a_server_that_dies_and_returns_changes_nothing(kind, round_index, kits,
     same_end(again.outcome(), simulate(parties, config).report)
 
 
+def test_parties_wait_for_their_server_where_one_of_another_run_answers(kits, tmp_path):
+    """As when the server's command is given with another --out."""
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(observe=killing(RoundDone, 1)), [cluster.join(name) for name in "abc"]
+    assert isinstance(server.error(), Killed)
+    elsewhere = Cluster(config, parties, kits, tmp_path / "elsewhere", cluster.port)
+    wrong = elsewhere.serve(wait=8.0)
+    for name in "abc":
+        cluster.until(name, "it serves another run than")
+    assert "Is the server's --out the right one?" in str(wrong.error())
+    again = cluster.serve()
+    for role in roles:
+        role.outcome()
+    same_end(again.outcome(), simulate(parties, config).report)
+
+
 def test_all_may_die(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -515,10 +532,11 @@ def test_fresh_starts_another_run_and_says_what_it_removes(kits, tmp_path):
     assert isinstance(error, ConfigError)
     assert "train.seed = 0 there, 5 here" in str(error)
     server = cluster.serve(config=other, fresh=True)
-    assert any("starting over: removed" in line for line in cluster.lines["server"])
-    assert "another run" in str(cluster.join("a").error())
+    assert "Is the server's --out the right one?" in str(cluster.join("a").error())
+    assert not any("starting over" in line for line in cluster.lines["server"])  # not before all are there
     for role in [cluster.join(name, fresh=True) for name in "abc"]:
         role.outcome()
+    assert any("starting over: removed" in line for line in cluster.lines["server"])
     same_end(server.outcome(), simulate(parties, other).report)
 
 

@@ -23,7 +23,7 @@ def kept(cluster, name=""):
     for path in files:
         if path.name == "joining.json":
             told = json.loads(files[path])
-            files[path] = {name: told[name] for name in told if name not in ("incarnation", "starts")}
+            files[path] = {name: told[name] for name in told if name not in ("incarnation", "starts", "met")}
     return files
 
 
@@ -44,6 +44,16 @@ def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):  # noqa: F
     same_end(report, simulate(stopped.parties, stopped.config).report)
     for name in ("server", *"abc"):  # also who was started again says where it goes on
         assert any("all parties are there; going on after round 3." in line for line in stopped.lines[name]), name
+
+
+def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):  # noqa: F811
+    before = kept(stopped)
+    server, a = stopped.serve(fresh=True, wait=3.0), stopped.join("a", fresh=True)
+    assert isinstance(server.error(), AbsenceError)
+    assert "waited 3 s for" in str(a.error())
+    assert kept(stopped) == before
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
 
 
 def test_a_party_that_reaches_no_server_removes_nothing(stopped):  # noqa: F811
@@ -83,10 +93,12 @@ def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(sto
         assert any("starting over: removed" in line for line in stopped.lines[name]), name
 
 
-def test_a_model_predicts_after_a_start_over_that_found_no_server(kits, tmp_path):
+def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
     cluster, _ = trained(kits, tmp_path)
     cluster.port = 1
     assert isinstance(cluster.join("b", fresh=True, wait=0.5).error(), AbsenceError)
+    cluster.port = 0
+    assert isinstance(cluster.serve(fresh=True, wait=0.5).error(), AbsenceError)  # nor any party
     _, found = cluster.predict(b=ASKED)
     assert len(found["b"].nodes) == len(ASKED)
 

@@ -73,7 +73,7 @@ def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(desk, kits
         party = Party(kits, port)
         for _ in range(QUEUED):
             desk.hub.links["a"].send(bytes([PIECE]) + bytes(PIECE_BYTES))
-        desk.hub.announce_failure(TrainingError("party 'b' failed: its disk is full"))
+        desk.hub.announce_failure(TrainingError("party 'b' failed: its disk is full"), 20.0)
     assert party.ended.wait(20)
     assert party.came[-1] == {"kind": "stopped", "why": "party 'b' failed: its disk is full"}
 

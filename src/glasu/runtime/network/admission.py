@@ -43,8 +43,9 @@ class Admission:
             ), []
         if hello.run not in (None, self._welcome["run"]):
             return (
-                "its --out folder holds a party's part of another run; choose another --out, or start over with "
-                "--fresh at this party."
+                f"its --out folder holds a party's part of run {printable(hello.run, 64)}, and this server serves run "
+                f"{self._welcome['run']}. Is the server's --out the right one? To take part in the new run, choose "
+                "another --out at this party, or start over there with --fresh."
             ), []
         if closing:  # a party of this run may come once more to hear that all is done
             return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []

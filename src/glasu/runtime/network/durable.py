@@ -15,7 +15,7 @@ class Durable:
     """A few values that outlive the process; every change is on disk before it counts."""
 
     def __init__(self, path: Path, defaults: Mapping[str, Any]) -> None:
-        self._path = path
+        self._path, self._defaults, self._written = path, dict(defaults), True
         try:
             self._values = {**defaults, **json.loads(path.read_bytes())}
         except FileNotFoundError:
@@ -29,5 +29,18 @@ class Durable:
     def update(self, **values: Any) -> None:
         """Change some values, durably."""
         changed = {**self._values, **values}
-        write_atomically(self._path, json.dumps(changed, indent=1).encode(), mode=0o600)
+        if self._written:
+            write_atomically(self._path, json.dumps(changed, indent=1).encode(), mode=0o600)
         self._values = changed
+
+    def start_over(self) -> None:
+        """Begin anew, in memory only: the file stays what it is until `settle`."""
+        self._values, self._written = dict(self._defaults), False
+
+    def settle(self) -> bool:
+        """Make what was begun anew durable; return False where nothing was."""
+        if self._written:
+            return False
+        self._written = True
+        self.update()
+        return True

@@ -134,7 +134,7 @@ class Hub:
     def _stop(self, stream: Stream, error: GlasuError) -> None:
         """Note why the run cannot go on, and tell it on a stream that is closed now; the rest hear it at the end."""
         self.fail(error)
-        stream.end_with(control("stopped", why=error.public))
+        stream.send_soon(control("stopped", why=error.public))
 
     def _may_return(self, error: Exception) -> bool:
         """Tell whether the run waits for a party after such an error; of two contents under one key, one is a lie."""
@@ -244,7 +244,7 @@ class Hub:
             for line in table:
                 self.tell(line)
             self._say(f"{link.name}: not accepted: {why}", but=link if link.stream in (None, stream) else None)
-            stream.send(control("refused", why=why, table=table))
+            stream.send(control("refused", why=why, table=table, run=self.welcome["run"]))
             stream.close()
 
     def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
@@ -441,15 +441,18 @@ class Hub:
             link.send(control("goodbye"))
             link.dismissed = True
 
-    def announce_failure(self, error: Exception) -> None:
-        """Tell every party why the run ends, ahead of what was still to be sent."""
+    def announce_failure(self, error: Exception, seconds: float) -> None:
+        """Tell every party why the run ends, ahead of most of what was still to be sent; wait for it to hang up."""
         why = public_reason(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why = f"the server failed: {why}"
         with self.changed:
             for link in self.links.values():
                 if link.stream is not None:
-                    link.stream.end_with(control("stopped", why=why))
+                    link.stream.send_soon(control("stopped", why=why))
+            deadline = self.clock() + seconds
+            while any(link.stream is not None for link in self.links.values()) and self.clock() < deadline:
+                self.changed.wait(0.2)
 
     def _say(self, line: str, but: Link | None) -> None:
         """Tell the log and every party except one."""

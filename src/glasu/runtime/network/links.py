@@ -14,6 +14,7 @@ from glasu.protocol.messages import Message
 from glasu.runtime.network.frames import Assembler
 from glasu.runtime.network.receipts import Receipts
 
+FEW = 2  # frames, of at most a MiB: what a slow line carries in the time that a last word has
 COUNTS = {"nodes", "classes", "validation nodes", "test nodes"}
 
 
@@ -28,10 +29,9 @@ class Stream:
     def send(self, frame: bytes) -> None:
         self._frames.put(frame)
 
-    def end_with(self, frame: bytes) -> None:
-        """End the stream with a last frame; what is still waiting to be sent is not sent any more."""
-        emptied(self._frames).put(frame)
-        self.close()
+    def send_soon(self, frame: bytes) -> None:
+        """Send a last frame, which does not wait for many others."""
+        put_soon(self._frames, frame)
 
     def close(self) -> None:
         """End the stream after what has been sent."""
@@ -43,12 +43,12 @@ class Stream:
         yield from iter(self._frames.get, None)
 
 
-def emptied(frames: SimpleQueue[bytes | None]) -> SimpleQueue[bytes | None]:
-    """Return a queue without what was in it; whoever reads it may take some of that meanwhile."""
+def put_soon(frames: SimpleQueue[bytes | None], frame: bytes) -> None:
+    """Put a last frame into a queue; where more than a few wait to be sent, instead of them."""
     with suppress(Empty):
-        while True:
+        while frames.qsize() > FEW:
             frames.get_nowait()
-    return frames
+    frames.put(frame)
 
 
 class Statement(NamedTuple):

@@ -20,7 +20,7 @@ from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import SERVER_PARTS, Accounts
-from glasu.runtime.checkpoint import SUFFIX, Store, greatest_common
+from glasu.runtime.checkpoint import START, SUFFIX, Store, greatest_common
 from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -62,7 +62,7 @@ def serve(
         kit: the server's; its roster are the parties.
         listen: host:port.
         out: the folder for report and checkpoints; a run that it holds goes on.
-        fresh: start over, and remove what is there once this server listens.
+        fresh: start over, and remove what is there once all parties have joined.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
         observe: is told of every round and evaluation.
@@ -101,6 +101,8 @@ class _Serving:
         self.out, self.fresh = out, fresh
         self.durable = opened(out)
         self.begins = fresh or not goes_on(out, self.durable, config, kit.roster)
+        if fresh and self.durable["run"] is not None:
+            self.durable.start_over()
         run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
         self.store = Store(out / "checkpoints", f"the server of run {run}")
         if not self.begins:
@@ -109,18 +111,15 @@ class _Serving:
         self.accounts = Accounts(clock, [None], Meter(), SERVER_PARTS)
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
         facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
-        self.hub = Hub(kit.roster, facts, welcome, self.durable, self.store.digests, tell, on_nonsense, self._waited)
+        self.hub = Hub(kit.roster, facts, welcome, self.durable, self._rounds, tell, on_nonsense, self._waited)
         self._due: ServerState | None = None
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
 
     def _pin(self) -> None:
-        """Begin a run, now that parties may come: hold the folder to it, and remove what --fresh gives up."""
+        """Begin a run, now that parties may come: hold the folder to it, unless it holds another one still."""
         if not self.begins:
             return
-        removed = self.store.clear() if self.fresh else []
-        if removed:
-            self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
         self.durable.update(
             run=self.hub.welcome["run"],
             digest=self.asked.digest(),
@@ -153,11 +152,23 @@ class _Serving:
                 self.hub.say_goodbye(FAREWELL)
                 self.store.clear()
             except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
-                self.hub.announce_failure(error)
+                self.hub.announce_failure(error, FAREWELL)
                 raise
             finally:
                 self.saver.close()
             return report
+
+    def _rounds(self) -> dict[int, str]:
+        """Return the checkpoints and digests of this run; what --fresh gives up is none of them."""
+        return {0: START} if self.fresh else self.store.digests()
+
+    def _give_up_what_was(self) -> None:
+        """Remove what --fresh gives up, now that all parties are there, and hold the folder to the new run."""
+        removed = self.store.clear() if self.fresh else []
+        if removed:
+            self.tell(f"starting over: removed {', '.join(str(path) for path in removed)}.")
+        self.fresh = False
+        self.durable.settle()
 
     def _until_finished(self) -> RunReport:
         while True:
@@ -178,13 +189,14 @@ class _Serving:
         stated = self.hub.gather(self.wait)
         rounds = {name: own.rounds for name, own in stated.items()}
         config, sizes, classes = self._agreed(stated)
-        common = greatest_common([self.store.digests(), *rounds.values()])
+        common = greatest_common([self._rounds(), *rounds.values()])
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
             raise CheckpointError(
                 f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
                 f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
             )
+        self._give_up_what_was()
         attempt = 1 + self.durable["attempt"]
         self.durable.update(attempt=attempt)
         server = Server(config, self.kit.roster, sizes, bytes.fromhex(self.durable["run"]))

@@ -79,7 +79,7 @@ def serve_prediction(
             write_atomically(out / "prediction.json", (json.dumps(report, indent=2) + "\n").encode())
             hub.say_goodbye(FAREWELL)
         except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
-            hub.announce_failure(error)
+            hub.announce_failure(error, FAREWELL)
             raise
         return report
 

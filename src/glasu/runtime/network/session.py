@@ -245,7 +245,7 @@ class Session:
 
     def _connect(self) -> None:
         """Open a stream, again and again if need be, and be accepted."""
-        since, delay, said = self.clock(), FIRST_DELAY, False
+        since, delay, said = self.clock(), FIRST_DELAY, ""
         while True:
             if self._line is not None:
                 self._line.close()
@@ -257,21 +257,35 @@ class Session:
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
                 if fields["kind"] == "welcome":
-                    self.welcome = fields
+                    self._take_welcome(fields)
                     if said:
                         self.tell("connected to the server.")
                     return
-                raise self._ended(fields)
+                if not self._is_of_another_run(fields):
+                    raise self._ended(fields)
+                event = f"it serves another run than {self.welcome['run']}, of which this is a party"
             why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
                 raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
-            if not said:
+            if why != said:
                 self.tell(f"the server at {self.address} is awaited: {why}.")
-                said = True
+                said = why
             if self.clock() - since + delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
             time.sleep(delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
             delay = min(2 * delay, LONGEST_DELAY)
+
+    def _take_welcome(self, fields: dict[str, Any]) -> None:
+        if self._is_of_another_run(fields):  # this party was not part of the first one yet
+            raise TransportError(
+                f"the server at {self.address} has begun another run since this party came; start the same command "
+                "again."
+            )
+        self.welcome = fields
+
+    def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
+        """Tell whether what a server says is about another run than the one that welcomed this party."""
+        return bool(self.welcome) and fields.get("run") not in (None, self.welcome["run"])
 
 
 def _about(key: Key) -> About:

@@ -16,7 +16,7 @@ from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
-from glasu.runtime.network.links import Stream, emptied
+from glasu.runtime.network.links import Stream, put_soon
 from glasu.runtime.network.reasons import advice, plain_reason
 
 require_tls_1_3()
@@ -24,8 +24,7 @@ require_tls_1_3()
 import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
-LAST_WORD = 10.0  # seconds that why a run ends, or a party fails, may be on its way
-CUT_OFF = 1.0  # seconds that a stream has which is broken off
+LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -107,8 +106,7 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         yield int(port)
     finally:
         reception.close()
-        grace = CUT_OFF if reception.has_open_streams() else LAST_WORD
-        server.stop(grace).wait(grace + 2.0)
+        server.stop(grace=1.0).wait(3.0)
 
 
 @dataclass(eq=False)
@@ -139,11 +137,6 @@ class _Reception:
 
     def close(self) -> None:
         self._over.set()
-
-    def has_open_streams(self) -> bool:
-        """Tell whether there are streams that nobody has ended; on the others, the last frame may be on its way."""
-        with self._lock:
-            return any(guest.stream.open for guest in self._guests)
 
     def admits(self, guest: _Guest) -> bool:
         """Take a stream in, if its party has not too many already."""
@@ -234,8 +227,8 @@ class Line:
         self._channel.close()
 
     def end_with(self, frame: bytes) -> None:
-        """Send a last frame before anything that is still waiting to be sent, then let go of the stream."""
-        emptied(self._frames).put(frame)
+        """Send a last frame, which does not wait for many others, then let go of the stream."""
+        put_soon(self._frames, frame)
         self.finish(LAST_WORD)
 
     def finish(self, seconds: float = 2.0) -> None:
