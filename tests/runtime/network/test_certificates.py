@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -148,6 +151,35 @@ def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(cluster, ki
                     pass
                 raise OSError("closed")
     assert nobody_came()
+
+
+GRPC_FIRST = """
+import sys
+from pathlib import Path
+import grpc
+from glasu.errors import TransportError
+from glasu.kits.kit import open_kit
+from glasu.runtime.network.streams import Line, listening
+kit = open_kit(Path(sys.argv[1]))
+try:
+    if kit.role == "server":
+        with listening([], kit, "127.0.0.1:0"):
+            pass
+    else:
+        Line(kit, "localhost:1", print)
+except TransportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["server", "a"])
+def test_nobody_serves_or_joins_where_grpc_was_loaded_too_early_to_be_held_to_tls_1_3(name, kits):
+    bare = {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
+    words = [sys.executable, "-c", GRPC_FIRST, str(kits / name)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=bare, check=True)
+    (line,) = ended.stdout.splitlines()
+    assert "TLS 1.2" in line
+    assert "require_tls_1_3() before" in line
 
 
 def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_path):
