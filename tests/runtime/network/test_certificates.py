@@ -212,3 +212,20 @@ def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_pat
     cluster.until("server", "'b' is revoked")
     assert nobody_came()
     cluster.end(server)
+
+
+def test_a_party_that_comes_while_the_revocation_list_is_copied_tries_again(kits, tmp_path):
+    copied = tmp_path / "kits"
+    shutil.copytree(kits, copied)
+    config, parties = tiny()
+    cluster = Cluster(config, parties, copied, tmp_path / "run")
+    server, path = cluster.serve(), copied / "server" / "revoked.pem"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    roles = [cluster.join(name) for name in "abc"]
+    cluster.until("server", f"{path}: does not hold a revocation list")
+    cluster.until("a", "is awaited: its revocation list cannot be read at the moment")
+    assert nobody_came()
+    path.write_bytes(whole)
+    for role in (server, *roles):
+        role.outcome()

@@ -17,7 +17,7 @@ from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
 from glasu.runtime.network.links import Stream
-from glasu.runtime.network.reasons import advice, plain_reason
+from glasu.runtime.network.reasons import UNREADABLE, advice, plain_reason
 
 ONLY_TLS_1_3 = require_tls_1_3()
 
@@ -72,8 +72,12 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        why = _refusal_now(certificate, kit)
-        if why:
+        try:
+            why = refusal(certificate, with_revocations_of_now(kit))
+        except GlasuError as error:  # perhaps the list is being brought just now: who tries again may be served
+            hub.turned_away(f"{context.peer()}: not served: {error}")
+            context.abort(grpc.StatusCode.UNAVAILABLE, UNREADABLE)
+        if why:  # who is revoked counts from now on, without a restart
             hub.turned_away(f"{context.peer()}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
         guest = _Guest(peer_name(certificate) or "", context)
@@ -177,14 +181,6 @@ class _Reception:
             guest.closed = guest.closed or now
             if now - guest.closed >= HELLO_WITHIN:
                 guest.context.cancel()
-
-
-def _refusal_now(certificate: bytes | None, kit: Kit) -> str:
-    """Return why a peer is not served, or nothing; who is revoked counts from now on, without a restart."""
-    try:
-        return refusal(certificate, with_revocations_of_now(kit))
-    except GlasuError:
-        return "the server's revocation list cannot be read; bring revoked.pem to the server's kit again"
 
 
 def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
