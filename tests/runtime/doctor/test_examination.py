@@ -269,6 +269,8 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
         ("a", {"run": "00"}, [], "bad      folder: holds a run on other data"),
         ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("server", {}, [], "bad      folder: holds a run of other parties or settings, or of unknown ones"),
+        ("a", {}, [], "bad      folder: holds checkpoints of another run"),
         ("a", {"run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
     ],
 )

@@ -25,7 +25,7 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
-from glasu.runtime.checkpoint import START, Snapshot, Store
+from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
 from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
@@ -136,6 +136,8 @@ class _Joining:
         self.checkpoints = out / "checkpoints"
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")
+        if held is None and not fresh:
+            refuse_to_begin_among_others(self.checkpoints, JOINING)
         if None not in (run, held) and run != held:
             raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; choose another.")
         next_start(self.durable)
@@ -300,6 +302,7 @@ class _Joining:
         given_up = {"finished": None, "closed": False} if self.fresh else {}
         self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
         self.fresh = False
+        self._store().sweep()
         self.saver = Saver(self._store())
 
     def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
