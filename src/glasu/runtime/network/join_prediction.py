@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, DataError, GlasuError
+from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client
@@ -210,11 +210,18 @@ class _Predicting:
                 predicted = self._written(client, *self._drive(session, client))
                 self.finished = {"received": len(predicted.nodes)}
                 session.send("finished", **self.finished)
-                session.wait_for_goodbye()
+                self._take_leave(session)
                 return predicted
             except NewAttempt as attempt:
                 begin, self.finished = attempt.begin, None
                 self.tell("a process was started again: predicting once more.")
+
+    def _take_leave(self, session: Session) -> None:
+        """Wait until everyone is finished; a server that is gone for good takes nothing away from what is written."""
+        try:
+            session.wait_for_goodbye()
+        except TransportError as error:
+            self.tell(f"{error} The results of this party are complete.")
 
     def _drive(self, session: Session, client: Client) -> tuple[NodeSet, NDArray[Any]]:
         """Run the script to its end, and return which nodes this party receives, and their class probabilities."""
