@@ -146,6 +146,17 @@ def test_a_server_that_goes_before_its_goodbye_costs_nobody_the_predictions(kits
         assert cluster.lines[name][-1].endswith("The results of this party are complete.")
 
 
+def test_another_roster_is_refused_in_one_printable_line(kits, tmp_path, monkeypatch):
+    cluster, _ = trained(kits, tmp_path)
+    server, opened = cluster.serve_prediction(), sessions.Session.open
+    monkeypatch.setattr(sessions.Session, "open", lambda self: {**opened(self), "roster": ["\x1b[2J\n", "b", "c"]})
+    error = cluster.ask("b").error()
+    assert isinstance(error, ConfigError)
+    assert "the server's roster is ?[2J?, b, c;" in str(error)
+    assert str(error).isprintable()
+    cluster.end(server)
+
+
 def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path, monkeypatch):
     cluster, model = trained(kits, tmp_path)
     monkeypatch.setattr(chunking, "CHUNK_ROWS", 5)

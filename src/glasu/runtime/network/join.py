@@ -31,6 +31,7 @@ from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, next_start
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     KIND,
@@ -39,6 +40,7 @@ from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
     names_digest,
+    offered,
     protocol_facts,
     public_version,
     refuse_unfit_for_network,
@@ -241,7 +243,7 @@ class _Joining:
         return client
 
     def _accepted(self, welcome: Mapping[str, Any]) -> tuple[RunConfig, PartyData]:
-        config = RunConfig.from_dict(welcome["config"], "the server's settings")
+        config = offered(welcome["config"])
         refuse_unfit_for_network(config)
         self._find_place(welcome["roster"], welcome["index"], config.data.num_clients)
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
@@ -259,7 +261,7 @@ class _Joining:
 
     def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
         """Refuse a run in which this party would be somebody else, or whose M is not the number of its parties."""
-        listed = ", ".join(roster)
+        listed = printable(", ".join(map(str, roster)), SENTENCES)
         if len(roster) != num_clients or not 0 <= index < num_clients:
             raise ConfigError(
                 f"the server's roster ({listed}; this party is number {index}) does not fit its settings, "
@@ -267,8 +269,8 @@ class _Joining:
             )
         if roster[index] != self.party.name:
             raise ConfigError(
-                f"the server's roster ({listed}) takes this party for {roster[index]!r}, for that is the name in its "
-                f"certificate; use the kit of {self.party.name!r}."
+                f"the server's roster ({listed}) takes this party for {printable(roster[index])!r}, for that is the "
+                f"name in its certificate; use the kit of {self.party.name!r}."
             )
 
     def _train(self, session: Session, client: Client) -> dict[str, Any]:
@@ -277,7 +279,8 @@ class _Joining:
         if begin is None:  # this party's last process had heard no more of it
             return self._written()
         self._settle_in(client)
-        self.tell(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
+        where = printable(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
+        self.tell(where)
         while True:
             try:
                 self.durable.update(finished=None)  # what was finished before is done once more
@@ -291,7 +294,7 @@ class _Joining:
                 return report
             except NewAttempt as attempt:
                 begin = attempt.begin
-                self.tell(f"a process was started again: going on after round {begin['round']}.")
+                self.tell(printable(f"a process was started again: going on after round {begin['round']}."))
 
     def _settle_in(self, client: Client) -> None:
         """Hold the folder to this run, now that it begins with this party, and remove what --fresh gives up."""
@@ -327,7 +330,7 @@ class _Joining:
         if found == digest:
             with suppress(DataError):  # it was intact a moment ago
                 return store.load(round_index)
-        here, there = found or "none", digest or "none"
+        here, there = found or "none", printable(digest or "none", 64)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {round_index} is gone, or another one: expected "
             f"SHA-256 {there}, found {here}. Restore its --out folder, or start over with --fresh everywhere."

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import RunConfig, resolve
+from glasu.config import resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
@@ -29,11 +29,13 @@ from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, next_start
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
     names_digest,
+    offered,
     protocol_facts,
     public_version,
     run_of_attempt,
@@ -185,12 +187,13 @@ class _Predicting:
 
     def _check(self, welcome: Mapping[str, Any]) -> None:
         if list(welcome["roster"]) != self.roster:
+            listed = printable(", ".join(map(str, welcome["roster"])), SENTENCES)
             raise ConfigError(
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{', '.join(welcome['roster'])}; bring back the server's kit.toml of then, or change the roster with "
+                f"{listed}; bring back the server's kit.toml of then, or change the roster with "
                 "`glasu provision --add` or `--remove`."
             )
-        config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
+        config, _ = resolve(offered(welcome["config"]), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())
         if rows:
             raise ConfigError(
