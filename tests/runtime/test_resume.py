@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from glasu.config import RunConfig
-from glasu.errors import CheckpointError, ConfigError
+from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.runtime import checkpoint
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.meter import Meter
@@ -271,6 +271,20 @@ def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_pat
     simulate(parties, config, checkpoints=tmp_path, fresh=True, tell=lines.append)
     assert older.name in lines[0]
     assert newer.name in lines[0]
+
+
+def test_a_run_that_diverged_says_which_checkpoints_it_removes_so_that_other_settings_can_take_its_place(tmp_path):
+    config, parties, older, newer = broken(tmp_path)
+    lines: list[str] = []
+
+    def diverge(event):
+        raise TrainingError("the loss is nan")
+
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        simulate(parties, config, checkpoints=tmp_path, observe=diverge, tell=lines.append)
+    assert not list(tmp_path.glob("*.checkpoint"))
+    assert lines[-1].startswith(f"going on would end the same way: removed {older}, {newer}")
+    simulate(parties, config.replace(train={"learning_rate": 0.001}), checkpoints=tmp_path)
 
 
 def test_other_data_is_refused(tmp_path):
