@@ -22,13 +22,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(path)
+        put_in_place(Path(name), path, mode)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def put_in_place(written: Path, path: Path, mode: int = 0o644) -> None:
+    """Make a file durable that was written on the same disk, and rename it; the new name is durable, too."""
+    written.chmod(mode)
+    with written.open("r+b") as file:
+        os.fsync(file.fileno())
+    written.replace(path)
     _make_names_durable(path.parent)
 
 
