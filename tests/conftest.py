@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from glasu.kits.tls import require_tls_1_3
+
+require_tls_1_3()  # before a test file imports grpc
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from glasu.config import RunConfig
-from glasu.errors import CheckpointError, ConfigError
+from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.runtime import checkpoint
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.meter import Meter
@@ -271,6 +273,20 @@ def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_pat
     assert newer.name in lines[0]
 
 
+def test_a_run_that_diverged_says_which_checkpoints_it_removes_so_that_other_settings_can_take_its_place(tmp_path):
+    config, parties, older, newer = broken(tmp_path)
+    lines: list[str] = []
+
+    def diverge(event):
+        raise TrainingError("the loss is nan")
+
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        simulate(parties, config, checkpoints=tmp_path, observe=diverge, tell=lines.append)
+    assert not list(tmp_path.glob("*.checkpoint"))
+    assert lines[-1].startswith(f"going on would end the same way: removed {older}, {newer}")
+    simulate(parties, config.replace(train={"learning_rate": 0.001}), checkpoints=tmp_path)
+
+
 def test_other_data_is_refused(tmp_path):
     config, parties, _, _ = broken(tmp_path)
     changed = parties[1].features.copy()
@@ -321,6 +337,36 @@ def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
     damaged: list[str] = []
     assert Store(tmp_path / "b", "b").digests(damaged) == {0: checkpoint.START}
     assert "of a, not of b" in damaged[0]
+
+
+def test_a_checkpoint_that_was_just_written_stays_and_so_do_those_of_somebody_else(tmp_path):
+    for round_index in (0, 59, 60):
+        Store(tmp_path, f"another run, {round_index}").save(round_index, {}, {})
+    store = Store(tmp_path, "this run")
+    for round_index in (1, 2, 3):
+        store.save(round_index, {}, {})
+        assert store.load(round_index).owner == "this run"
+    assert [int(path.stem[-8:]) for path in sorted(tmp_path.iterdir())] == [0, 2, 3, 59, 60]
+
+
+KILLED_WHILE_IT_WRITES = """
+import os, signal, sys
+from pathlib import Path
+from glasu.runtime.checkpoint import Store
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+Store(Path(sys.argv[1]), "somebody").save(2, {}, {})
+"""
+
+
+@pytest.mark.parametrize("look", ["opened", "clear"])
+def test_what_a_killed_process_had_begun_to_write_does_not_stay(look, tmp_path):
+    store = Store(tmp_path, "somebody")
+    store.save(1, {}, {})
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, str(tmp_path)])
+    assert len(list(tmp_path.iterdir())) == 2
+    found = store.opened(1, print) if look == "opened" else store.clear()
+    assert len(found) == (2 if look == "opened" else 1)
+    assert len(list(tmp_path.iterdir())) == (1 if look == "opened" else 0)
 
 
 def test_a_meter_that_goes_on_counts_on():

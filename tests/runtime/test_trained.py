@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -327,6 +328,25 @@ def test_models_and_predictions_are_their_owners_alone(folder, tmp_path):
     written = [*folder.iterdir(), *tmp_path.glob("p.*")]
     assert len(written) == 6
     assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+def test_predictions_are_durable_before_they_have_their_name_and_so_is_the_name_in_the_end(name, tmp_path, monkeypatch):
+    done, replace_file = [], Path.replace
+
+    def fsync(handle):
+        done.append(Path(f"/proc/self/fd/{handle}").resolve())
+
+    def rename(written, path):
+        done.append((written, path))
+        return replace_file(written, path)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr(Path, "replace", rename)
+    write_predictions(tmp_path / name, np.arange(2), np.eye(2), ("x", "y"), "multiclass")
+    written = done[0]
+    assert done == [written, (written, tmp_path / name), tmp_path]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):

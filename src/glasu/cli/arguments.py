@@ -62,7 +62,7 @@ def named_path(text: str) -> Path:
 
 
 def seconds(text: str) -> float:
-    """Return for how long to wait, 0 for not at all; what is no time would wait for ever."""
+    """Return for how long to wait, 0 to try once; what is no time would wait for ever."""
     try:
         value = float(text)
     except ValueError:

@@ -6,10 +6,10 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, DataError
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -22,13 +22,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(path)
+        put_in_place(Path(name), path, mode)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def put_in_place(written: Path, path: Path, mode: int = 0o644) -> None:
+    """Make a file durable that was written on the same disk, and rename it; the new name is durable, too."""
+    written.chmod(mode)
+    with written.open("r+b") as file:
+        os.fsync(file.fileno())
+    written.replace(path)
     _make_names_durable(path.parent)
 
 
@@ -46,11 +51,19 @@ def _make_names_durable(folder: Path) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(folder / ".lock", timeout=0)) as lock:
+    with ExitStack() as stack:
         try:
+            lock = stack.enter_context(closing(sqlite3.connect(folder / ".lock", timeout=0)))
             lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
-            raise ConfigError(
-                f"{folder}: another command is at work here; wait for it, or choose another --out."
-            ) from None
+        except sqlite3.Error as error:
+            raise _not_held(folder, error) from None
         yield
+
+
+def _not_held(folder: Path, error: sqlite3.Error) -> ConfigError | DataError:
+    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the rest of the code says which kind of it
+        return ConfigError(f"{folder}: another command is at work here; wait for it, or choose another --out.")
+    return DataError(
+        f"{folder / '.lock'}: this folder cannot be held against a second command ({error}); mend that, remove the "
+        "file if no command is at work here, or choose another --out."
+    )

@@ -15,5 +15,6 @@ def require_tls_1_3() -> bool:
     hold ECDSA keys. gRPC reads the variable once, when it is imported: call this before.
     """
     in_time = "grpc" not in sys.modules or os.environ.get(_VARIABLE) == _CIPHERS
-    os.environ[_VARIABLE] = _CIPHERS
+    if in_time:
+        os.environ[_VARIABLE] = _CIPHERS
     return in_time

@@ -24,7 +24,7 @@ from glasu.data.files import write_atomically
 from glasu.errors import CheckpointError, ConfigError, DataError
 
 MAGIC, SCHEMA = b"GLCP", 1
-HEAD = struct.Struct("<4sI32s")
+HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # the latter of the JSON with which the body begins
 KEPT = 2  # with one, or with a checkpoint that is not durable in time, there may be no round that all roles have
 SUFFIX = ".checkpoint"
 START = "start"  # stands for the digest of round 0
@@ -72,8 +72,8 @@ def _digest(body: bytes) -> bytes:
 
 def _metadata(body: bytes) -> Any:
     """Return the metadata of a safetensors file, which stands in its JSON header."""
-    (length,) = struct.unpack_from("<Q", body)
-    return json.loads(body[8 : 8 + length])["__metadata__"]
+    (length,) = LENGTH.unpack_from(body)
+    return json.loads(body[LENGTH.size : LENGTH.size + length])["__metadata__"]
 
 
 class Store:
@@ -83,12 +83,13 @@ class Store:
         self.folder, self.owner = folder, owner
 
     def save(self, round_index: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> str:
-        """Write a checkpoint and return its digest; it is durable then, and only the last two are left."""
+        """Write a checkpoint and return its digest; it is durable then, and the last two of this owner are left."""
         content = pack(Snapshot(round_index, self.owner, arrays, facts))
         path = self._path(round_index)
         try:
             write_atomically(path, content, mode=0o600)
-            for old in self._rounds()[:-KEPT]:
+            done = [index for index in self._rounds() if index <= round_index and not self._is_anothers(index)]
+            for old in done[:-KEPT]:
                 self._path(old).unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
@@ -123,6 +124,7 @@ class Store:
         With a checkpoint every so many rounds, the beginning is the one before the first, and stands in for it. A run
         that was further is not started over without being asked.
         """
+        self.sweep()
         damaged: list[str] = []
         found = self.digests(damaged)
         for line in damaged:
@@ -139,7 +141,24 @@ class Store:
         removed = [self._path(round_index) for round_index in self._rounds()]
         for path in removed:
             path.unlink()
+        self.sweep()
         return removed
+
+    def sweep(self) -> None:
+        """Remove what a killed process had begun to write; nobody else writes here now, for the folder is held."""
+        for path in self.folder.glob(f".round-*{SUFFIX}.*"):
+            path.unlink(missing_ok=True)
+
+    def _is_anothers(self, round_index: int) -> bool:
+        """Tell whether a file says of itself that it belongs elsewhere; one that is damaged says nothing."""
+        try:
+            with self._path(round_index).open("rb") as file:
+                file.seek(HEAD.size)
+                start = file.read(LENGTH.size)
+                length = min(LENGTH.unpack(start)[0], self._path(round_index).stat().st_size)
+                return bool(json.loads(_metadata(start + file.read(length))["glasu"])["owner"] != self.owner)
+        except (OSError, ValueError, KeyError, TypeError, struct.error):
+            return False
 
     def _read(self, round_index: int) -> tuple[Snapshot, str]:
         path = self._path(round_index)
@@ -162,6 +181,21 @@ class Store:
     def _rounds(self) -> list[int]:
         names = [path.name.removeprefix("round-").removesuffix(SUFFIX) for path in self.folder.glob(f"round-*{SUFFIX}")]
         return sorted(int(name) for name in names if name.isdecimal())
+
+
+def refuse_to_begin_among_others(folder: Path, memory: str) -> None:
+    """Refuse to begin a run where checkpoints lie, for they are another's.
+
+    Args:
+        folder: of the checkpoints.
+        memory: the file that should say whose they are, and does not.
+    """
+    names = ", ".join(sorted(path.name for path in folder.glob(f"round-*{SUFFIX}")))
+    if names:
+        raise ConfigError(
+            f"{folder}: holds checkpoints of another run ({names}), and nothing says of which; restore {memory}, "
+            "choose another --out, or start over with --fresh, which removes them."
+        )
 
 
 def _hex(content: bytes) -> str:

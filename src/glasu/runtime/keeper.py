@@ -160,10 +160,14 @@ class Keeper:
 
 
 @contextmanager
-def keeping(keeper: Keeper) -> Iterator[None]:
+def keeping(keeper: Keeper, tell: Tell = lambda line: None) -> Iterator[None]:
     """Keep what a run used up, if it does not come to its end, and let no thread outlive it.
 
     A run that diverged would diverge again: its checkpoints are removed, so that other settings can take its place.
+
+    Args:
+        keeper: of the run.
+        tell: is told in one line what is removed.
     """
     try:
         yield
@@ -172,7 +176,9 @@ def keeping(keeper: Keeper) -> Iterator[None]:
         keeper.saver.close()
         with suppress(OSError):  # what broke the run is to be seen, not that its expenses could not be noted
             if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
-                keeper.store.clear()
+                removed = ", ".join(str(path) for path in keeper.store.clear())
+                if removed:
+                    tell(f"going on would end the same way: removed {removed}; other settings may take their place.")
             else:
                 keeper.keep_spent()
         raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from glasu.data.files import put_in_place
 from glasu.data.tables import write_table
 
 
@@ -24,5 +25,4 @@ def write_predictions(
     columns |= {f"p_{name}": probabilities[:, index] for index, name in enumerate(classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)
-        (Path(temporary) / path.name).chmod(0o600)
-        (Path(temporary) / path.name).replace(path)
+        put_in_place(Path(temporary) / path.name, path, 0o600)

@@ -158,7 +158,7 @@ def simulate(
             counted = keeper.open(fresh=fresh, tell=tell)
             if counted is not None:
                 accounts.restore(counted)
-            stack.enter_context(keeping(keeper))
+            stack.enter_context(keeping(keeper, tell))
         scripts = [client_script(client) for client in clients]
 
         def notice(event: Event) -> None:

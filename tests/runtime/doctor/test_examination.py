@@ -19,6 +19,7 @@ from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
 from glasu.errors import ConfigError
 from glasu.kits.kit import open_kit
+from glasu.runtime.doctor import examination
 from glasu.runtime.doctor import visit as visiting
 from glasu.runtime.doctor.examination import examine
 from glasu.runtime.doctor.findings import Finding
@@ -86,6 +87,15 @@ def test_where_all_is_well_everybody_hears_that_they_are_ready(practice):
     assert verdict.in_words() == "ready: the server and a, b, c can train together."
     checks = {finding.check for found in verdict.findings.values() for finding in found}
     assert checks == {"disk", "dimensions", "edges", "server", "clock", "settings", "labels", "versions", "ids"}
+
+
+def test_roles_of_which_a_hostile_server_tells_are_printable(practice, monkeypatch):
+    plain = examination.to_plain
+    monkeypatch.setattr(examination, "to_plain", lambda found: {**plain(found), "\x1b[2J\nready": []})
+    practice.examine()
+    verdicts = [role.outcome() for role in [practice.visit(name) for name in "abc"]]
+    for verdict in verdicts:
+        assert verdict.in_words().isprintable()
 
 
 def test_a_wrong_clock_is_named_at_everybody(practice):
@@ -269,6 +279,8 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
         ("a", {"run": "00"}, [], "bad      folder: holds a run on other data"),
         ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("server", {}, [], "bad      folder: holds a run of other parties or settings, or of unknown ones"),
+        ("a", {}, [], "bad      folder: holds checkpoints of another run"),
         ("a", {"run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
     ],
 )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -128,8 +132,8 @@ def test_who_cannot_resolve_a_name_is_not_told_to_start_the_server(kits):
     assert "Start the server" in str(unreachable("localhost:1", 5, "nothing listens there"))
 
 
-@pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2", "nothing but noise"])
-def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(cluster, kits, flaw):
+def tls(kits, flaw):
+    """Return the TLS of a party that has this flaw, or none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(kits / "a" / "ca.pem")
     context.set_alpn_protocols(["h2"])
@@ -137,17 +141,62 @@ def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(cluster, ki
         context.load_cert_chain(kits / "a" / "certificate.pem", kits / "a" / "key.pem")
     if flaw == "TLS 1.2":
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with socket.create_connection(("localhost", cluster.port), timeout=60) as plain:
-        if flaw == "nothing but noise":
-            plain.sendall(b"\x16\x03\x01" + bytes(range(256)))
-            assert not plain.recv(1000).startswith(b"PRI")
-        else:
-            with pytest.raises(OSError), context.wrap_socket(plain, server_hostname="localhost") as secure:  # noqa: PT012
-                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-                while secure.recv(1000):
-                    pass
-                raise OSError("closed")
+    return context
+
+
+def first_words(context, port):
+    """Return what the server says to who begins so; nothing where it hangs up, which must not take it long."""
+    with socket.create_connection(("localhost", port), timeout=20) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as secure:
+                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                return secure.recv(1000)
+        except (ssl.SSLError, ConnectionError):  # a TimeoutError is neither
+            return b""
+
+
+@pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2"])
+def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(cluster, kits, flaw):
+    assert first_words(tls(kits, flaw), cluster.port) == b""
+    assert first_words(tls(kits, "none"), cluster.port) != b""
     assert nobody_came()
+
+
+def test_noise_is_answered_by_an_alert_at_most(cluster):
+    with socket.create_connection(("localhost", cluster.port), timeout=20) as plain:
+        plain.sendall(b"\x16\x03\x01" + bytes(range(256)))
+        with suppress(ConnectionError):
+            assert plain.recv(1000)[:1] in (b"", b"\x15")
+    assert nobody_came()
+
+
+GRPC_FIRST = """
+import sys
+from pathlib import Path
+import grpc
+from glasu.errors import TransportError
+from glasu.kits.kit import open_kit
+from glasu.runtime.network.streams import Line, listening
+kit = open_kit(Path(sys.argv[1]))
+try:
+    if kit.role == "server":
+        with listening([], kit, "127.0.0.1:0"):
+            pass
+    else:
+        Line(kit, "localhost:1", print)
+except TransportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["server", "a"])
+def test_nobody_serves_or_joins_where_grpc_was_loaded_too_early_to_be_held_to_tls_1_3(name, kits):
+    bare = {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
+    words = [sys.executable, "-c", GRPC_FIRST, str(kits / name)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=bare, check=True)
+    (line,) = ended.stdout.splitlines()
+    assert "TLS 1.2" in line
+    assert "require_tls_1_3() before" in line
 
 
 def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_path):
@@ -163,3 +212,20 @@ def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_pat
     cluster.until("server", "'b' is revoked")
     assert nobody_came()
     cluster.end(server)
+
+
+def test_a_party_that_comes_while_the_revocation_list_is_copied_tries_again(kits, tmp_path):
+    copied = tmp_path / "kits"
+    shutil.copytree(kits, copied)
+    config, parties = tiny()
+    cluster = Cluster(config, parties, copied, tmp_path / "run")
+    server, path = cluster.serve(), copied / "server" / "revoked.pem"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    roles = [cluster.join(name) for name in "abc"]
+    cluster.until("server", f"{path}: does not hold a revocation list")
+    cluster.until("a", "is awaited: its revocation list cannot be read at the moment")
+    assert nobody_came()
+    path.write_bytes(whole)
+    for role in (server, *roles):
+        role.outcome()

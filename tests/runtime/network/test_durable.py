@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from glasu.errors import CheckpointError, GlasuError, TransportError
+from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
 from glasu.keys import Phase
 from glasu.protocol.messages import RoundDone
 from glasu.runtime.checkpoint import Store
@@ -164,6 +165,33 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
     for role in roles:
         role.outcome()
     same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("server", "serving.json"), ("b", "joining.json")])
+def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(name, memory, stopped):
+    path, start = stopped.folder / name / memory, stopped.serve if name == "server" else partial(stopped.join, name)
+    before = path.read_bytes()
+    path.unlink()
+    error = start().error()
+    assert isinstance(error, ConfigError)
+    assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
+        str(error)
+    )
+    assert f"restore {memory}" in str(error)
+    path.write_bytes(before)
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert any("going on after round 3." in line for line in stopped.lines["server"])
+
+
+def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped):
+    left = [stopped.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
+    for path in left:
+        path.write_bytes(b"half")
+    server = stopped.serve(observe=stop_after(3))
+    for role in (server, *(stopped.join(name) for name in "abc")):
+        assert "enough" in str(role.error())
+    assert not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["no space", "a disk that fails"])

@@ -122,6 +122,29 @@ TOLD = {  # what a party is told of the run, and differs from what the others ar
 }
 
 
+ESCAPES = "\x1b[2J\nglasu join: all is well" + "x" * 10_000
+HOSTILE = {
+    "roster": lambda welcome: {"roster": [ESCAPES, *welcome["roster"][1:]]},
+    "roster of no names": lambda welcome: {"roster": [1, 2, 3]},
+    "section": lambda welcome: {"config": {**welcome["config"], ESCAPES: {}}},
+    "key": lambda welcome: {"config": {**welcome["config"], "train": {**welcome["config"]["train"], ESCAPES: 1}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_server_says_of_the_run_is_one_short_printable_line_at_a_party(name, kits, tmp_path, monkeypatch):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, opened = cluster.serve(), sessions.Session.open
+    monkeypatch.setattr(sessions.Session, "open", lambda self: (told := opened(self)) | HOSTILE[name](told))
+    error = cluster.join("a").error()
+    assert isinstance(error, ConfigError)
+    for line in (str(error), *cluster.lines["a"]):
+        assert line.isprintable()
+        assert len(line) < 2000
+    cluster.end(server)
+
+
 @pytest.mark.parametrize("name", TOLD)
 def test_a_party_for_which_there_are_more_or_fewer_parties_does_not_take_part(name, kits, tmp_path, monkeypatch):
     config, parties = tiny()

@@ -182,13 +182,14 @@ ESCAPES = "\x1b[2J\nglasu serve: attempt 9: all parties are there\r\x9b1m" + "x"
         [hello(), control("failed", why=ESCAPES)],
         [hello(facts={"nodes": 5, "glasu": ESCAPES})],
         [hello(), control("prepared", **{**PREPARED, "facts": {"nodes": 5, "glasu": ESCAPES}})],
+        [hello(facts={**FACTS, ESCAPES: 1})],
         [control(ESCAPES)],
         [hello(), bytes([CONTROL]) + ESCAPES.encode()],
     ],
-    ids=["declined", "failed", "facts", "prepared", "kind", "control"],
+    ids=["declined", "failed", "facts", "prepared", "name of a fact", "kind", "control"],
 )
 def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frames, desk):
-    other, leave = desk.staying("b", [control("hello", **{**HELLO, "process": "q"})])
+    other, leave = desk.staying("b", [hello(process="q", facts={**FACTS, ESCAPES: 2})])
     own = desk.attach("a", frames)
     leave.set()
     other.close()

@@ -129,6 +129,34 @@ def test_class_probabilities_do_not_even_travel_to_who_did_not_ask(kits, tmp_pat
     assert seen == {"a": (0, 3), "b": (3, 3), "c": (0, 3)}
 
 
+def test_a_server_that_goes_before_its_goodbye_costs_nobody_the_predictions(kits, tmp_path, monkeypatch):
+    cluster, model = trained(kits, tmp_path)
+
+    def killed(hub, seconds):
+        raise Killed
+
+    monkeypatch.setattr(SeenHub, "say_goodbye", killed)
+    server = cluster.serve_prediction()
+    roles = {name: cluster.ask(name, ASKED if name == "b" else NOBODY, wait=1.0) for name in "abc"}
+    found = {name: role.outcome() for name, role in roles.items()}
+    assert isinstance(server.error(), Killed)
+    assert np.array_equal(found["b"].probabilities[1], model.predict_proba(cluster.parties, ASKED[1:2])[0])
+    assert len(read(found["b"].file)) == len(ASKED)
+    for name in "abc":
+        assert cluster.lines[name][-1].endswith("The results of this party are complete.")
+
+
+def test_another_roster_is_refused_in_one_printable_line(kits, tmp_path, monkeypatch):
+    cluster, _ = trained(kits, tmp_path)
+    server, opened = cluster.serve_prediction(), sessions.Session.open
+    monkeypatch.setattr(sessions.Session, "open", lambda self: {**opened(self), "roster": ["\x1b[2J\n", "b", "c"]})
+    error = cluster.ask("b").error()
+    assert isinstance(error, ConfigError)
+    assert "the server's roster is ?[2J?, b, c;" in str(error)
+    assert str(error).isprintable()
+    cluster.end(server)
+
+
 def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path, monkeypatch):
     cluster, model = trained(kits, tmp_path)
     monkeypatch.setattr(chunking, "CHUNK_ROWS", 5)

@@ -9,7 +9,7 @@ from glasu.config import RunConfig
 from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
-from glasu.runtime.checkpoint import SUFFIX
+from glasu.runtime.checkpoint import SUFFIX, refuse_to_begin_among_others
 from glasu.runtime.contents import JOINING
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.network.durable import Durable
@@ -27,7 +27,8 @@ def server_folder(out: Path, config: RunConfig, roster: Sequence[str], *, fresh:
         if not goes_on(out, durable, config, roster):
             return []
     except ConfigError as error:
-        return [Finding("folder", "bad", f"holds a run of other parties or settings; {ANOTHER}", str(error))]
+        whose = "of other parties or settings, or of unknown ones"
+        return [Finding("folder", "bad", f"holds a run {whose}; {ANOTHER}", str(error))]
     return [_state(closed=durable["closed"])]
 
 
@@ -44,6 +45,10 @@ def party_folder(out: Path, party: PartyData | None, only: str | None, *, fresh:
     if fresh:
         return _given_up(out)
     if durable["run"] is None:
+        try:
+            refuse_to_begin_among_others(out / "checkpoints", JOINING)
+        except ConfigError as error:
+            return [Finding("folder", "bad", f"holds checkpoints of another run; {ANOTHER}", str(error))]
         return []
     if only not in (None, durable["run"]):
         return [Finding("folder", "bad", f"holds a part of another run than --run names; {ANOTHER}")]

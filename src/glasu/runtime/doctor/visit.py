@@ -19,7 +19,7 @@ from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
-from glasu.runtime.network.handshake import in_one_line, protocol_facts
+from glasu.runtime.network.handshake import in_one_line, offered, protocol_facts
 from glasu.runtime.network.join import id_facts, unexpected
 from glasu.runtime.network.session import SILENCE
 from glasu.runtime.network.streams import Line
@@ -62,14 +62,14 @@ def visit(
         welcome = call.ask("welcome", "examine")
         own.append(_clock(call, now))
         facts = protocol_facts(versions(), "training") | {name: versions()[name] for name in ("numpy", "torch")}
-        config = RunConfig.from_dict(welcome["config"], "the server's settings")
+        config = offered(welcome["config"])
         if expect is not None:
             own.append(_agreed(config, expect))
         if party is not None:
             found, labels = settings_findings(config, party, welcome["roster"], out)
             own, facts = [*own, *told(found, tell)], {**facts, **id_facts(party), **labels}
         verdict = call.ask("verdict", "findings", facts=facts, findings=[finding.to_dict() for finding in own])
-        return Verdict({str(role): from_plain(found) for role, found in dict(verdict["findings"]).items()})
+        return Verdict({printable(role): from_plain(found) for role, found in dict(verdict["findings"]).items()})
     except GlasuError as error:
         return Verdict({kit.name: [*own, Finding("server", "bad", str(error).rstrip("."))]})
     finally:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
 from glasu.keys import RUN_BYTES
-from glasu.runtime.network.foreign import printable
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.wire import VERSION
 
 Facts = Mapping[str, Any]
@@ -50,16 +50,25 @@ def settings_difference(config: RunConfig, stated: Any, party: str) -> str:
     return in_one_line(rows, "the server", party) or "it does not say which"
 
 
+def offered(settings: Any) -> RunConfig:
+    """Read the settings that a server sends, or say in printable words what is wrong with them."""
+    try:
+        return RunConfig.from_dict(settings, "the server's settings")
+    except ConfigError as error:
+        raise ConfigError(printable(error, SENTENCES)) from None
+
+
 def two_columns(rows: list[tuple[str, Any, Any]], left: str, right: str) -> list[str]:
     """Return a table with a heading, one line per difference."""
-    cells = [("", left, right), *((name, _shown(one), _shown(other)) for name, one, other in rows)]
+    cells = [("", left, right), *(tuple(map(_shown, row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def in_one_line(rows: list[tuple[str, Any, Any]], left: str, right: str) -> str:
     """Return the differences as the end of a sentence."""
-    return "; ".join(f"{name}: {left} {_shown(one)}, {right} {_shown(other)}" for name, one, other in rows)
+    shown = [map(_shown, row) for row in rows]
+    return "; ".join(f"{name}: {left} {one}, {right} {other}" for name, one, other in shown)
 
 
 def remedy(rows: list[tuple[str, Any, Any]]) -> str:

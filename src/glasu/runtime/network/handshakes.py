@@ -66,7 +66,7 @@ def handshakes_told(tell: Tell, *, everything: bool = False) -> Iterator[None]:
     reader = threading.Thread(
         target=_pass_on, args=(source, real, tell, everything), name="glasu-handshakes", daemon=True
     )
-    with os.fdopen(os.dup(real), "w", buffering=1) as sys.stderr:
+    with os.fdopen(os.dup(real), "w", 1, before.encoding, "backslashreplace") as sys.stderr:  # no letter ends a run
         reader.start()
         try:
             yield
@@ -78,11 +78,12 @@ def handshakes_told(tell: Tell, *, everything: bool = False) -> Iterator[None]:
 
 
 def _pass_on(source: int, real: int, tell: Tell, everything: bool) -> None:
-    with os.fdopen(source, errors="replace") as lines:
-        for line in lines:
+    with os.fdopen(source, "rb") as lines:
+        for content in lines:
+            line = content.decode(errors="replace")
             why = reason(line)
-            with suppress(OSError):  # nobody reads our log any more; gRPC must not wait for that
+            with suppress(Exception):  # nobody reads our log any more, or can: gRPC must not wait for that
                 if why is not None:
                     tell(f"a connection was refused in the TLS handshake: {why}.")
                 elif everything or not NOTED.match(line):
-                    os.write(real, line.encode())
+                    os.write(real, content)

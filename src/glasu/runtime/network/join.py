@@ -26,12 +26,13 @@ from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
-from glasu.runtime.checkpoint import START, Snapshot, Store
+from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
 from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, met, next_start
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     KIND,
@@ -40,6 +41,7 @@ from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
     names_digest,
+    offered,
     protocol_facts,
     public_version,
     refuse_unfit_for_network,
@@ -137,6 +139,8 @@ class _Joining:
         self.checkpoints = out / "checkpoints"
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")
+        if held is None and not fresh:
+            refuse_to_begin_among_others(self.checkpoints, JOINING)
         if None not in (run, held) and run != held:
             raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; choose another.")
         next_start(self.durable)
@@ -242,7 +246,7 @@ class _Joining:
         return client
 
     def _accepted(self, welcome: Mapping[str, Any]) -> tuple[RunConfig, PartyData]:
-        config = RunConfig.from_dict(welcome["config"], "the server's settings")
+        config = offered(welcome["config"])
         refuse_unfit_for_network(config)
         self._find_place(welcome["roster"], welcome["index"], config.data.num_clients)
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
@@ -260,7 +264,7 @@ class _Joining:
 
     def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
         """Refuse a run in which this party would be somebody else, or whose M is not the number of its parties."""
-        listed = ", ".join(roster)
+        listed = printable(", ".join(map(str, roster)), SENTENCES)
         if len(roster) != num_clients or not 0 <= index < num_clients:
             raise ConfigError(
                 f"the server's roster ({listed}; this party is number {index}) does not fit its settings, "
@@ -268,8 +272,8 @@ class _Joining:
             )
         if roster[index] != self.party.name:
             raise ConfigError(
-                f"the server's roster ({listed}) takes this party for {roster[index]!r}, for that is the name in its "
-                f"certificate; use the kit of {self.party.name!r}."
+                f"the server's roster ({listed}) takes this party for {printable(roster[index])!r}, for that is the "
+                f"name in its certificate; use the kit of {self.party.name!r}."
             )
 
     def _train(self, session: Session, client: Client) -> dict[str, Any]:
@@ -278,7 +282,8 @@ class _Joining:
         if begin is None:  # this party's last process had heard no more of it
             return self._written()
         self._settle_in(client)
-        self.tell(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
+        where = printable(f"attempt {begin['attempt']}: all parties are there; going on after round {begin['round']}.")
+        self.tell(where)
         while True:
             try:
                 self.durable.update(finished=None)  # what was finished before is done once more
@@ -292,7 +297,7 @@ class _Joining:
                 return report
             except NewAttempt as attempt:
                 begin = attempt.begin
-                self.tell(f"a process was started again: going on after round {begin['round']}.")
+                self.tell(printable(f"a process was started again: going on after round {begin['round']}."))
 
     def _settle_in(self, client: Client) -> None:
         """Hold the folder to this run, now that it begins with this party, and remove what --fresh gives up."""
@@ -304,6 +309,7 @@ class _Joining:
         self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
         met(self.durable, begun=True)
         self.fresh = False
+        self._store().sweep()
         self.saver = Saver(self._store())
 
     def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
@@ -329,7 +335,7 @@ class _Joining:
         if found == digest:
             with suppress(DataError):  # it was intact a moment ago
                 return store.load(round_index)
-        here, there = found or "none", digest or "none"
+        here, there = found or "none", printable(digest or "none", 64)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {round_index} is gone, or another one: expected "
             f"SHA-256 {there}, found {here}. Restore its --out folder, or start over with --fresh everywhere."

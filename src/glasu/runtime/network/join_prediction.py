@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import RunConfig, resolve
+from glasu.config import resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, DataError, GlasuError
+from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
@@ -30,11 +30,13 @@ from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, met, next_start
+from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import Limits
 from glasu.runtime.network.handshake import (
     differences,
     in_one_line,
     names_digest,
+    offered,
     protocol_facts,
     public_version,
     run_of_attempt,
@@ -188,12 +190,13 @@ class _Predicting:
 
     def _check(self, welcome: Mapping[str, Any]) -> None:
         if list(welcome["roster"]) != self.roster:
+            listed = printable(", ".join(map(str, welcome["roster"])), SENTENCES)
             raise ConfigError(
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{', '.join(welcome['roster'])}; bring back the server's kit.toml of then, or change the roster with "
+                f"{listed}; bring back the server's kit.toml of then, or change the roster with "
                 "`glasu provision --add` or `--remove`."
             )
-        config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
+        config, _ = resolve(offered(welcome["config"]), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())
         if rows:
             raise ConfigError(
@@ -213,11 +216,18 @@ class _Predicting:
                 predicted = self._written(client, *self._drive(session, client))
                 self.finished = {"received": len(predicted.nodes)}
                 session.send("finished", **self.finished)
-                session.wait_for_goodbye()
+                self._take_leave(session)
                 return predicted
             except NewAttempt as attempt:
                 begin, self.finished = attempt.begin, None
                 self.tell("a process was started again: predicting once more.")
+
+    def _take_leave(self, session: Session) -> None:
+        """Wait until everyone is finished; a server that is gone for good takes nothing away from what is written."""
+        try:
+            session.wait_for_goodbye()
+        except TransportError as error:
+            self.tell(f"{error} The results of this party are complete.")
 
     def _drive(self, session: Session, client: Client) -> tuple[NodeSet, NDArray[Any]]:
         """Run the script to its end, and return which nodes this party receives, and their class probabilities."""

@@ -6,6 +6,7 @@ from glasu.kits.kit import Kit
 
 REFUSED = "refused: "  # waiting does not mend what begins so
 UNKNOWN_NAME = "is not known here"
+UNREADABLE = "its revocation list cannot be read at the moment"  # the server says so, and its log why
 
 
 def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
@@ -37,7 +38,7 @@ def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
         "Connection refused": "nothing listens there",
         "Socket closed": "it closed the connection; if that goes on, its log says why",
     }
-    if said.startswith(REFUSED):
+    if said.startswith(REFUSED) or said == UNREADABLE:
         return said.rstrip(".")
     return next((ours for theirs, ours in reasons.items() if theirs in said), f"{said} ({code})")
 
@@ -46,4 +47,6 @@ def advice(why: str) -> str:
     """Return what to do when the server could not be reached for this reason."""
     if UNKNOWN_NAME in why:
         return "Give the right name in --server, or ask whoever runs your DNS."
+    if why == UNREADABLE:
+        return "Have revoked.pem brought to the server's kit again, and start the same command."
     return "Start the server, and the same command again."

@@ -20,7 +20,7 @@ from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import SERVER_PARTS, Accounts
-from glasu.runtime.checkpoint import START, SUFFIX, Store, greatest_common
+from glasu.runtime.checkpoint import START, SUFFIX, Store, greatest_common, refuse_to_begin_among_others
 from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -340,9 +340,12 @@ def goes_on(out: Path, durable: Durable, config: RunConfig, roster: Sequence[str
         config: the settings, for the network.
         roster: the parties.
     """
+    if durable["run"] is None:
+        refuse_to_begin_among_others(out / "checkpoints", SERVING)
+        return False
     same_roster, same_settings = durable["roster"] == list(roster), durable["digest"] == config.digest()
-    if durable["run"] is None or (same_roster and same_settings):
-        return durable["run"] is not None
+    if same_roster and same_settings:
+        return True
     came = durable["incarnations"] or durable["attempt"] or durable["closed"]
     if not came and not any((out / "checkpoints").glob(f"*{SUFFIX}")):
         return False

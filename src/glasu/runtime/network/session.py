@@ -36,6 +36,7 @@ from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short --wait is
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
 MOST_LINES = 50  # of a table that the server shows
@@ -78,6 +79,7 @@ class Session:
         self.report: Callable[[], dict[str, Any]] | None = None
         self._hello = hello
         self._line: Line | None = None
+        self._delay = 0.0  # before the next attempt to connect
         self._events: SimpleQueue[tuple[Line, bytes | str]] = SimpleQueue()
         self._assembler = Assembler(0)
         self._pending: dict[About, bytes] = {}
@@ -171,8 +173,11 @@ class Session:
                 self._send_message(content)
             return
         kind = event[0] if event else -1
+        fields = read_control(event) if kind == CONTROL else {}
+        if fields.get("kind") != "report":  # that comes with every welcome; the rest shows that the stream serves
+            self._delay = 0.0
         if kind == CONTROL:
-            self._control(read_control(event))
+            self._control(fields)
         elif kind == PIECE:
             try:
                 whole = self._assembler.add(event, self._admits)
@@ -244,16 +249,19 @@ class Session:
         return None
 
     def _connect(self) -> None:
-        """Open a stream, again and again if need be, and be accepted."""
-        since, delay, said = self.clock(), FIRST_DELAY, ""
+        """Open a stream, again and again if need be, and be accepted; pause where the one before brought nothing."""
+        since, said = self.clock(), ""
         while True:
             if self._line is not None:
                 self._line.close()
+            if self._delay:
+                time.sleep(self._delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
+            self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
             self._assembler = Assembler(0 if self._limits is None else self._limits.largest)
             hello = control("hello", **self._hello())  # before: the server does not wait long for it
             self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
             self._line.send(hello)
-            event = self._next(min(self.wait, 20.0))
+            event = self._next(ANSWER_WITHIN)
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
                 if fields["kind"] == "welcome":
@@ -270,10 +278,8 @@ class Session:
             if why != said:
                 self.tell(f"the server at {self.address} is awaited: {why}.")
                 said = why
-            if self.clock() - since + delay > self.wait:
+            if self.clock() - since + self._delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
-            time.sleep(delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
-            delay = min(2 * delay, LONGEST_DELAY)
 
     def _take_welcome(self, fields: dict[str, Any]) -> None:
         if self._is_of_another_run(fields):  # this party was not part of the first one yet

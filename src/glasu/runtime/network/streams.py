@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from glasu.errors import AbsenceError, ConfigError, GlasuError
+from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
 from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
 from glasu.runtime.network.links import Stream, put_soon
-from glasu.runtime.network.reasons import advice, plain_reason
+from glasu.runtime.network.reasons import UNREADABLE, advice, plain_reason
 
-require_tls_1_3()
+ONLY_TLS_1_3 = require_tls_1_3()
 
 import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
 
@@ -51,6 +51,14 @@ class Host(Protocol):
     def turned_away(self, line: str) -> None: ...
 
 
+def _refuse_older_tls() -> None:
+    if not ONLY_TLS_1_3:
+        raise TransportError(
+            "grpc was imported before glasu could hold it to TLS 1.3, so it would speak TLS 1.2, too; call "
+            "glasu.kits.tls.require_tls_1_3() before the first `import grpc` of this program."
+        )
+
+
 @contextmanager
 def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Serve the parties of the kit's roster at this address while the block lasts; yields the port.
@@ -61,11 +69,16 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         address: host:port.
         bound: is called once the address is ours, before anybody is received.
     """
+    _refuse_older_tls()
 
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        why = _refusal_now(certificate, kit)
-        if why:
+        try:
+            why = refusal(certificate, with_revocations_of_now(kit))
+        except GlasuError as error:  # perhaps the list is being brought just now: who tries again may be served
+            hub.turned_away(f"{context.peer()}: not served: {error}")
+            context.abort(grpc.StatusCode.UNAVAILABLE, UNREADABLE)
+        if why:  # who is revoked counts from now on, without a restart
             hub.turned_away(f"{context.peer()}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
         guest = _Guest(peer_name(certificate) or "", context)
@@ -171,14 +184,6 @@ class _Reception:
                 guest.context.cancel()
 
 
-def _refusal_now(certificate: bytes | None, kit: Kit) -> str:
-    """Return why a peer is not served, or nothing; who is revoked counts from now on, without a restart."""
-    try:
-        return refusal(certificate, with_revocations_of_now(kit))
-    except GlasuError:
-        return "the server's revocation list cannot be read; bring revoked.pem to the server's kit again"
-
-
 def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
     """Yield frames until the stream ends, however it does."""
     try:
@@ -198,6 +203,7 @@ class Line:
             address: of the server, host:port.
             arrived: is given every frame, and at last in words why the stream ended; in a thread of its own.
         """
+        _refuse_older_tls()
         self._kit, self._address = kit, address
         credentials = grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
         options = [*KEEPALIVE, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
