@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 
-    address, kit = check_address(args.server), open_kit(args.kit, "party")
+    address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     refuse_contents_of_others(args.out, "party", kit.name)
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)

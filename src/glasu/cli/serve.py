@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
 
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
-    address, kit, log = check_address(args.listen), open_kit(args.kit, "server"), Log(args, "server")
+    address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 
     def listened(port: int) -> None:
@@ -114,13 +114,14 @@ def _predict(
 def _train(
     args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
 ) -> None:
-    from glasu.runtime.network.metrics import metrics_address, metrics_served
+    from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
     from glasu.runtime.network.serve import serve
     from glasu.runtime.network.status import View
 
     watched: list[Callable[[], View]] = []
     with ExitStack() as stack:
         if args.metrics is not None:
+            refuse_where_parties_come(args.metrics, address)
             where = metrics_address(args.metrics)
             port = stack.enter_context(metrics_served(where, lambda: watched[0]() if watched else None))
             log.tell(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")

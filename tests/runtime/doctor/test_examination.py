@@ -314,7 +314,9 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
 @pytest.mark.parametrize(
     ("place", "word", "said"),
     [
-        (3, "localhost", "must be host:port"),
+        (3, "localhost", "--server localhost: must be host:port"),
+        (3, "https://localhost:1", "give host:port without https://"),
+        (3, "localhost:999999", "the port 999999 is above 65535"),
         (1, "nowhere", "there is no such folder"),
         (0, "doctor --set train.seed=1", "the server has the settings"),
     ],

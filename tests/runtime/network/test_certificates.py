@@ -10,11 +10,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from glasu.errors import TransportError
+from glasu.errors import AbsenceError, TransportError
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import provision, revoke
 from glasu.runtime.network.frames import control
 from glasu.runtime.network.reasons import plain_reason
+from glasu.runtime.network.session import Session
 from glasu.runtime.network.streams import Line, unreachable
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny
@@ -163,3 +164,13 @@ def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_pat
     cluster.until("server", "'b' is revoked")
     assert nobody_came()
     cluster.end(server)
+
+
+def test_a_party_that_waits_for_its_server_says_so_again_and_again(kits, monkeypatch):
+    monkeypatch.setattr("glasu.runtime.network.session.TOLD_EVERY", 0.5)
+    said: list[str] = []
+    session = Session(open_kit(kits / "a"), "localhost:1", dict, 2.0, said.append)
+    with pytest.raises(AbsenceError):
+        session.open()
+    assert said[0] == "the server at localhost:1 is awaited: nothing listens there."
+    assert any(line.startswith("the server at localhost:1 is awaited since ") for line in said[1:])

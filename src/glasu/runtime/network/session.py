@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
+TOLD_EVERY = 30.0  # seconds: whoever waits for the server says so at least every minute
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
 MOST_LINES = 50  # of a table that the server shows
@@ -245,7 +247,7 @@ class Session:
 
     def _connect(self) -> None:
         """Open a stream, again and again if need be, and be accepted."""
-        since, delay, said = self.clock(), FIRST_DELAY, False
+        since, delay, said = self.clock(), FIRST_DELAY, -math.inf
         while True:
             if self._line is not None:
                 self._line.close()
@@ -258,20 +260,24 @@ class Session:
                 fields = read_control(event)
                 if fields["kind"] == "welcome":
                     self.welcome = fields
-                    if said:
+                    if said >= since:
                         self.tell("connected to the server.")
                     return
                 raise self._ended(fields)
             why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
                 raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
-            if not said:
-                self.tell(f"the server at {self.address} is awaited: {why}.")
-                said = True
+            if self.clock() - said >= TOLD_EVERY:
+                self.tell(f"the server at {self.address} is awaited{_for_long(self.clock() - since)}: {why}.")
+                said = self.clock()
             if self.clock() - since + delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
             time.sleep(delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
             delay = min(2 * delay, LONGEST_DELAY)
+
+
+def _for_long(seconds: float) -> str:
+    return f" since {seconds:.0f} s" if seconds >= TOLD_EVERY else ""
 
 
 def _about(key: Key) -> About:
