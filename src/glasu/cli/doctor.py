@@ -144,7 +144,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
         return Verdict({args.subject.resolve().name: own})
     if party is not None and party.name != kit.name:
         raise ConfigError(
-            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
 
     from glasu.runtime.doctor.visit import visit

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from glasu.kits.kit import Kit
 
 INTERRUPTED = "the others wait; the same command goes on"
+WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
 NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         _predict(args, party, kit, address, log)
         return
 
-    with held(out):
+    with held(out, WAIT):
         report = join(
             party,
             kit,
@@ -120,7 +121,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
 
     helps = args.predict == NOTHING
     asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
-    with held(args.out):
+    with held(args.out, WAIT):
         predicted = join_prediction(
             party,
             kit,

@@ -53,9 +53,11 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.kits import provision
     from glasu.kits.authority import KIT_DAYS
+    from glasu.runtime.contents import refuse_contents_of_others
 
     days = KIT_DAYS if args.days is None else args.days
     if args.parties:
+        refuse_contents_of_others(args.out, "provision")
         _print(provision.provision(args.out, args.parties, args.host, days=days))
         print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and give its key to nobody.")
     elif args.add:

@@ -43,14 +43,17 @@ def _make_names_durable(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends."""
+def held(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
+    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends.
+
+    Args:
+        folder: which is made if need be.
+        advice: what to do when another command is at work there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(folder / ".lock", timeout=0)) as lock:
         try:
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError:
-            raise ConfigError(
-                f"{folder}: another command is at work here; wait for it, or choose another --out."
-            ) from None
+            raise ConfigError(f"{folder}: another command is at work here; {advice}.") from None
         yield

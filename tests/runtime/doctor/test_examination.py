@@ -267,7 +267,7 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
             "bad      folder: holds a run of",
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
-        ("a", {"run": "00"}, [], "bad      folder: holds a run on other data"),
+        ("a", {"run": "00"}, [], "bad      folder: holds a run that began with other data"),
         ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
         ("a", {"run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
     ],

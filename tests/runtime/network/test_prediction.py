@@ -150,7 +150,7 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     for name in "ac":
         assert found[name].file is None
         assert found[name].probabilities.size == 0
-    assert any("the labels are party 'b''s: it alone receives" in line for line in cluster.lines["a"])
+    assert any("the labels are with party 'b': it alone receives" in line for line in cluster.lines["a"])
 
 
 def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):

@@ -27,7 +27,7 @@ from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store
-from glasu.runtime.contents import JOINING
+from glasu.runtime.contents import JOINING, OTHER_DATA
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -89,7 +89,7 @@ def join(
     """
     if party.name != kit.name:
         raise ConfigError(
-            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
     with one_thread_each():
         joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
@@ -138,13 +138,11 @@ class _Joining:
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")
         if None not in (run, held) and run != held:
-            raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; choose another.")
+            raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; give the --out of that one.")
         next_start(self.durable)
         self.data = data_digest(party)
         if held is not None and self.durable["data"] != self.data:
-            raise ConfigError(
-                f"{out}: holds a run on other data than is there now; bring that back, or start over with --fresh."
-            )
+            raise ConfigError(f"{out}: {OTHER_DATA}.")
         self.start, self.before = clock(), 0.0
         self.client: Client | None = None
         self.attempt = 0
@@ -255,7 +253,10 @@ class _Joining:
             )
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
-            raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
+            raise ConfigError(
+                "the server's settings are not those with which this run began; serve those again, or start over with "
+                "--fresh at the server and at every party."
+            )
         return config, party
 
     def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
