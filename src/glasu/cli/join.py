@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from glasu.data.party import PartyData
     from glasu.kits.kit import Kit
 
-INTERRUPTED = "the others wait; the same command goes on"
+INTERRUPTED = "whoever else takes part waits; the same command goes on"
 WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
 NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
             tell=log.tell,
             status=log.status,
         )
+    log.finished(out / "report.json")
     moved = report["traffic"]["bytes_to_server"] / 1e6
     print(f"{party.name}: finished; {moved:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
 
@@ -133,6 +134,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
             observe=log.observe,
             tell=log.tell,
         )
+    log.finished(args.out / "prediction.json", predictions=None if predicted.file is None else str(predicted.file))
     if predicted.file is None:
         print(f"{party.name}: took part in the prediction and received no class probabilities.")
     else:

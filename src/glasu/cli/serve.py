@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.kits.kit import Kit
 
-INTERRUPTED = "the parties wait; the same command goes on"
+INTERRUPTED = "parties that have come wait; the same command goes on"
+FOR_STRAGGLERS = "for some seconds only: parties that have not heard it may ask"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
 
 
@@ -83,8 +84,9 @@ def run(args: argparse.Namespace) -> None:
     address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 
-    def listened(port: int) -> None:
-        log.tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
+    def listened(port: int, *, finished: bool = False) -> None:
+        purpose = f"waiting for {', '.join(kit.roster)}"
+        log.tell(f"listening on {host}:{port}, {FOR_STRAGGLERS if finished else purpose}")
 
     with held(out), handshakes_told(log.tell, everything=everything):
         if args.predict:
@@ -108,11 +110,12 @@ def _predict(
         tell=log.tell,
         listened=listened,
     )
+    log.finished(args.out / "prediction.json")
     print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
 
 
 def _train(
-    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
+    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[..., None]
 ) -> None:
     from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
     from glasu.runtime.network.serve import serve
@@ -137,7 +140,8 @@ def _train(
             tell=log.tell,
             status=log.status,
             watched=watched.append,
-            listened=listened,
+            listened=lambda port: listened(port, finished=watched[0]().finished),
         )
+    log.finished(args.out / "report.json")
     if report is not None:
         print(report.summary())

@@ -286,6 +286,7 @@ def test_models_of_two_trainings_are_not_mixed(kits, tmp_path):
     error = other.ask("b").error()
     assert isinstance(error, ConfigError)
     assert "training:" in str(error)
+    assert "its --out belongs to another training; give the folder of the one with which" in str(error)
     cluster.end(server, a)
 
 

@@ -97,7 +97,9 @@ def _agreed(config: RunConfig, expect: RunConfig) -> Finding:
     if not rows:
         return Finding("agreed settings", "good", "the server's are those of --expect")
     different = in_one_line(rows, "expected", "the server has")
-    return Finding("agreed settings", "bad", f"the server's are not those of --expect: {different}")
+    return Finding(
+        "agreed settings", "bad", f"the server's are not those of --expect: {different}; agree on one run file"
+    )
 
 
 def _clock(call: _Call, now: Callable[[], float]) -> Finding:

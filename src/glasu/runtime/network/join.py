@@ -155,8 +155,10 @@ class _Joining:
     def run(self, server: str, wait: float) -> dict[str, Any]:
         """Take part until all is done and written."""
         if self._held("closed"):
+            report = self._written()
+            self._refuse_finished_with_others(RunConfig.from_dict(report["config"], "the settings of the finished run"))
             self.tell(f"{self.out}: this run is finished; --fresh takes part in another one.")
-            return self._written()
+            return report
         session = Session(self.kit, server, self._hello, wait, self.tell)
         try:
             welcome = session.open()
@@ -249,7 +251,8 @@ class _Joining:
             for line in two_columns(rows, "expected", "the server"):
                 self.tell(line)
             raise ConfigError(
-                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
+                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}; agree with "
+                "the server's operator on one run file."
             )
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
@@ -258,6 +261,17 @@ class _Joining:
                 "--fresh at the server and at every party."
             )
         return config, party
+
+    def _refuse_finished_with_others(self, config: RunConfig) -> None:
+        """Refuse to call a run finished that had other settings than those that are expected."""
+        if self.expect is None:
+            return
+        expect, _ = resolve(self.expect.replace(data={"num_clients": config.data.num_clients}), self.party.num_nodes)
+        if rows := unexpected(config, expect):
+            raise ConfigError(
+                f"{self.out}: holds a finished run with other settings than those of --expect: "
+                f"{in_one_line(rows, 'expected', 'there')}; for another training give another --out."
+            )
 
     def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
         """Refuse a run in which this party would be somebody else, or whose M is not the number of its parties."""

@@ -155,6 +155,9 @@ class _Serving:
             except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
                 self.hub.announce_failure(error)
                 raise
+            except KeyboardInterrupt:
+                self.hub.leave()
+                raise
             finally:
                 self.saver.close()
             return report

@@ -33,6 +33,7 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
+from glasu.runtime.network.reasons import refusal_told
 from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
@@ -162,8 +163,8 @@ class Session:
         event = self._next(patience)
         if event is None:
             raise AbsenceError(
-                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
-                "to the last checkpoint is kept. Start the same command again."
+                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; nothing that "
+                "was saved is lost. Start the same command again."
             )
         if isinstance(event, str):
             self._connect()
@@ -266,7 +267,7 @@ class Session:
                 raise self._ended(fields)
             why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
-                raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
+                raise TransportError(refusal_told(self.address, why))
             if self.clock() - said >= TOLD_EVERY:
                 self.tell(f"the server at {self.address} is awaited{_for_long(self.clock() - since)}: {why}.")
                 said = self.clock()

@@ -286,6 +286,5 @@ def _caller(context: Any) -> str:
 def unreachable(address: str, seconds: float, why: str) -> AbsenceError:
     """Return the error of a party that has waited long enough."""
     return AbsenceError(
-        f"waited {seconds:.0f} s for the server at {address}: {why}; everything up to the last checkpoint is kept. "
-        f"{advice(why)}"
+        f"waited {seconds:.0f} s for the server at {address}: {why}; nothing that was saved is lost. {advice(why)}"
     )
