@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cli.test_commands import SMALL_RUN, glasu, refused
+from glasu.data.files import held
 from glasu.kits.provision import provision
 
 
@@ -95,3 +96,16 @@ def test_predictions_are_not_written_over_a_partys_data(world, name):
     refused(glasu("predict", world / "trained", "--out", out), "is a party's data", "choose another file")
     assert files(world / "parties") == before
     assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
+
+
+def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):
+    with held(world / "busy"):
+        ended = glasu(*words(world, "join", world / "busy"))
+    refused(ended, "another command is at work here; wait until it ends, or end it")
+
+
+@pytest.mark.parametrize("out", ["parties/a", "server", "joined", "trained", "kits/a", "kits/ca"])
+def test_kits_are_not_made_among_what_belongs_to_others(world, out):
+    before = files(world)
+    refused(glasu("provision", "--parties", "x", "--host", "h", "--out", world / out), f"--out {world / out}: holds ")
+    assert files(world) == before

@@ -11,7 +11,7 @@ import pytest
 
 from glasu.cli import progress
 from glasu.cli.log import Log
-from glasu.cli.main import main
+from glasu.cli.main import Terminated, main
 from glasu.protocol.messages import Evaluated, Evaluating, RoundDone
 from glasu.runtime.network.status import Status
 
@@ -78,6 +78,31 @@ def test_a_long_evaluation_is_told_of_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SILENCE", -1.0)
     writer.observe(Evaluating(2, 0.5, "a"))
     assert "a: evaluating, 50 % done" in capsys.readouterr().err
+
+
+def test_programs_read_at_the_end_where_the_results_are(capsys, tmp_path):
+    (tmp_path / "report.json").write_text('{"weights_sha256": ["00"], "test": {}}')
+    (tmp_path / "prediction.json").write_text("{}")
+    log().finished(tmp_path / "report.json")
+    assert capsys.readouterr().err == ""  # people have read the summary
+    log(log_format="json").finished(tmp_path / "report.json")
+    log(log_format="json").finished(tmp_path / "prediction.json", predictions=None)
+    training, prediction = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (training["event"], training["report"]) == ("finished", str(tmp_path / "report.json"))
+    assert training["weights_sha256"] == ["00"]
+    assert prediction["predictions"] is None
+
+
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_intentional_stop_is_no_error_to_programs(kind, code, monkeypatch, capsys, tmp_path):
+    def stop(args):
+        raise kind
+
+    monkeypatch.setattr("glasu.cli.serve.run", stop)
+    words = ["serve", "run.toml", "--listen", "x:1", "--kit", "k", "--out", str(tmp_path), "--log-format", "json"]
+    assert main(words) == code
+    told = json.loads(capsys.readouterr().err)
+    assert (told["event"], told["exit_code"]) == ("interrupted", code)
 
 
 def test_the_reason_of_an_end_is_json_too_where_the_log_is(tmp_path, capsys):

@@ -79,6 +79,7 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--renew", "d,server", "--host", "127.0.0.1", "--days", "30", "--out", kits)
     assert result.returncode == 0, result.stderr
     assert str(kits / "retired") in result.stdout
+    assert "server: no longer names localhost, for --host replaces all names." in result.stdout
     assert "server: the former certificate is good, too, until it expires." in result.stdout
     assert "d: no former certificate is served any more." in result.stdout
     server = open_kit(kits / "server")

@@ -84,13 +84,13 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.runtime.network.handshake import for_network
     from glasu.runtime.network.streams import check_address
 
-    config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen)
+    config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
     tell = Log(args, "server").tell
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
     kit, own = kit_findings(args.kit, "server", present())
     if args.metrics is not None:
-        own.append(_metrics(args.metrics))
+        own.append(_metrics(args.metrics, address))
     if kit is not None:
         own += server_folder(out, for_network(config, kit.roster), kit.roster, fresh=args.fresh)
     told(own, tell)
@@ -105,11 +105,12 @@ def _at_server(args: argparse.Namespace) -> Verdict:
         return examine(config, kit, address, out, own=own, wait=args.wait, tell=tell, listened=listened)
 
 
-def _metrics(text: str) -> Finding:
+def _metrics(text: str, listen: str) -> Finding:
     """Try to listen where Prometheus will ask."""
     from glasu.runtime.doctor.findings import Finding
-    from glasu.runtime.network.metrics import metrics_address, metrics_served
+    from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
 
+    refuse_where_parties_come(text, listen)
     address = metrics_address(text)
     try:
         with metrics_served(address, lambda: None):
@@ -129,7 +130,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.streams import check_address
 
-    address = check_address(args.server)
+    address = check_address(args.server, "--server")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     if not args.subject.is_dir():
         raise ConfigError(f"{args.subject}: there is no such folder; name the party's, with party.toml in it.")
@@ -143,7 +144,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
         return Verdict({args.subject.resolve().name: own})
     if party is not None and party.name != kit.name:
         raise ConfigError(
-            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
 
     from glasu.runtime.doctor.visit import visit

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from glasu.data.party import PartyData
     from glasu.kits.kit import Kit
 
-INTERRUPTED = "the others wait; the same command goes on"
+INTERRUPTED = "whoever else takes part waits; the same command goes on"
+WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
 NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 
-    address, kit = check_address(args.server), open_kit(args.kit, "party")
+    address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     refuse_contents_of_others(args.out, "party", kit.name)
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         _predict(args, party, kit, address, log)
         return
 
-    with held(out):
+    with held(out, WAIT):
         report = join(
             party,
             kit,
@@ -106,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
             tell=log.tell,
             status=log.status,
         )
+    log.finished(out / "report.json")
     moved = report["traffic"]["bytes_to_server"] / 1e6
     print(f"{party.name}: finished; {moved:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
 
@@ -120,7 +122,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
 
     helps = args.predict == NOTHING
     asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
-    with held(args.out):
+    with held(args.out, WAIT):
         predicted = join_prediction(
             party,
             kit,
@@ -132,6 +134,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
             observe=log.observe,
             tell=log.tell,
         )
+    log.finished(args.out / "prediction.json", predictions=None if predicted.file is None else str(predicted.file))
     if predicted.file is None:
         print(f"{party.name}: took part in the prediction and received no class probabilities.")
     else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glasu.cli.arguments import record
@@ -60,6 +62,13 @@ class Log:
         elif isinstance(event, Evaluating) and self._patience.is_over():
             self._patience.begin()
             self._write(so_far(event), "evaluating", round=event.round, share=event.share)
+
+    def finished(self, report: Path, **fields: Any) -> None:
+        """Write for programs that all is done, and where it stands; people read that on standard output."""
+        if self._as_json:
+            found = json.loads(report.read_bytes())
+            weights = {name: found[name] for name in ("weights_sha256",) if name in found}
+            self._write("", "finished", report=str(report), **weights, **fields)
 
     def _write(self, line: str, event: str, **fields: Any) -> None:
         with self._lock:

@@ -91,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:
         return _fail(args, f"{error}{_once(args) if error.exit_code == 1 else ''}", error.exit_code)
     except KeyboardInterrupt as interruption:
         kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args, f"interrupted; {kept}.{_once(args)}", _code(interruption))
+        return _fail(args, f"interrupted; {kept}.{_once(args)}", _code(interruption), "interrupted")
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -111,11 +111,11 @@ def _once(args: argparse.Namespace) -> str:
     return " Leave out --fresh then: it would start over again." if getattr(args, "fresh", False) else ""
 
 
-def _fail(args: argparse.Namespace, message: str, code: int) -> int:
+def _fail(args: argparse.Namespace, message: str, code: int, event: str = "error") -> int:
     """Say in one line why a command ends; to programs that read its log, as they read the rest of it."""
     line = " ".join(message.split())
     if getattr(args, "log_format", "text") == "json":
-        print(record(args.command, "error", datetime.now(UTC), message=line, exit_code=code), file=sys.stderr)
+        print(record(args.command, event, datetime.now(UTC), message=line, exit_code=code), file=sys.stderr)
     else:
         print(f"glasu {args.command}: {line}", file=sys.stderr)
     return code

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="HOST",
-        help="a DNS name or IP address of the server; may be given several times",
+        help="a DNS name or IP address of the server; may be given several times, and replaces all at --renew server",
     )
     parser.add_argument("--days", type=int, help="how long the kits are valid, by default 365; the CA is for 3650")
     parser.add_argument("--out", type=named_path, required=True, metavar="KITS", help="folder of the kits' folders")
@@ -53,9 +53,11 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.kits import provision
     from glasu.kits.authority import KIT_DAYS
+    from glasu.runtime.contents import refuse_contents_of_others
 
     days = KIT_DAYS if args.days is None else args.days
     if args.parties:
+        refuse_contents_of_others(args.out, "provision")
         _print(provision.provision(args.out, args.parties, args.host, days=days))
         print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and give its key to nobody.")
     elif args.add:
@@ -73,8 +75,11 @@ def run(args: argparse.Namespace) -> None:
             f"A run that has begun with {', '.join(args.remove)} cannot go on with this roster, nor its model predict."
         )
     elif args.renew:
+        dropped = provision.no_longer_named(args.out, args.host)
         kits = provision.renew(args.out, args.renew, args.host, days=days)
         _print(kits)
+        if dropped:
+            print(f"server: no longer names {', '.join(dropped)}, for --host replaces all names.")
         print(f"What they replace is in {args.out / 'retired'}, if it was here.")
         good = provision.still_good(args.out, kits)
         if good:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.kits.kit import Kit
 
-INTERRUPTED = "the parties wait; the same command goes on"
+INTERRUPTED = "parties that have come wait; the same command goes on"
+FOR_STRAGGLERS = "for some seconds only: parties that have not heard it may ask"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
 
 
@@ -80,11 +81,12 @@ def run(args: argparse.Namespace) -> None:
 
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
-    address, kit, log = check_address(args.listen), open_kit(args.kit, "server"), Log(args, "server")
+    address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")
     host = address.rpartition(":")[0]
 
-    def listened(port: int) -> None:
-        log.tell(f"listening on {host}:{port}, waiting for {', '.join(kit.roster)}")
+    def listened(port: int, *, finished: bool = False) -> None:
+        purpose = f"waiting for {', '.join(kit.roster)}"
+        log.tell(f"listening on {host}:{port}, {FOR_STRAGGLERS if finished else purpose}")
 
     with held(out), handshakes_told(log.tell, everything=everything):
         if args.predict:
@@ -108,19 +110,21 @@ def _predict(
         tell=log.tell,
         listened=listened,
     )
+    log.finished(args.out / "prediction.json")
     print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
 
 
 def _train(
-    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
+    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[..., None]
 ) -> None:
-    from glasu.runtime.network.metrics import metrics_address, metrics_served
+    from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
     from glasu.runtime.network.serve import serve
     from glasu.runtime.network.status import View
 
     watched: list[Callable[[], View]] = []
     with ExitStack() as stack:
         if args.metrics is not None:
+            refuse_where_parties_come(args.metrics, address)
             where = metrics_address(args.metrics)
             port = stack.enter_context(metrics_served(where, lambda: watched[0]() if watched else None))
             log.tell(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
@@ -136,7 +140,8 @@ def _train(
             tell=log.tell,
             status=log.status,
             watched=watched.append,
-            listened=listened,
+            listened=lambda port: listened(port, finished=watched[0]().finished),
         )
+    log.finished(args.out / "report.json")
     if report is not None:
         print(report.summary())

@@ -48,21 +48,26 @@ def _make_names_durable(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends."""
+def held(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
+    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends.
+
+    Args:
+        folder: which is made if need be.
+        advice: what to do when another command is at work there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
             lock = stack.enter_context(closing(sqlite3.connect(folder / ".lock", timeout=0)))
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
-            raise _not_held(folder, error) from None
+            raise _not_held(folder, error, advice) from None
         yield
 
 
-def _not_held(folder: Path, error: sqlite3.Error) -> ConfigError | DataError:
+def _not_held(folder: Path, error: sqlite3.Error, advice: str) -> ConfigError | DataError:
     if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the rest of the code says which kind of it
-        return ConfigError(f"{folder}: another command is at work here; wait for it, or choose another --out.")
+        return ConfigError(f"{folder}: another command is at work here; {advice}.")
     return DataError(
         f"{folder / '.lock'}: this folder cannot be held against a second command ({error}); mend that, remove the "
         "file if no command is at work here, or choose another --out."

@@ -45,7 +45,7 @@ class Table:
     def names(self) -> str:
         """Say which columns there are; the first line of a CSV file may be data, so that its words are not repeated."""
         if self.path.suffix == ".csv":
-            return f"its first line names {len(self.columns)} others"
+            return f"its first line names {len(self.columns)} other{'s' * (len(self.columns) != 1)}"
         return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
 
     def wrong(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:

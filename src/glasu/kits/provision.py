@@ -155,6 +155,12 @@ def renew(
         return kits
 
 
+def no_longer_named(out: Path, hosts: Sequence[str]) -> list[str]:
+    """Return the server's present names that a renewal with these hosts would drop; without any, all stay."""
+    register = out / AUTHORITY / REGISTER
+    return [name for name in Register.load(register).hosts if name not in hosts] if hosts and register.is_file() else []
+
+
 def still_good(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
     """Return whose kits, of those renewed just now, replace certificates that are served until they expire."""
     register = Register.load(out / AUTHORITY / REGISTER)

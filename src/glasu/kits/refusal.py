@@ -69,7 +69,10 @@ def _wrong_bearer(peer: Passport, wanted: Role) -> str:
 def _not_admitted(peer: Passport, kit: Kit) -> str:
     if kit.role == "server" and peer.name not in kit.roster:
         return f"party {peer.name!r} is not on the roster ({', '.join(kit.roster)})"
-    return f"the certificate of {peer.name!r} is revoked (serial {peer.serial:x})" if peer.serial in kit.revoked else ""
+    if peer.serial in kit.revoked:
+        again = f"`glasu provision --renew {peer.name}`"
+        return f"the certificate of {peer.name!r} is revoked (serial {peer.serial:x}); ask for a new kit ({again})"
+    return ""
 
 
 def _false_claim(peer: Passport, claimed: str | None) -> str:

@@ -9,10 +9,15 @@ from typing import Any, Literal
 
 from glasu.errors import ConfigError
 
-Writer = Literal["train", "server", "party"]
+Writer = Literal["train", "server", "party", "provision"]
 SERVING, JOINING, PREDICTING = "serving.json", "joining.json", "predicting.json"
 REPORT = "report.json"
 PARTY, KIT = "party.toml", "kit.toml"
+KITS = "the CA and the kits of `glasu provision`"
+OTHER_DATA = (
+    "holds a run that began with other data: this party's features, edges, labels or ids are not those of then; bring "
+    "those back, or start over with --fresh at the server and at every party"
+)
 
 
 def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = None) -> None:
@@ -38,8 +43,10 @@ def _contents(out: Path) -> list[tuple[Writer | None, str]]:
         found.append((None, f"a party's data ({PARTY})"))
     if (out / KIT).is_file():
         found.append((None, f"a kit ({KIT})"))
-    if (out / "ca" / "ca.toml").is_file() or (out / "ca.toml").is_file():
-        found.append((None, "the CA and the kits of `glasu provision`"))
+    if (out / "ca" / "ca.toml").is_file():
+        found.append(("provision", KITS))
+    if (out / "ca.toml").is_file():
+        found.append((None, KITS))
     if (out / SERVING).is_file() or (out / PREDICTING).is_file():
         found.append(("server", "results of a server (glasu serve)"))
     if (out / JOINING).is_file():

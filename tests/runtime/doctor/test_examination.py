@@ -277,7 +277,7 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
             "bad      folder: holds a run of",
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
-        ("a", {"run": "00"}, [], "bad      folder: holds a run on other data"),
+        ("a", {"run": "00"}, [], "bad      folder: holds a run that began with other data"),
         ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
         ("server", {}, [], "bad      folder: holds a run of other parties or settings, or of unknown ones"),
         ("a", {}, [], "bad      folder: holds checkpoints of another run"),
@@ -326,7 +326,9 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
 @pytest.mark.parametrize(
     ("place", "word", "said"),
     [
-        (3, "localhost", "must be host:port"),
+        (3, "localhost", "--server localhost: must be host:port"),
+        (3, "https://localhost:1", "give host:port without https://"),
+        (3, "localhost:999999", "the port 999999 is above 65535"),
         (1, "nowhere", "there is no such folder"),
         (0, "doctor --set train.seed=1", "the server has the settings"),
     ],

@@ -61,6 +61,9 @@ def test_a_disk_must_have_room_for_checkpoints(free, level, tmp_path, monkeypatc
     finding = machine.disk_finding(tmp_path, 1_000_000)
     assert finding.level == level
     assert "need 1.0 MB" in finding.said
+    assert finding.said.endswith("or choose another --out") == (level == "bad")
+    (tmp_path / "joining.json").write_text("{}")  # a run that goes on here cannot go on elsewhere
+    assert machine.disk_finding(tmp_path, 1_000_000).said.endswith("; make room") == (level == "bad")
 
 
 @pytest.mark.parametrize(
@@ -297,10 +300,12 @@ def test_equal_labels_are_good_and_others_bad():
     assert "splits: a = b differs from c" in found[-1].said
 
 
-def test_parties_that_could_not_read_their_data_are_left_out_of_the_comparison():
+def test_where_parties_could_not_read_their_data_their_ids_are_said_not_to_be_checked():
     server, facts = stated(*tiny_parties())
     facts["a"] = facts["b"] = dict(server)
-    assert "ids" not in levels(compare(server, facts))
+    assert [finding.said for finding in compare(server, facts) if finding.check == "ids"] == [
+        "not checked at a, b, whose data cannot be read"
+    ]
 
 
 # --- the verdict -------------------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from glasu.errors import TransportError
+from glasu.errors import AbsenceError, TransportError
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import provision, revoke
 from glasu.runtime.network.frames import control
-from glasu.runtime.network.reasons import plain_reason
+from glasu.runtime.network.reasons import plain_reason, refusal_told
+from glasu.runtime.network.session import Session
 from glasu.runtime.network.streams import Line, unreachable
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny
@@ -89,7 +90,7 @@ def test_a_party_at_an_address_that_the_certificate_does_not_name_is_told_which_
     error = cluster.join("a").error()
     assert isinstance(error, TransportError)
     assert "does not name localhost" in str(error)
-    assert "--renew server --host localhost" in str(error)
+    assert "--renew server --host OLD,localhost" in str(error)
     cluster.end(server)
 
 
@@ -130,6 +131,14 @@ def test_who_cannot_resolve_a_name_is_not_told_to_start_the_server(kits):
     assert "Give the right name in --server" in error
     assert "Start the server" not in error
     assert "Start the server" in str(unreachable("localhost:1", 5, "nothing listens there"))
+    error = str(unreachable("localhost:1", 5, "what answers at localhost:1 does not speak TLS; check the port"))
+    assert "Start the server" not in error
+
+
+def test_a_new_name_of_the_server_is_asked_for_beside_the_names_it_has(kits):
+    why = plain_reason("Hostname Verification Check failed.", "unavailable", open_kit(kits / "a"), "127.0.0.1:1")
+    assert "--host OLD,127.0.0.1` (OLD: all names that it has now; --host replaces them)" in why
+    assert refusal_told("127.0.0.1:1", why).startswith("this party does not accept the server at 127.0.0.1:1: ")
 
 
 def tls(kits, flaw):
@@ -208,7 +217,8 @@ def test_a_revoked_party_is_refused_by_name_and_does_not_try_again(kits, tmp_pat
     server = cluster.serve()
     error = cluster.join("b").error()
     assert isinstance(error, TransportError)
-    assert "'b' is revoked" in str(error)
+    assert "does not accept this party: the certificate of 'b' is revoked" in str(error)
+    assert "ask for a new kit (`glasu provision --renew b`)" in str(error)
     cluster.until("server", "'b' is revoked")
     assert nobody_came()
     cluster.end(server)
@@ -229,3 +239,13 @@ def test_a_party_that_comes_while_the_revocation_list_is_copied_tries_again(kits
     path.write_bytes(whole)
     for role in (server, *roles):
         role.outcome()
+
+
+def test_a_party_that_waits_for_its_server_says_so_again_and_again(kits, monkeypatch):
+    monkeypatch.setattr("glasu.runtime.network.session.TOLD_EVERY", 0.5)
+    said: list[str] = []
+    session = Session(open_kit(kits / "a"), "localhost:1", dict, 2.0, said.append)
+    with pytest.raises(AbsenceError):
+        session.open()
+    assert said[0] == "the server at localhost:1 is awaited: nothing listens there."
+    assert any(line.startswith("the server at localhost:1 is awaited since ") for line in said[1:])

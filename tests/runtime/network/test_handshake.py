@@ -268,6 +268,7 @@ def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_o
     error = cluster.join("b", expect=config.replace(train={"learning_rate": 0.25})).error()
     assert isinstance(error, ConfigError)
     assert "train.learning_rate: expected 0.25" in str(error)
+    assert "agree with the server's operator on one run file" in str(error)
     assert any(line.split()[:2] == ["train.learning_rate", "0.25"] for line in cluster.lines["b"])
     cluster.until("server", "b: declines to take part")
     assert "train.learning_rate" in SeenHub.last.links["b"].refused
@@ -282,6 +283,9 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
     for role in [cluster.join(name, expect=config) for name in "abc"]:
         role.outcome()
     server.outcome()
+    assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with these
+    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* expected 0.25, there"):
+        cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 
 def test_a_party_that_came_for_another_run_is_refused_and_takes_nobodys_place(kits, tmp_path):

@@ -298,3 +298,8 @@ def test_a_refusal_is_short_however_much_a_party_states(desk):
     (answer,) = sent(stream)
     assert "none in common" in answer["why"] or answer["why"].endswith("...")
     assert len(answer["why"]) <= 1200
+
+
+def test_a_party_without_an_intact_checkpoint_is_told_that_it_has_none(desk):
+    (answer,) = sent(desk.attach("a", [hello(rounds={})]))
+    assert answer["why"].startswith("its intact checkpoints are of rounds: none; the server's: 0; none in common.")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.runtime.network.metrics import metrics_address, metrics_served
+from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
 from runtime.network.cluster import Cluster
 from runtime.network.test_runs import tiny
 
@@ -134,6 +134,14 @@ def test_metrics_are_for_this_machine_unless_a_host_is_given(text, address):
 def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="--metrics"):
         metrics_address(text)
+
+
+@pytest.mark.parametrize(("metrics", "listen"), [("9443", "0.0.0.0:9443"), ("[::1]:9443", "[::1]:9443")])
+def test_metrics_where_the_parties_are_to_come_are_refused(metrics, listen):
+    with pytest.raises(ConfigError, match="is the address of --listen, too"):
+        refuse_where_parties_come(metrics, listen)
+    refuse_where_parties_come("9464", listen)
+    refuse_where_parties_come("0", "127.0.0.1:0")
 
 
 def test_a_port_that_is_taken_is_refused():

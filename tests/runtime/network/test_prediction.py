@@ -178,7 +178,7 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     for name in "ac":
         assert found[name].file is None
         assert found[name].probabilities.size == 0
-    assert any("the labels are party 'b''s: it alone receives" in line for line in cluster.lines["a"])
+    assert any("the labels are with party 'b': it alone receives" in line for line in cluster.lines["a"])
 
 
 def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):
@@ -314,6 +314,7 @@ def test_models_of_two_trainings_are_not_mixed(kits, tmp_path):
     error = other.ask("b").error()
     assert isinstance(error, ConfigError)
     assert "training:" in str(error)
+    assert "its --out belongs to another training; give the folder of the one with which" in str(error)
     cluster.end(server, a)
 
 

@@ -209,6 +209,9 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
         assert len(lines) == len(roles.log(name).splitlines()) - 1  # but for the summary on standard output
         assert {line["role"] for line in lines} == {name}
         assert [line["round"] for line in lines if line["event"] == "round"] == list(range(1, 41))
+        assert [line["event"] for line in lines].index("finished") == len(lines) - 1
+        assert lines[-1]["report"] == str(roles.folder / name / "report.json")
+        assert lines[-1]["weights_sha256"] == json.loads(Path(lines[-1]["report"]).read_text())["weights_sha256"]
     assert {"notice", "round", "evaluated"} <= {
         json.loads(line)["event"] for line in roles.log("server").splitlines()[:-1]
     }
@@ -237,6 +240,12 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     assert not list(roles.folder.glob("[ac]/predictions.*"))
     assert "3 nodes" in roles.log("b")
     assert "received no class probabilities" in roles.log("a")
+    before = len(roles.log("server"))
+    roles.listen()  # once more, though the training is finished
+    roles.finish()
+    finished, listening = roles.log("server")[before:].splitlines()
+    assert "this run is finished" in finished
+    assert "for some seconds only" in listening
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -248,10 +257,11 @@ def test_signals_end_a_role_within_ten_seconds_and_the_same_command_goes_on(proc
         roles.start(name)
     for name, round_index in (("a", 4), ("server", 12), ("c", 20), ("b", 28)):
         roles.wait(lambda round_index=round_index: roles.rounds("server") >= round_index)
-        process = roles.running.pop(name)
+        process, said = roles.running.pop(name), len(roles.log(name))
         process.send_signal(sent)
         assert process.wait(10) == code, roles.log(name)
         assert "Traceback" not in roles.log(name)
+        assert name != "server" or "the connection ended" not in roles.log(name)[said:]
         roles.start(name)
     same_end(roles.finish(), roles)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -56,7 +57,7 @@ def test_a_port_that_is_taken_is_one_line_unless_grpcs_own_are_asked_for(
     lines = ended.stderr.splitlines()
     assert ended.returncode == 2
     assert len(lines) == num_lines, ended.stderr
-    assert "cannot be listened on" in json.loads(lines[-1])["message"]
+    assert "cannot be listened on (Address already in use)" in json.loads(lines[-1])["message"]
 
 
 class Serving:
@@ -262,7 +263,8 @@ def test_a_certificate_that_is_revoked_while_the_server_runs_is_not_served_any_m
     before = serving.length()
     revoke(serving.kits, ["c"])
     assert "'c' is revoked" in serving.answer(kit)
-    serving.until("refused: the certificate of 'c' is revoked", before)
+    said = serving.until("refused: the certificate of 'c' is revoked", before)
+    assert re.search(r"^glasu serve: (127.0.0.1|\[::1\]):\d+: refused: ", said, re.MULTILINE)
     assert isinstance(serving.answer(open_kit(serving.kits / "b")), bytes)
     shutil.copy(serving.kits / "a" / "ca.pem", serving.kits / "server" / "revoked.pem")
     assert "revocation list cannot be read" in serving.answer(open_kit(serving.kits / "b"))  # rather than everyone

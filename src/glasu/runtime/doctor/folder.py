@@ -10,12 +10,13 @@ from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.runtime.checkpoint import SUFFIX, refuse_to_begin_among_others
-from glasu.runtime.contents import JOINING
+from glasu.runtime.contents import JOINING, OTHER_DATA
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.serve import goes_on, opened
 
-ANOTHER = "choose another --out, or start over with --fresh"
+TOGETHER = "at the server and at every party"
+ANOTHER = f"to train anew, give another --out, or --fresh, {TOGETHER}"
 
 
 def server_folder(out: Path, config: RunConfig, roster: Sequence[str], *, fresh: bool) -> list[Finding]:
@@ -51,9 +52,9 @@ def party_folder(out: Path, party: PartyData | None, only: str | None, *, fresh:
             return [Finding("folder", "bad", f"holds checkpoints of another run; {ANOTHER}", str(error))]
         return []
     if only not in (None, durable["run"]):
-        return [Finding("folder", "bad", f"holds a part of another run than --run names; {ANOTHER}")]
+        return [Finding("folder", "bad", "holds a part of another run than --run names; give the --out of that run")]
     if party is not None and durable["data"] != data_digest(party):
-        return [Finding("folder", "bad", f"holds a run on other data than is there now; bring that back, {ANOTHER}")]
+        return [Finding("folder", "bad", OTHER_DATA)]
     return [_state(closed=durable["closed"])]
 
 

@@ -14,6 +14,7 @@ from glasu.errors import TransportError
 from glasu.kits.certificate import Passport, read_certificate
 from glasu.kits.identity import Role
 from glasu.kits.kit import CERTIFICATE, KEY, Kit, open_kit, pem
+from glasu.runtime.contents import JOINING, SERVING
 from glasu.runtime.doctor.findings import Finding, Level
 
 EXPIRES_SOON = timedelta(days=30)
@@ -44,7 +45,8 @@ def disk_finding(out: Path, needed: int) -> Finding:
     """Tell whether checkpoints and results have room."""
     free = shutil.disk_usage(out).free
     level: Level = "good" if free >= needed else "bad"
-    advice = "" if level == "good" else "; make room, or choose another --out"
+    is_tied = any((out / name).is_file() for name in (SERVING, JOINING))  # to the run that goes on there
+    advice = "" if level == "good" else "; make room" if is_tied else "; make room, or choose another --out"
     return Finding("disk", level, f"{_size(free)} free, checkpoints and results need {_size(needed)}{advice}")
 
 

@@ -58,6 +58,8 @@ def _apart(package: str, parties: Stated, *, build: bool = False) -> list[str]:
 def _ids(parties: Stated) -> Iterator[Finding]:
     """Compare ids by digests of all of them, never one by one: a hash of a single id can be guessed."""
     known = {name: facts for name, facts in parties.items() if ORDER in facts}
+    if missing := [name for name in parties if name not in known]:
+        yield Finding("ids", "warning", f"not checked at {', '.join(missing)}, whose data cannot be read")
     if len(known) < 2:
         return
     fewest = min(_nodes(facts) for facts in known.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import in_one_line, offered, protocol_facts
 from glasu.runtime.network.join import id_facts, unexpected
-from glasu.runtime.network.session import SILENCE
+from glasu.runtime.network.session import SILENCE, TOLD_EVERY
 from glasu.runtime.network.streams import Line
 
 Tell = Callable[[str], None]
@@ -78,13 +79,14 @@ def visit(
 
 def _road(kit: Kit, address: str, wait: float, tell: Tell, now: Callable[[], float]) -> Finding:
     """Try to reach the server, as long as it may not have been started yet."""
-    start, delay = time.monotonic(), FIRST_DELAY
+    start, delay, said = time.monotonic(), FIRST_DELAY, -math.inf
     while True:
         finding, may_come = road_finding(kit, address, datetime.fromtimestamp(now(), UTC))
         if not may_come or time.monotonic() - start + delay > wait:
             return finding
-        if delay == FIRST_DELAY:
+        if time.monotonic() - said >= TOLD_EVERY:
             tell(f"the server is awaited: {finding.said}")
+            said = time.monotonic()
         time.sleep(delay)
         delay = min(2 * delay, LONGEST_DELAY)
 
@@ -95,7 +97,9 @@ def _agreed(config: RunConfig, expect: RunConfig) -> Finding:
     if not rows:
         return Finding("agreed settings", "good", "the server's are those of --expect")
     different = in_one_line(rows, "expected", "the server has")
-    return Finding("agreed settings", "bad", f"the server's are not those of --expect: {different}")
+    return Finding(
+        "agreed settings", "bad", f"the server's are not those of --expect: {different}; agree on one run file"
+    )
 
 
 def _clock(call: _Call, now: Callable[[], float]) -> Finding:

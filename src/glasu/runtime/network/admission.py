@@ -56,10 +56,10 @@ class Admission:
             ), []
         why, table = self.difference(link, hello.facts, links)
         if not why and not set(hello.rounds) & set(self._rounds()):
-            here, there = (", ".join(map(str, own)) for own in (self._rounds(), hello.rounds))
+            here, there = (", ".join(map(str, own)) or "none" for own in (self._rounds(), hello.rounds))
             why = (
-                f"it has checkpoints after rounds {there}, the server after rounds {here}: none in common. Restore "
-                "the --out folder of whoever lost it, or start over with --fresh everywhere."
+                f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
+                "--out folder of whoever lost it, or start over with --fresh at the server and at every party."
             )
         return why, table
 

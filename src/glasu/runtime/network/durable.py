@@ -21,7 +21,9 @@ class Durable:
         except FileNotFoundError:
             self._values = dict(defaults)
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); restore it, or choose another --out.") from None
+            raise DataError(
+                f"{path}: cannot be read ({error}); restore it, or train anew: another --out here, --fresh elsewhere."
+            ) from None
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

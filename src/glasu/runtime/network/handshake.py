@@ -23,6 +23,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 REMEDIES = {  # by the facts that differ; the first that fits is told
     ("purpose",): "train or predict everywhere, with --predict at all of them or at none",
     ("message format", "glasu", "numpy", "torch"): "install the same version everywhere",
+    ("training",): "its --out belongs to another training; give the folder of the one with which the server predicts",
     (KIND,): "write the ids alike everywhere, or set id_type in party.toml",
     ("nodes", SET): "the sets of ids differ: list the common ones only, in one order, at all parties",
     (ORDER,): "the ids are the same, but in another order: list them in one order at all parties, for example sorted",

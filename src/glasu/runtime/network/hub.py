@@ -93,6 +93,7 @@ class Hub:
         self.limits: Limits | None = None  # how long messages may be
         self.under_way = False
         self.closing = False
+        self.leaving = False
         self.refused = 0  # connections and processes
         self.failure: GlasuError | None = None
         self._new_process = False
@@ -163,7 +164,7 @@ class Hub:
         with self.changed:
             if link.stream is stream:
                 link.stream, link.away_since = None, self.clock()
-                if not self.closing and self.failure is None:
+                if not self.closing and not self.leaving and self.failure is None:
                     self._say(f"{link.name}: the connection ended; its return is awaited.", but=link)
             stream.close()
             self.changed.notify_all()
@@ -441,6 +442,11 @@ class Hub:
             link.send(control("goodbye"))
             link.dismissed = True
 
+    def leave(self) -> None:
+        """This process is interrupted: that streams end is its own doing, and the parties await the next one."""
+        with self.changed:
+            self.leaving = True
+
     def announce_failure(self, error: Exception, seconds: float) -> None:
         """Tell every party why the run ends, ahead of most of what was still to be sent; wait for it to hang up."""
         why = public_reason(error)
@@ -484,8 +490,8 @@ class Hub:
                 reasons = "; ".join(f"{link.name}: {link.refused}" for link in gone if link.refused)
                 raise AbsenceError(
                     f"waited {wait:.0f} s for {', '.join(link.name for link in gone)} {what}"
-                    f"{f' ({reasons})' if reasons else ''}; everything up to the last checkpoint is kept. Start what "
-                    "is missing, and the same command again."
+                    f"{f' ({reasons})' if reasons else ''}; nothing that was saved is lost. Start what is "
+                    "missing, and the same command again."
                 )
             if now - since >= named:
                 state = "; ".join(

@@ -27,7 +27,7 @@ from glasu.protocol.messages import Event, Message, RoundDone
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
-from glasu.runtime.contents import JOINING
+from glasu.runtime.contents import JOINING, OTHER_DATA
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -91,7 +91,7 @@ def join(
     """
     if party.name != kit.name:
         raise ConfigError(
-            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
     with one_thread_each():
         joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
@@ -142,13 +142,11 @@ class _Joining:
         if held is None and not fresh:
             refuse_to_begin_among_others(self.checkpoints, JOINING)
         if None not in (run, held) and run != held:
-            raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; choose another.")
+            raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; give the --out of that one.")
         next_start(self.durable)
         self.data = data_digest(party)
         if held is not None and self.durable["data"] != self.data:
-            raise ConfigError(
-                f"{out}: holds a run on other data than is there now; bring that back, or start over with --fresh."
-            )
+            raise ConfigError(f"{out}: {OTHER_DATA}.")
         self.start, self.before = clock(), 0.0
         self.client: Client | None = None
         self.attempt = 0
@@ -161,8 +159,10 @@ class _Joining:
     def run(self, server: str, wait: float) -> dict[str, Any]:
         """Take part until all is done and written."""
         if self._held("closed"):
+            report = self._written()
+            self._refuse_finished_with_others(RunConfig.from_dict(report["config"], "the settings of the finished run"))
             self.tell(f"{self.out}: this run is finished; --fresh takes part in another one.")
-            return self._written()
+            return report
         session = Session(self.kit, server, self._hello, wait, self.tell)
         try:
             welcome = session.open()
@@ -255,12 +255,27 @@ class _Joining:
             for line in two_columns(rows, "expected", "the server"):
                 self.tell(line)
             raise ConfigError(
-                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}."
+                f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}; agree with "
+                "the server's operator on one run file."
             )
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
-            raise ConfigError("the server's settings are not those with which this run began; start over with --fresh.")
+            raise ConfigError(
+                "the server's settings are not those with which this run began; serve those again, or start over with "
+                "--fresh at the server and at every party."
+            )
         return config, party
+
+    def _refuse_finished_with_others(self, config: RunConfig) -> None:
+        """Refuse to call a run finished that had other settings than those that are expected."""
+        if self.expect is None:
+            return
+        expect, _ = resolve(self.expect.replace(data={"num_clients": config.data.num_clients}), self.party.num_nodes)
+        if rows := unexpected(config, expect):
+            raise ConfigError(
+                f"{self.out}: holds a finished run with other settings than those of --expect: "
+                f"{in_one_line(rows, 'expected', 'there')}; for another training give another --out."
+            )
 
     def _find_place(self, roster: Sequence[str], index: int, num_clients: int) -> None:
         """Refuse a run in which this party would be somebody else, or whose M is not the number of its parties."""

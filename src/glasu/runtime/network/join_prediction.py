@@ -86,7 +86,7 @@ def join_prediction(
     """
     if party.name != kit.name:
         raise ConfigError(
-            f"the data is party {party.name!r}'s and the kit is party {kit.name!r}'s; one of them is wrong."
+            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
     with one_thread_each():
         predicting = _Predicting(party, kit, out, asked, file_format, observe, tell, clock)
@@ -260,7 +260,7 @@ class _Predicting:
             write_predictions(file, ids, probabilities, self.model.classes, config.train.task)
         elif len(self.asked):
             owner = client.names[client.owner]
-            self.tell(f"the labels are party {owner!r}'s: it alone receives class probabilities, this party none.")
+            self.tell(f"the labels are with party {owner!r}: it alone receives class probabilities, this party none.")
         ledger = client.release.ledger
         report = {
             "party": client.party.name,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LOOPBACK = "127.0.0.1"
+ANYWHERE = {"0.0.0.0", "::"}
 
 
 def metrics_address(text: str) -> tuple[str, int]:
@@ -23,6 +24,13 @@ def metrics_address(text: str) -> tuple[str, int]:
     if not (port.isdecimal() and int(port) < 65536):
         raise ConfigError(f"--metrics {text}: must be a port, or host:port, for example 9464.")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
+
+
+def refuse_where_parties_come(metrics: str, listen: str) -> None:
+    """Refuse to answer Prometheus at the address at which the parties are to connect."""
+    (host, port), (other, parties) = metrics_address(metrics), metrics_address(listen)
+    if port and port == parties and (host == other or {host, other} & ANYWHERE):
+        raise ConfigError(f"--metrics {metrics}: is the address of --listen, too ({listen}); give another port.")
 
 
 @contextmanager

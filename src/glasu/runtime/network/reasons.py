@@ -7,6 +7,8 @@ from glasu.kits.kit import Kit
 REFUSED = "refused: "  # waiting does not mend what begins so
 UNKNOWN_NAME = "is not known here"
 UNREADABLE = "its revocation list cannot be read at the moment"  # the server says so, and its log why
+CERTIFICATE = "the server's certificate"
+NO_TLS = "does not speak TLS"
 
 
 def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
@@ -20,21 +22,22 @@ def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
     """
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     reasons = {
-        "certificate has expired": f"{REFUSED}the server's certificate has expired; it needs a renewed kit",
-        "certificate is not yet valid": f"{REFUSED}the server's certificate is not valid yet; set both clocks by NTP",
+        "certificate has expired": f"{REFUSED}{CERTIFICATE} has expired; it needs a renewed kit",
+        "certificate is not yet valid": f"{REFUSED}{CERTIFICATE} is not valid yet; set both clocks by NTP",
         "CERTIFICATE_VERIFY_FAILED": (
-            f"{REFUSED}the server's certificate was not signed by the CA of this kit (CA fingerprint "
+            f"{REFUSED}{CERTIFICATE} was not signed by the CA of this kit (CA fingerprint "
             f"{kit.ca_fingerprint}); compare it with ca_fingerprint in the server's kit.toml, and ask for a kit of the "
             "same `glasu provision`"
         ),
         "Hostname Verification": (
-            f"{REFUSED}the server's certificate does not name {host}; give a name in --server for which its kit was "
-            f"made with --host, or ask for `glasu provision --renew server --host {host}`"
+            f"{REFUSED}{CERTIFICATE} does not name {host}; give a name in --server for which its kit was made with "
+            f"--host, or ask for `glasu provision --renew server --host OLD,{host}` (OLD: all names that it has now; "
+            "--host replaces them)"
         ),
         "resolving": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
         "DNS": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
         "Domain name not found": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
-        "WRONG_VERSION_NUMBER": f"what answers at {address} does not speak TLS; check the port",
+        "WRONG_VERSION_NUMBER": f"what answers at {address} {NO_TLS}; check the port",
         "Connection refused": "nothing listens there",
         "Socket closed": "it closed the connection; if that goes on, its log says why",
     }
@@ -49,4 +52,14 @@ def advice(why: str) -> str:
         return "Give the right name in --server, or ask whoever runs your DNS."
     if why == UNREADABLE:
         return "Have revoked.pem brought to the server's kit again, and start the same command."
+    if NO_TLS in why:
+        return "Give host and port of glasu serve in --server."
     return "Start the server, and the same command again."
+
+
+def refusal_told(address: str, why: str) -> str:
+    """Return who does not accept whom, and why."""
+    why = why.removeprefix(REFUSED)
+    if CERTIFICATE in why:
+        return f"this party does not accept the server at {address}: {why}."
+    return f"the server at {address} does not accept this party: {why}."

@@ -154,6 +154,9 @@ class _Serving:
             except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
                 self.hub.announce_failure(error, FAREWELL)
                 raise
+            except KeyboardInterrupt:
+                self.hub.leave()
+                raise
             finally:
                 self.saver.close()
             return report

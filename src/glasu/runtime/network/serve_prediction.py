@@ -81,6 +81,9 @@ def serve_prediction(
         except Exception as error:  # also a full disk or a fault of the program: nobody is to wait for more
             hub.announce_failure(error, FAREWELL)
             raise
+        except KeyboardInterrupt:
+            hub.leave()
+            raise
         return report
 
 

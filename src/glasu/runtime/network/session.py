@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -32,11 +33,13 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
+from glasu.runtime.network.reasons import refusal_told
 from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short --wait is
+TOLD_EVERY = 30.0  # seconds: whoever waits for the server says so at least every minute
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
 MOST_LINES = 50  # of a table that the server shows
@@ -162,8 +165,8 @@ class Session:
         event = self._next(patience)
         if event is None:
             raise AbsenceError(
-                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; everything up "
-                "to the last checkpoint is kept. Start the same command again."
+                f"waited {patience:.0f} s {what}, and heard nothing from the server at {self.address}; nothing that "
+                "was saved is lost. Start the same command again."
             )
         if isinstance(event, str):
             self._connect()
@@ -250,7 +253,7 @@ class Session:
 
     def _connect(self) -> None:
         """Open a stream, again and again if need be, and be accepted; pause where the one before brought nothing."""
-        since, said = self.clock(), ""
+        since, said, at = self.clock(), "", -math.inf  # what was said last, and when
         while True:
             if self._line is not None:
                 self._line.close()
@@ -274,10 +277,10 @@ class Session:
                 event = f"it serves another run than {self.welcome['run']}, of which this is a party"
             why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
-                raise TransportError(f"the server at {self.address} and this party do not accept each other: {why}.")
-            if why != said:
-                self.tell(f"the server at {self.address} is awaited: {why}.")
-                said = why
+                raise TransportError(refusal_told(self.address, why))
+            if why != said or self.clock() - at >= TOLD_EVERY:
+                self.tell(f"the server at {self.address} is awaited{_for_long(self.clock() - since)}: {why}.")
+                said, at = why, self.clock()
             if self.clock() - since + self._delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
 
@@ -292,6 +295,10 @@ class Session:
     def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
         """Tell whether what a server says is about another run than the one that welcomed this party."""
         return bool(self.welcome) and fields.get("run") not in (None, self.welcome["run"])
+
+
+def _for_long(seconds: float) -> str:
+    return f" since {seconds:.0f} s" if seconds >= TOLD_EVERY else ""
 
 
 def _about(key: Key) -> About:

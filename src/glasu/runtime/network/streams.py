@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sized
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
 from glasu.kits.kit import Kit, with_revocations_of_now
@@ -26,6 +28,7 @@ import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
 LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
+HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
 KEEPALIVE = [
@@ -76,15 +79,15 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         try:
             why = refusal(certificate, with_revocations_of_now(kit))
         except GlasuError as error:  # perhaps the list is being brought just now: who tries again may be served
-            hub.turned_away(f"{context.peer()}: not served: {error}")
+            hub.turned_away(f"{_caller(context)}: not served: {error}")
             context.abort(grpc.StatusCode.UNAVAILABLE, UNREADABLE)
         if why:  # who is revoked counts from now on, without a restart
-            hub.turned_away(f"{context.peer()}: refused: {why}.")
+            hub.turned_away(f"{_caller(context)}: refused: {why}.")
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
         guest = _Guest(peer_name(certificate) or "", context)
         if not reception.admits(guest):
             why = f"party {guest.name!r}: too many connections at once; there is room again in {HELLO_WITHIN:.0f} s"
-            hub.turned_away(f"{context.peer()}: {why}.")
+            hub.turned_away(f"{_caller(context)}: {why}.")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         try:
             if context.add_callback(guest.stream.close):
@@ -110,7 +113,8 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         port = 0
     if not port:
         raise ConfigError(
-            f"--listen {address}: cannot be listened on; is another server there, or is the address not this machine's?"
+            f"--listen {address}: cannot be listened on{_why_not_listened(address)}; give a free port, and an address "
+            "of this machine."
         )
     try:
         bound()
@@ -175,7 +179,7 @@ class _Reception:
         """Close a stream that does not say who it is, and break off one whose peer does not hang up."""
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
             self._host.turned_away(
-                f"{guest.context.peer()}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
+                f"{_caller(guest.context)}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
             )
             guest.stream.close()
         if not guest.stream.open:
@@ -246,17 +250,40 @@ class Line:
         self.close()
 
 
-def check_address(address: str) -> str:
-    """Return host:port, or refuse it."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 65536):
-        raise ConfigError(f"{address!r}: must be host:port, for example localhost:9443.")
+def check_address(address: str, option: str) -> str:
+    """Return host:port, or refuse it by the name of the option that gave it."""
+    scheme, slashes, _ = address.rpartition("://")
+    if slashes:
+        raise ConfigError(f"{option} {address}: give host:port without {scheme}://, for example localhost:9443.")
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ConfigError(f"{option} {address}: must be host:port, for example localhost:9443.")
+    if int(port) > HIGHEST_PORT:
+        raise ConfigError(f"{option} {address}: the port {port} is above {HIGHEST_PORT}, the highest there is.")
     return address
+
+
+def _why_not_listened(address: str) -> str:
+    """Return the operating system's reason why nobody can listen there; gRPC does not tell it."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in found:
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(where)
+    except OSError as error:
+        return f" ({error.strerror})"
+    return ""
+
+
+def _caller(context: Any) -> str:
+    """Return a peer's address as people write it; gRPC says ipv6:%5B::1%5D:59706."""
+    return unquote(context.peer()).partition(":")[2]
 
 
 def unreachable(address: str, seconds: float, why: str) -> AbsenceError:
     """Return the error of a party that has waited long enough."""
     return AbsenceError(
-        f"waited {seconds:.0f} s for the server at {address}: {why}; everything up to the last checkpoint is kept. "
-        f"{advice(why)}"
+        f"waited {seconds:.0f} s for the server at {address}: {why}; nothing that was saved is lost. {advice(why)}"
     )
