@@ -96,5 +96,5 @@ def check_head(link: Link, head: Head, size: int, attempt: int, awaited: Awaited
         raise ProtocolError(f"expected {awaited}, got {head}{other}.")
     if limits is not None and key.phase is not Phase.SAMPLING and key.chunk > limits.last_chunk:
         raise ProtocolError(f"{head}: expected a chunk of 0..{limits.last_chunk}, got {key.chunk}.")
-    if limits is not None and size > (limit := limits.of(head.kind, key)):
-        raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+    if limits is not None:
+        limits.check(head, size)

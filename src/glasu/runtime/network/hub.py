@@ -1,6 +1,7 @@
 """The server's end of all streams: who is there, what has come from whom, and what is to be sent; no torch here.
 
-Threads of gRPC put in what arrives, the thread of the run takes it out; one lock guards everything.
+Threads of gRPC put in what arrives, the thread of the run takes it out; one lock guards everything. What takes long,
+reading what came and writing answers, is done without it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import (
     CONTROL,
+    CONTROL_BYTES,
     PIECE,
     RECEIPT,
     ROOM,
@@ -104,9 +106,9 @@ class Hub:
         link = self.links[name]
         try:
             for frame in frames:
+                if not self._take(link, stream, frame):
+                    break
                 with self.changed:
-                    if not self._take(link, stream, frame):
-                        break
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
         except Exception as error:  # whatever it is: this thread must not end without anybody hearing why
@@ -128,7 +130,7 @@ class Hub:
                 self._stop(stream, kind(f"party {link.name!r}: {why}"))
             elif link.stream is stream:
                 self._expel(link, why)
-            else:
+            elif not stream.accepted:  # else another one has taken its place, and that one is not to blame
                 self._refuse(link, stream, why, [])
 
     def _stop(self, stream: Stream, error: GlasuError) -> None:
@@ -169,18 +171,20 @@ class Hub:
             self.changed.notify_all()
 
     def _take(self, link: Link, stream: Stream, frame: bytes) -> bool:
+        """Take a frame of a stream; return whether the stream goes on."""
         kind = frame[0] if frame else -1
-        if link.stream is not stream:  # it is new, or another one has taken its place
-            return kind == CONTROL and not stream.accepted and self._hello(link, stream, read_control(frame))
-        if kind == PIECE:
-            if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
-                self._piece(link, frame)
-        elif kind == RECEIPT:
-            link.receipts.received(frame[1:])
-        elif kind == CONTROL:
-            return self._control(link, read_control(frame))
-        else:
+        fields = read_control(frame, CONTROL_BYTES) if kind == CONTROL else {}
+        with self.changed:
+            if link.stream is not stream:  # it is new, or another one has taken its place
+                return kind == CONTROL and not stream.accepted and self._hello(link, stream, fields)
+            if kind == CONTROL:
+                return self._control(link, fields)
+            if kind == RECEIPT:
+                link.receipts.received(frame[1:])
+                return True
+        if kind != PIECE:
             raise ProtocolError(f"frame of unknown kind {kind}.")
+        self._piece(link, stream, frame)
         return True
 
     def _wait_for_room(self, link: Link, stream: Stream) -> None:
@@ -234,6 +238,7 @@ class Hub:
                 link.stream.send(control("refused", why=why, table=[]))
             link.stream.close()
         link.stream, stream.accepted = stream, True
+        link.receipts.begin_stream()
         link.assembler = Assembler(link.assembler.limit)
 
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
@@ -287,6 +292,8 @@ class Hub:
             link.refused = printable(fields.get("why"), SENTENCES)
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
             return False
+        elif kind not in ("ready", "finished"):  # those are of an attempt that is over
+            raise ProtocolError(f"control frame of unknown kind {printable(kind, 60)!r}.")
         return True
 
     def _withdraw(self, link: Link) -> None:
@@ -294,12 +301,21 @@ class Hub:
         link.hello, link.facts, link.prepared = None, {}, None
         self.fence.withdraw(link.name)
 
-    def _piece(self, link: Link, frame: bytes) -> None:
-        """Take a piece of a message; what is refused is named beside what is awaited."""
+    def _piece(self, link: Link, stream: Stream, frame: bytes) -> None:
+        """Take a piece, with the last one the message; what is refused is named beside what is awaited."""
         try:
-            whole = link.assembler.add(frame, lambda head, size: self._admits(link, head, size))
-            if whole is not None:
-                self._message(link, decode(whole, link.assembler.head), whole)
+            with self.changed:
+                begin = self.begin
+                if link.stream is not stream or begin is None or link.ready != begin["attempt"]:
+                    return  # it is of an attempt that is over
+                whole = link.assembler.add(frame, lambda head, size: self._admits(link, head, size))
+                head = link.assembler.head
+            if whole is None:
+                return
+            message, digest = decode(whole, head), hashlib.sha256(whole).digest()
+            with self.changed:
+                if link.stream is stream and self.begin is begin:
+                    self._message(link, message, len(whole), digest)
         except ProtocolError as error:
             now = "no message" if self.awaited is None else str(self.awaited)
             raise type(error)(f"{now} is awaited: {error}") from None
@@ -310,11 +326,11 @@ class Hub:
         check_head(link, head, size, self.begin["attempt"], self.awaited, self.limits)
         return True
 
-    def _message(self, link: Link, message: Message, content: memoryview) -> None:
-        if link.receipts.take(message.key, hashlib.sha256(content).digest()):
-            link.inbox.append((message, len(content)))
+    def _message(self, link: Link, message: Message, size: int, digest: bytes) -> None:
+        if link.receipts.take(message.key, digest):
+            link.inbox.append((message, size + sum(nodes.nbytes for nodes in message.node_sets)))
             return
-        for frame in link.receipts.answer(message.key) or ():
+        for frame in link.receipts.repeated(message.key):
             link.send(frame)
 
     # --- called by the thread of the run ----------------------------------------------------------------------------

@@ -109,13 +109,13 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Tell the server, and through it everyone, why this party cannot go on, as far as that is for everybody."""
         if self._line is not None and not self._over and not isinstance(error, TransportError):
-            self.send("failed", why=public_reason(error))
+            self.send("failed", why=printable(public_reason(error), SENTENCES))
             self._line.finish()
 
     def decline(self, error: GlasuError) -> None:
         """Tell the server why this party will not take part as things are; the others go on waiting for it."""
         assert self._line is not None
-        self.send("declined", why=error.public)
+        self.send("declined", why=printable(error.public, SENTENCES))
         self._over = True
         self._line.finish()
 
@@ -199,8 +199,7 @@ class Session:
         if _about(head.key) not in self._pending:
             return False  # it came twice
         assert self._limits is not None
-        if size > (limit := self._limits.of(head.kind, head.key)):
-            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        self._limits.check(head, size)
         return True
 
     def _send_receipt(self, about: About) -> None:
