@@ -17,7 +17,7 @@ from glasu.runtime.network import hub as hubs
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import REMEMBERED
 from glasu.runtime.network.frames import CONTROL, CONTROL_BYTES, control, pieces, read_control
-from glasu.runtime.network.handshake import protocol_facts
+from glasu.runtime.network.handshake import STATED, protocol_facts
 from glasu.runtime.network.hub import Hub
 from glasu.runtime.network.join import id_facts, label_facts
 from glasu.runtime.network.links import Stream
@@ -26,7 +26,7 @@ from glasu.runtime.wire import encode
 from runtime.network.test_runs import tiny
 
 RUN = "00" * 12
-FACTS = {"nodes": 5, "glasu": "1"}
+FACTS = {"nodes": 5, "glasu": "1", **dict.fromkeys(STATED, "x")}
 HELLO = {
     "process": "p1",
     "before": [],
@@ -170,7 +170,7 @@ def test_a_party_that_becomes_another_in_mid_run_is_refused_and_its_messages_are
         desk.hub.under_way = True
         desk.hub.propose(1, 0)
         yield control("ready", attempt=1, digest="start")
-        yield control("prepared", **{**PREPARED, "facts": {"nodes": 6, "glasu": "2"}})
+        yield control("prepared", **{**PREPARED, "facts": {**FACTS, "nodes": 6, "glasu": "2"}})
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, incarnation=1, attempt=1)
         yield from pieces(encode(Proposal(key=key)))
 
@@ -222,14 +222,15 @@ ESCAPES = "\x1b[2J\nglasu serve: attempt 9: all parties are there\r\x9b1m" + "x"
 @pytest.mark.parametrize(
     "frames",
     [
-        [hello(), control("declined", why=ESCAPES)],
+        [hello(), control("declined", why=ESCAPES, table=[ESCAPES] * 5)],
+        [hello(), control("declined", why=ESCAPES, table=7)],
         [hello(), control("failed", why=ESCAPES)],
         [hello(facts={"nodes": 5, "glasu": ESCAPES})],
         [hello(), control("prepared", **{**PREPARED, "facts": {"nodes": 5, "glasu": ESCAPES}})],
         [control(ESCAPES)],
         [hello(), bytes([CONTROL]) + ESCAPES.encode()],
     ],
-    ids=["declined", "failed", "facts", "prepared", "kind", "control"],
+    ids=["declined", "declined with no table", "failed", "facts", "prepared", "kind", "control"],
 )
 def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frames, desk):
     other, leave = desk.staying("b", [control("hello", **{**HELLO, "process": "q"})])

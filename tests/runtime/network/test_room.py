@@ -19,6 +19,7 @@ from glasu.runtime.network import hub as hubs
 from glasu.runtime.network import session as sessions
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import PIECE, PIECE_BYTES, RECEIPT, Limits, control, pieces
+from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.links import Stream
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import decode, encode
@@ -26,7 +27,7 @@ from runtime.network.cluster import Cluster, Role
 from runtime.network.test_runs import tiny
 
 RUN = bytes(range(12))
-SAID = {"facts": {"nodes": 24, "glasu": "1"}, "rounds": {"0": "start"}}
+SAID = {"facts": {"nodes": 24, "glasu": "1", **dict.fromkeys(STATED, "x")}, "rounds": {"0": "start"}}
 AWAITED = Awaited((Partial,), RUN, Phase.TRAINING, 1, 1, 2)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from glasu.config import RunConfig
 from glasu.errors import (
     AbsenceError,
     CheckpointError,
@@ -26,7 +27,7 @@ from glasu.protocol.messages import Awaited, Message
 from glasu.runtime.network.admission import Admission, check_head
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
-from glasu.runtime.network.foreign import SENTENCES, printable
+from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
     CONTROL,
     CONTROL_BYTES,
@@ -68,6 +69,7 @@ class Hub:
         on_nonsense: OnNonsense = "stop",
         waited: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
+        settings: Callable[[int], RunConfig] | None = None,
     ) -> None:
         """Expect the parties of the roster.
 
@@ -81,12 +83,13 @@ class Hub:
             on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
             waited: is told how long parties were waited for, at least every second of it.
             clock: tells seconds.
+            settings: returns those that a party of so many nodes must be prepared for; None: any.
         """
         self.waited = waited
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome = own_facts, welcome
         self.durable, self.fence = durable, Fence(durable)
-        self.admission = Admission(own_facts, welcome, rounds, self.fence)
+        self.admission = Admission(own_facts, welcome, rounds, self.fence, settings)
         self.tell, self.on_nonsense, self.clock = tell, on_nonsense, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
@@ -255,7 +258,7 @@ class Hub:
     def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
         facts = stated_facts(fields)
-        why, table = self.admission.difference(link, facts, self.links.values())
+        why, table = self.admission.unfitness(link, fields, facts, self.links.values())
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
             self._withdraw(link)
@@ -267,7 +270,6 @@ class Hub:
                     self._say(line, but=None)
                 link.compared = True
         link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
-        link.settings = fields.get("settings")
         return True
 
     def _control(self, link: Link, fields: dict[str, Any]) -> bool:
@@ -290,6 +292,8 @@ class Hub:
         elif kind == "declined":
             self._withdraw(link)
             link.refused = printable(fields.get("why"), SENTENCES)
+            for line in printable_lines(fields.get("table")):
+                self.tell(line)
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
             return False
         elif kind not in ("ready", "finished"):  # those are of an attempt that is over

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, DataError, GlasuError
+from glasu.errors import ConfigError, DataError, GlasuError, SettingsError
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client
@@ -37,6 +37,7 @@ from glasu.runtime.network.handshake import (
     protocol_facts,
     public_version,
     run_of_attempt,
+    two_columns,
 )
 from glasu.runtime.network.join import Tell, build_client, id_facts
 from glasu.runtime.network.session import NewAttempt, Session
@@ -193,8 +194,9 @@ class _Predicting:
         config, _ = resolve(RunConfig.from_dict(welcome["config"], "the server's settings"), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())
         if rows:
-            raise ConfigError(
-                f"the server's settings are not those of the training: {in_one_line(rows, 'trained', 'got')}."
+            raise SettingsError(
+                f"the server's settings are not those of the training: {in_one_line(rows, 'trained', 'got')}.",
+                two_columns(rows, f"{self.party.name} trained", "the server"),
             )
 
     def _predict(self, session: Session, client: Client) -> Predicted:

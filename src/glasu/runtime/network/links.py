@@ -63,7 +63,6 @@ class Link:
     hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
-    settings: Any = None  # these settings, as it states them
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
     ready: int = 0  # the attempt that it has confirmed
     finished: dict[str, Any] | None = None
@@ -83,10 +82,11 @@ class Link:
 
 
 def stated_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a party states about itself; counts must be counts."""
-    facts = fields.get("facts")
-    if not isinstance(facts, dict):
+    """Return what a party states about itself, without what it states to be nothing; counts must be counts."""
+    stated = fields.get("facts")
+    if not isinstance(stated, dict):
         raise ProtocolError("it does not say what it must have in common with the others.")
+    facts = {name: value for name, value in stated.items() if value is not None}
     for name in COUNTS & set(facts):
         if not isinstance(facts[name], int) or not 0 <= facts[name] < 2**31:
             raise ProtocolError(f"{name}: expected a number, got {str(facts[name])[:60]!r}.")

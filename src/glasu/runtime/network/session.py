@@ -13,6 +13,7 @@ from glasu.errors import (
     ConfigError,
     GlasuError,
     ProtocolError,
+    SettingsError,
     TrainingError,
     TransportError,
     public_reason,
@@ -20,7 +21,7 @@ from glasu.errors import (
 from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
-from glasu.runtime.network.foreign import SENTENCES, printable
+from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
     CONTROL,
     PIECE,
@@ -38,7 +39,6 @@ from glasu.runtime.wire import Head, decode, encode
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
-MOST_LINES = 50  # of a table that the server shows
 About = tuple[int, int, int, int, int]
 
 
@@ -113,9 +113,15 @@ class Session:
             self._line.finish()
 
     def decline(self, error: GlasuError) -> None:
-        """Tell the server why this party will not take part as things are; the others go on waiting for it."""
+        """Tell the server why this party will not take part as things are; the others go on waiting for it.
+
+        Settings that differ are shown at both ends.
+        """
         assert self._line is not None
-        self.send("declined", why=printable(error.public, SENTENCES))
+        table = list(error.table) if isinstance(error, SettingsError) else []
+        for line in table:
+            self.tell(line)
+        self.send("declined", why=printable(error.public, SENTENCES), table=table)
         self._over = True
         self._line.finish()
 
@@ -226,9 +232,8 @@ class Session:
         why = printable(fields.get("why"), SENTENCES)
         if fields["kind"] == "stopped":
             return TrainingError(f"the run was stopped: {why}")  # whoever was the cause, this party's input was good
-        table = fields.get("table")
-        for line in table[:MOST_LINES] if isinstance(table, list) else ():
-            self.tell(printable(line))
+        for line in printable_lines(fields.get("table")):
+            self.tell(line)
         return ConfigError(f"the server does not accept this party: {why}")
 
     def _next(self, seconds: float) -> bytes | str | None:
