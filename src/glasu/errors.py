@@ -1,5 +1,7 @@
 """Every error that GLASU raises on purpose; the command line turns each into one line and an exit code."""
 
+from collections.abc import Sequence
+
 
 class GlasuError(Exception):
     """Anything a user can mend: the message names the value, the rule it breaks, and the way out.
@@ -29,6 +31,15 @@ class GlasuError(Exception):
 
 class ConfigError(GlasuError):
     """A setting is unknown, of the wrong type, or impossible together with another."""
+
+
+class SettingsError(ConfigError):
+    """The settings of two roles differ."""
+
+    def __init__(self, message: str, table: Sequence[str]) -> None:
+        """Say in what, in a sentence and in two columns."""
+        super().__init__(message)
+        self.table = tuple(table)
 
 
 class DataError(GlasuError):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from glasu.codec import ids
 from glasu.codec.ids import LARGEST, decode, encode, encoded_size, rises
 from glasu.errors import ProtocolError
 
@@ -101,9 +102,25 @@ def test_any_bytes_are_refused_or_are_the_one_encoding_of_a_rising_set(data):
     assert encode(nodes).tobytes() == data
 
 
+@quick
+@given(st.one_of(node_sets.map(lambda nodes: by_hand(nodes.tolist())), st.binary(max_size=40)), st.integers(6, 12))
+def test_how_many_bytes_are_read_at_once_does_not_matter(data, at_once):
+    def outcome():
+        try:
+            return received(data).tolist()
+        except ProtocolError as error:
+            return str(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ids, "AT_ONCE", at_once)
+        found = outcome()
+    assert type(found) is type(outcome())
+    assert isinstance(found, str) or found == outcome()
+
+
 @pytest.mark.parametrize("value", [0x00, 0x7F, 0x80, 0xFF])
 def test_memory_is_a_small_multiple_of_the_received_bytes(value):
-    data = np.full(200_000, value, np.uint8)
+    data = np.full(4_000_000, value, np.uint8)
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError) if value >= 0x80 else nullcontext():
@@ -111,7 +128,7 @@ def test_memory_is_a_small_multiple_of_the_received_bytes(value):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 60 * len(data)
+    assert peak < 6 * len(data) + 60 * ids.AT_ONCE  # four bytes per id, one to count them, and what is at hand
 
 
 def test_ids_of_a_sampled_set_take_little_more_than_a_byte():

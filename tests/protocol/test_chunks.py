@@ -89,18 +89,20 @@ def test_chunks_cover_all_rows_once_and_only_the_last_is_not_full(rows, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("phase", "expected"), [("training", "at most 5 rows, got 6"), ("evaluation", "5 rows, got 6")]
+    ("phase", "sampler", "expected"),
+    [("training", "shared", "at most 5 rows"), ("training", "full", "5 rows"), ("evaluation", "full", "5 rows")],
 )
-def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, expected, monkeypatch):
+def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, sampler, expected, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
-    config, parties = quick()
+    config, parties = quick(sampler=sampler)
 
     def carry(message):
         if isinstance(message, Partial) and message.key.phase.reported == phase and message.key.chunk == 1:
             return dataclasses.replace(message, value=np.ones((6, 6)))
         return message
 
-    with pytest.raises(ProtocolError, match=rf"party 'a', {phase} round \d layer 1 chunk 1 .*: expected {expected}"):
+    words = rf"party 'a', {phase} round \d layer 1 chunk 1 .*: expected {expected}, got 6"
+    with pytest.raises(ProtocolError, match=words):
         run(config, parties, carry=carry)
 
 

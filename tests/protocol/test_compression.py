@@ -249,7 +249,7 @@ HOSTILE = {
     "bf16": (lambda payload: np.ones((len(payload), HIDDEN), np.uint16), "expected a matrix of i1, got .* u2"),
     "narrow": (lambda payload: payload[:, :-1], "times 10 bytes, got 9"),
     "wide": (lambda payload: np.concatenate([payload] * 2, axis=1), r"expected 6 columns, got 12|got \(24, 12\)"),
-    "short": (lambda payload: payload[:-1], r"\(23, \d+\)"),
+    "short": (lambda payload: payload[:-1], r"got (23|\(23, \d+\))"),
     "NaN": (with_step(np.nan), "step of a row is nan"),
     "infinite": (with_step(np.inf), "step of a row is inf"),
     "negative": (with_step(-1.0), "step of a row is -1"),
@@ -320,7 +320,8 @@ def test_a_gradient_from_someone_without_labels_is_refused():
             return Gradient(key=message.key, value=Int8(HIDDEN).encode(np.ones((12, HIDDEN), np.float32), message.key))
         return message
 
-    with pytest.raises(ProtocolError, match="expected a gradient from party 'b' alone, got: party 'a', party 'b'"):
+    expected = "party 'a', .*: expected a gradient from party 'b' alone, .*, got a Gradient from party 'a'"
+    with pytest.raises(ProtocolError, match=expected):
         run(quick(labels="b"), tiny_parties(owner="b"), carry=carry)
 
 

@@ -139,7 +139,7 @@ def test_node_sets_of_different_numbers_of_rounds_are_refused():
         named = isinstance(message, Proposal) and message.key.client == 1
         return replace(message, node_sets=message.node_sets[:0]) if named else message
 
-    with pytest.raises(ProtocolError, match=r"party 'b', .*: expected node sets of 1 rounds as from party 'a', got 0"):
+    with pytest.raises(ProtocolError, match=r"party 'b', .*: expected node sets of 1 rounds, got 0"):
         run(settings(aggregation_layers=(1, 3), sampler="neighbor"), tiny_parties(), carry=shorten)
 
 

@@ -304,10 +304,10 @@ def test_a_convolution_goes_with_backbone_custom_and_with_no_other(backbone, con
 RUN = bytes(12)
 
 
-def asked_server(**keys):
+def asked_server(names="abc", **keys):
     """Return a server's script that waits for the first partials of parties a, b and c: round 0, layer 1."""
     config = settings(aggregation_layers=(1, 3), **keys)
-    script = server_script(Server(config, ["a", "b", "c"], Sizes(24, 6, 6), RUN))
+    script = server_script(Server(config, list(names), Sizes(24, 6, 6), RUN))
     assert not list(next(script))
     return script
 
@@ -326,9 +326,9 @@ def test_the_server_answers_partials_that_fit():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rows": 23}, r"party 'b'.*expected shape \(24, 6\) as from party 'a', got \(23, 6\)"),
+        ({"rows": 23}, r"party 'b'.*expected 24 rows, got 23"),
         ({"width": 1}, r"party 'b'.*expected 6 columns, got 1"),  # would broadcast
-        ({"rows": 1}, r"party 'b'.*expected shape \(24, 6\) as from party 'a', got \(1, 6\)"),
+        ({"rows": 1}, r"party 'b'.*expected 24 rows, got 1"),
         ({"dtype": "<f4"}, r"party 'b'.*expected a matrix of f8, got a matrix of f4"),
         ({"round": 1}, r"party 'b': expected Partial for training round 0 layer 1.*got Partial for training round 1"),
         ({"layer": 3}, r"party 'b': expected Partial for .* layer 1 .*got Partial for .* layer 3"),
@@ -344,6 +344,37 @@ def test_the_server_refuses_a_partial_that_does_not_fit_naming_party_expected_an
         asked_server().send([partial(0), odd, partial(2)])
 
 
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_where_the_server_cannot_know_how_many_rows_there_are_the_majority_says(odd):
+    with pytest.raises(ProtocolError, match=r"expected shape \(9, 6\) as from most, got \(8, 6\)") as refused:
+        asked_server(sampler="shared").send([partial(client, rows=8 if client == odd else 9) for client in range(3)])
+    assert refused.value.party == "abc"[odd]
+
+
+def test_two_parties_against_each_other_are_both_named_and_neither_is_blamed():
+    expected = r"expected one shape from all, got party 'a' \(8, 6\); party 'b' \(9, 6\); .* cannot tell"
+    with pytest.raises(ProtocolError, match=expected) as refused:
+        asked_server("ab", sampler="shared").send([partial(0, rows=8), partial(1, rows=9)])
+    assert refused.value.party == ""
+
+
+@pytest.mark.parametrize("sampler", ["neighbor", "full"])
+def test_rows_of_a_set_that_the_server_knows_are_counted_however_many_agree_on_others(sampler):
+    script, sizes = asked_server(sampler=sampler, prefetch=1, num_rounds=2), {"neighbor": 9, "full": 24}
+    if sampler == "neighbor":
+        keys = [Key(run=RUN, phase=Phase.SAMPLING, client=client, round=0, layer=2) for client in range(3)]
+        script.send([Proposal(key=key, node_sets=(np.arange(9, dtype=np.int32),)) for key in keys])
+    rows = [7, sizes[sampler], 7]
+    with pytest.raises(ProtocolError, match=f"party 'a', .*: expected {sizes[sampler]} rows, got 7"):
+        script.send([ahead(client, rows[client], sampler) for client in range(3)])
+
+
+def ahead(client, rows, sampler):
+    """Return a partial with the node set of the next round, where one is agreed."""
+    sets = (np.arange(9, dtype=np.int32),) if sampler == "neighbor" else ()
+    return replace(partial(client, rows), node_sets=sets)
+
+
 def test_the_server_refuses_a_partial_of_another_run():
     odd = partial(1, run=b"another run!")
     with pytest.raises(ProtocolError, match="party 'b'"):
@@ -357,7 +388,7 @@ def test_the_server_refuses_node_sets_for_different_numbers_of_rounds():
         key = Key(run=RUN, phase=Phase.SAMPLING, client=client, round=0, layer=2)
         return Proposal(key=key, node_sets=tuple(np.arange(3, dtype=np.int32) for _ in range(rounds)))
 
-    with pytest.raises(ProtocolError, match=r"party 'b', .*: expected node sets of 2 rounds as from party 'a', got 1"):
+    with pytest.raises(ProtocolError, match=r"party 'b', .*: expected node sets of 2 rounds, got 1"):
         script.send([proposal(0, 2), proposal(1, 1), proposal(2, 2)])
 
 

@@ -152,12 +152,20 @@ def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Ph
 def server_evaluation(server: Server, round_index: int, num_nodes: int, task: str) -> Exchange[dict[str, float]]:
     """Server column: aggregate chunk by chunk, and return the metrics; the verdict is the caller's to answer."""
     if server.owner >= 0:
-        messages = yield from server.receive((Proposal,), Phase.EVALUATION, round_index, -1)
-        server.answer(Agreed)
-        num_nodes = len(unite(messages)[0])
+        num_nodes = len((yield from server_announcement(server, round_index, Phase.EVALUATION))[1])
     yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
     messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
     return _agreed_metrics(server, messages, metrics.NAMES[task])
+
+
+def server_announcement(
+    server: Server, round_index: int, phase: Phase
+) -> Exchange[tuple[Sequence[Message], NDArray[np.int32]]]:
+    """Server column of `announce`: return who asked for what, and all nodes that are asked for."""
+    asked = ("asked nodes", round_index, server.config.model.num_layers)
+    messages = yield from server.receive((Proposal,), phase, round_index, -1, proposed=[asked])
+    server.answer(Agreed)
+    return messages, unite(messages)[0]
 
 
 def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence[str]) -> dict[str, float]:
@@ -199,7 +207,7 @@ def server_prediction(
     All clients receive the mean or, where `asked` tells which rows each of them asked for, each its own rows.
     """
     if _is_sampled(server.config, phase):
-        yield from server_sampling(server, round_index, "evaluation neighbors")
+        yield from server_sampling(server, [round_index], "evaluation neighbors")
         yield from server_inference(server, round_index, phase)
     else:
         rows = [server.sizes.num_nodes] * (len(server.layers) - 1) + [num_nodes]

@@ -52,11 +52,11 @@ def client_inference(
 def server_inference(
     server: Server, round_index: int, phase: Phase = Phase.TRAINING, num_rows: Sequence[int] | None = None
 ) -> Script:
-    """Server column: aggregate and broadcast; of each layer so many rows, where the server knows it."""
+    """Server column: aggregate and broadcast; of each layer so many rows, where the caller or the server knows it."""
 
     def respond(messages: Sequence[Message]) -> None:
         server.answer(Joint, server.aggregated("representation", messages))
 
     for position, layer in enumerate(server.layers):
-        known = None if num_rows is None else num_rows[position]
+        known = server.known_rows(phase, round_index, layer) if num_rows is None else num_rows[position]
         yield from answer_rows(server, (Partial,), phase, round_index, layer, respond, known)

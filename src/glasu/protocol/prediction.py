@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
 from glasu.keys import Phase
-from glasu.protocol.evaluation import announce, client_prediction, server_prediction
-from glasu.protocol.messages import Agreed, Exchange, Proposal
-from glasu.protocol.sampling import unite
+from glasu.protocol.evaluation import announce, client_prediction, server_announcement, server_prediction
+from glasu.protocol.messages import Exchange
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
@@ -37,14 +36,9 @@ def client_asking(client: Client, asked: NodeSet) -> Exchange[tuple[NodeSet, NDA
 
 def server_asked(server: Server) -> Exchange[int]:
     """Server column; returns for how many nodes. The last answers are left in `server.answers`."""
-    messages = yield from server.receive((Proposal,), Phase.PREDICTION, 0, -1)
-    union = unite(messages)
-    if len(union) != 1:
-        raise ProtocolError(f"{messages[0].key}: expected one set of asked nodes, got {len(union)}.")
-    nodes = union[0]
+    messages, nodes = yield from server_announcement(server, 0, Phase.PREDICTION)
     if len(nodes) == 0:
         raise ProtocolError("no party asked for a node; one of them must name some: glasu join ... --predict ids.csv.")
-    server.answer(Agreed)
     asked = [np.isin(nodes, message.node_sets[0]) for message in messages]
     yield from server_prediction(server, 0, len(nodes), Phase.PREDICTION, asked)
     return len(nodes)

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
+SetName = tuple[str, int, int]  # of one node set S[l] of one round: what it is for, the round, l
+
 # Agreements about the same round; the position of each in this list stands as the chunk in its messages' keys.
 AGREEMENTS = ("neighbors", "evaluation neighbors", "training nodes")
+ROWS_COME = AGREEMENTS[:2]  # of whose sets tensors are sent: in training, in evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,21 +133,28 @@ def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
     return bool((union[1:] > union[:-1]).all() and contains(union, own).all())
 
 
-def server_sampling(server: Server, round_index: int, purpose: str = "neighbors") -> Script:
+def agreement_steps(config: RunConfig, rounds: Sequence[int], purpose: str = "neighbors") -> list[list[SetName]]:
+    """Return the steps of an agreement, each by the sets that it agrees on: one S[l] per round."""
+    unions, layers = config.train.sampler == "neighbor", config.model.aggregation_layers
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if unions else []
+    if owner_draws(config) and purpose == "neighbors":
+        agreed.insert(0, config.model.num_layers)
+    return [[(purpose, index, layer) for index in rounds] for layer in agreed]
+
+
+def server_sampling(server: Server, rounds: Sequence[int], purpose: str = "neighbors") -> Script:
     """Server column of an agreement that does not ride on other messages; the answers are the unions."""
-    unions, chunk = server.config.train.sampler == "neighbor", AGREEMENTS.index(purpose)
-    layers = [layer + 1 for layer in reversed(server.layers[:-1])] if unions else []
-    if owner_draws(server.config) and purpose == "neighbors":
-        layers.insert(0, server.config.model.num_layers)
-    for layer in layers:
-        yield from server.receive((Proposal,), Phase.SAMPLING, round_index, layer, chunk)
+    for step in agreement_steps(server.config, rounds, purpose):
+        layer, chunk = step[0][2], AGREEMENTS.index(purpose)
+        yield from server.receive((Proposal,), Phase.SAMPLING, rounds[0], layer, chunk, proposed=step)
         server.answer(Agreed)
 
 
 def server_publication(server: Server) -> Script:
     """Server column of `publish_training_nodes`."""
-    chunk = AGREEMENTS.index("training nodes")
-    yield from server.receive((Proposal,), Phase.SAMPLING, 0, server.config.model.num_layers, chunk)
+    purpose, last = "training nodes", server.config.model.num_layers
+    published = [(purpose, 0, last)]
+    yield from server.receive((Proposal,), Phase.SAMPLING, 0, last, AGREEMENTS.index(purpose), proposed=published)
     server.answer(Agreed)
 
 

@@ -5,11 +5,13 @@ Neither torch nor PyG is loaded here or in anything this module imports.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
@@ -33,7 +35,15 @@ from glasu.protocol.messages import (
     TensorMessage,
     Verdict,
 )
-from glasu.protocol.sampling import server_publication, server_sampling, unite, windows
+from glasu.protocol.sampling import (
+    ROWS_COME,
+    SetName,
+    agreement_steps,
+    server_publication,
+    server_sampling,
+    unite,
+    windows,
+)
 from glasu.protocol.state import Selection, ServerState
 
 ROWS_AT_ONCE = 4096  # what the server computes with has at most so many rows, whatever arrives
@@ -73,12 +83,33 @@ class Server:
         self.awaited: Awaited | None = None  # what every client is to send now
         self._received: Sequence[Message] = ()
         self.rows: dict[int, int] = {}  # |S[l+1]| of the last H[l+1]: a gradient there has as many rows
+        self.riding: list[list[SetName]] = []  # steps of an agreement: one on each coming exchange of a round
+        self._proposed: Sequence[SetName] = ()  # the node sets of the last messages
+        self._agreed: dict[SetName, int] = {}  # |S[l]|, until H[l] comes
 
     def receive(
-        self, kinds: tuple[type[Message], ...], phase: Phase, round_index: int, layer: int, chunk: int = 0
+        self,
+        kinds: tuple[type[Message], ...],
+        phase: Phase,
+        round_index: int,
+        layer: int,
+        chunk: int = 0,
+        proposed: Sequence[SetName] = (),
     ) -> Exchange[Sequence[Message]]:
-        """Send the answers that are ready and return the next message of every client, in client order."""
+        """Send the answers that are ready and return the next message of every client, in client order.
+
+        Args:
+            kinds: what may come.
+            phase: what it is for.
+            round_index: t.
+            layer: l.
+            chunk: which part of a tensor.
+            proposed: the node sets that each of them must carry, besides those that ride along.
+        """
         self.awaited = Awaited(kinds, self.run, phase, round_index, layer, chunk)
+        if self.riding and phase in (Phase.TRAINING, Phase.BACKWARD) and chunk == 0:
+            proposed = self.riding.pop(0)
+        self._proposed = proposed
         messages = yield self.answers
         expected = (self.run, phase, round_index, layer, chunk)
         for client, message in enumerate(messages):
@@ -93,18 +124,15 @@ class Server:
                     party=self.roster[client],
                 )
             self._check_riders(message)
-            if len(message.node_sets) != len(messages[0].node_sets):
-                expects = f"expected node sets of {len(messages[0].node_sets)} rounds as from party {self.roster[0]!r}"
-                self._refuse(message, f"{expects}, got {len(message.node_sets)}.")
+            if len(message.node_sets) != len(proposed):
+                self._refuse(message, f"expected node sets of {len(proposed)} rounds, got {len(message.node_sets)}.")
         self._received = messages
         self._note_losses(messages)
         return messages
 
     def _check_riders(self, message: Message) -> None:
         """Refuse node sets and losses that cannot be; both ride on any message."""
-        last, most = self.sizes.num_nodes - 1, max(1, self.config.train.prefetch)
-        if len(message.node_sets) > most:
-            self._refuse(message, f"expected node sets of at most {most} rounds, got {len(message.node_sets)}.")
+        last = self.sizes.num_nodes - 1
         for nodes in message.node_sets:
             if len(nodes) and nodes[-1] > last:  # sets travel in rising order
                 self._refuse(message, f"expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
@@ -120,15 +148,29 @@ class Server:
         """Prepare one answer for all clients, with the unions of the node sets that they proposed."""
         if value is not None:
             fields["value"] = value
-        message = kind(key=self._key(SERVER), node_sets=unite(self._received), **fields)
+        message = kind(key=self._key(SERVER), node_sets=self._unions(), **fields)
         self.answers = (message,) * len(self.roster)
 
     def answer_each(self, kind: type[TensorMessage], values: Sequence[Array]) -> None:
         """Prepare one answer for each client."""
-        unions = unite(self._received)
+        unions = self._unions()
         self.answers = tuple(
             kind(key=self._key(TO_ONE + client), node_sets=unions, value=value) for client, value in enumerate(values)
         )
+
+    def _unions(self) -> tuple[NDArray[np.int32], ...]:
+        """Unite the node sets that were proposed; only how large the unions are is remembered."""
+        unions = unite(self._received)
+        sizes = zip(self._proposed, map(len, unions), strict=True)
+        self._agreed |= {name: size for name, size in sizes if name[0] in ROWS_COME}
+        return unions
+
+    def known_rows(self, phase: Phase, round_index: int, layer: int) -> int | None:
+        """Return |S[l+1]|, where it was agreed here or is all nodes; None: the clients know it without the server."""
+        purpose = ROWS_COME[phase is Phase.EVALUATION]
+        if self.config.train.sampler == "full" and layer != self.layers[-1]:
+            return self.sizes.num_nodes
+        return self._agreed.pop((purpose, round_index, layer + 1), None)
 
     def _key(self, sender: int) -> Key:
         """Name the answer to what was received."""
@@ -140,20 +182,32 @@ class Server:
         senders = [message for message in messages if isinstance(message, TensorMessage)]
         if not senders:
             raise ProtocolError(f"{messages[0].key}: no party sent its {kind}.")
-        hidden, first = self.config.model.hidden, senders[0]
+        hidden = self.config.model.hidden
         widths = {"representation": hidden, "gradient": hidden * self.aggregation.widening}
         columns = widths.get(kind)  # how many classes there are, the server does not know
         for message in senders:
-            flaw = self.encodings[kind].flaw(message.value, columns)
-            if not flaw and message.value.shape != first.value.shape:
-                party = self.roster[first.key.client]
-                flaw = f"expected shape {first.value.shape} as from party {party!r}, got {message.value.shape}"
-            if flaw:
+            if flaw := self.encodings[kind].flaw(message.value, columns):
                 self._refuse(message, f"{kind}: {flaw}.")
+        self._refuse_other_shapes(kind, senders)
+        for message in senders:
             if not self.encodings[kind].is_finite(message.value):
                 why = "expected finite values, got NaN or infinity; training diverged there, and nothing was added up."
                 self._refuse(message, f"{kind}: {why} Lower train.learning_rate.", TrainingError)
         return [message.value for message in senders]
+
+    def _refuse_other_shapes(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
+        """Refuse tensors of several shapes: who is alone against most, or nobody by name where there is no majority."""
+        shapes = Counter(message.value.shape for message in senders)
+        usual, count = shapes.most_common(1)[0]
+        if len(shapes) > 1 and 2 * count <= len(senders):
+            listed = "; ".join(f"party {self.roster[each.key.client]!r} {each.value.shape}" for each in senders)
+            raise ProtocolError(
+                f"{self._key(SERVER)}: {kind}: expected one shape from all, got {listed}; which of them is right, the "
+                "server cannot tell."
+            )
+        for message in senders:
+            if message.value.shape != usual:
+                self._refuse(message, f"{kind}: expected shape {usual} as from most, got {message.value.shape}.")
 
     def aggregated(self, kind: Kind, messages: Sequence[Message], aggregation: Aggregation | None = None) -> Array:
         """Return what the clients' tensors make together, as it travels to all of them."""
@@ -186,12 +240,11 @@ class Server:
 
     def owners_gradient(self, messages: Sequence[Message]) -> Array:
         """Return the gradient of the label owner, who alone sends one, as it travelled."""
-        senders = [message.key.client for message in messages if isinstance(message, TensorMessage)]
-        if senders != [self.owner]:
-            names = ", ".join(f"party {self.roster[client]!r}" for client in senders) or "nobody"
-            raise ProtocolError(
-                f"{messages[0].key}: expected a gradient from party {self.roster[self.owner]!r} alone, got: {names}."
-            )
+        owner = self.roster[self.owner]
+        for client, message in enumerate(messages):
+            if isinstance(message, TensorMessage) != (client == self.owner):
+                expects = f"expected a gradient from party {owner!r} alone, who has the labels"
+                self._refuse(message, f"{expects}, got a {type(message).__name__} from party {self.roster[client]!r}.")
         return self.payloads("gradient", messages)[0]
 
     def _note_losses(self, messages: Sequence[Message]) -> None:
@@ -250,9 +303,12 @@ def server_rounds(server: Server) -> Script:
     train = server.config.train
     if server.owner >= 0 and train.sampler == "shared":
         yield from server_publication(server)
-    for index, window in enumerate(windows(server.round, server.config)):
+    coming = list(windows(server.round, server.config))
+    for index, window in enumerate(coming):
         if index == 0 or train.prefetch == 0:
-            yield from server_sampling(server, window[0])
+            yield from server_sampling(server, window)
+        later = coming[index + 1 : index + 2] if train.prefetch else []
+        server.riding = agreement_steps(server.config, later[0]) if later else []
         for round_index in window:
             yield from server_inference(server, round_index)
             if train.backward == "joint":

@@ -241,7 +241,9 @@ def test_another_build_of_the_same_version_is_told_to_everyone(kits, tmp_path, m
         assert any("b: another build than at the server" in line for line in cluster.lines[who])
 
 
-def test_a_party_that_would_run_other_settings_is_named_with_the_difference(kits, tmp_path, monkeypatch):
+def test_a_party_that_would_run_other_settings_is_refused_alone_and_at_once_with_a_diff_at_both_ends(
+    kits, tmp_path, monkeypatch
+):
     config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path)
     fitted = joining.fitted
@@ -250,18 +252,22 @@ def test_a_party_that_would_run_other_settings_is_named_with_the_difference(kits
         config, party = fitted(config, party)
         return (config.replace(train={"learning_rate": 0.125}) if party.name == "b" else config), party
 
-    monkeypatch.setattr(joining, "fitted", other)
-    roles = [cluster.serve(), *(cluster.join(name) for name in "abc")]
-    for role in roles:
-        error = role.error()
-        assert error.exit_code == 1
-        expected = (
-            f"party 'b' would run other settings: train.learning_rate: the server {config.train.learning_rate}, b"
-        )
-        assert f"{expected} 0.125" in str(error)
+    server, rate = cluster.serve(), config.train.learning_rate
+    with monkeypatch.context() as patch:
+        patch.setattr(joining, "fitted", other)
+        error = cluster.join("b").error()  # nobody else has come yet
+    assert isinstance(error, ConfigError)
+    assert f"it would run other settings: train.learning_rate: the server {rate}, b 0.125" in str(error)
+    for who in ("server", "b"):
+        heading = next(line for line in cluster.lines[who] if line.split() == ["the", "server", "b"])
+        row = cluster.lines[who][cluster.lines[who].index(heading) + 1]
+        assert row.split() == ["train.learning_rate", str(rate), "0.125"]
+    for role in [cluster.join(name) for name in "abc"]:  # b is back with what is right
+        role.outcome()
+    server.outcome()
 
 
-def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_of_it(kits, tmp_path):
+def test_settings_that_a_party_does_not_expect_are_declined_with_a_diff_at_both_ends(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
@@ -269,8 +275,11 @@ def test_settings_that_a_party_does_not_expect_are_declined_and_everyone_hears_o
     assert isinstance(error, ConfigError)
     assert "train.learning_rate: expected 0.25" in str(error)
     assert "agree with the server's operator on one run file" in str(error)
-    assert any(line.split()[:2] == ["train.learning_rate", "0.25"] for line in cluster.lines["b"])
     cluster.until("server", "b: declines to take part")
+    for who in ("server", "b"):
+        heading = next(line for line in cluster.lines[who] if line.split() == ["b", "expects", "the", "server"])
+        row = cluster.lines[who][cluster.lines[who].index(heading) + 1]
+        assert row.split() == ["train.learning_rate", "0.25", str(config.train.learning_rate)]
     assert "train.learning_rate" in SeenHub.last.links["b"].refused
     cluster.until("server", "a: prepared")
     cluster.end(server, a)
@@ -348,6 +357,37 @@ def test_another_number_of_clients_than_the_roster_has_is_refused(kits, tmp_path
 def test_only_what_both_state_is_compared():
     assert differences({"x": 1, "y": 2}, {"x": 1, "z": 3}) == []
     assert differences({"x": 1, "y": 2}, {"x": 2, "y": 2}) == [("x", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "name", ["message format", "glasu", "numpy", "parties", "torch", "ids (SHA-256)", "kind of ids"]
+)
+def test_a_party_that_leaves_out_what_must_be_compared_is_refused_with_a_diff_at_both_ends(
+    name, kits, tmp_path, monkeypatch
+):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    said = sessions.Session.send
+
+    def send(self, kind, **fields):
+        if kind == "prepared":
+            fields["facts"] = {fact: value for fact, value in fields["facts"].items() if fact != name}
+        said(self, kind, **fields)
+
+    hello = joining._Joining._hello
+    monkeypatch.setattr(joining._Joining, "_hello", lambda self: without(hello(self), name))
+    monkeypatch.setattr(sessions.Session, "send", send)
+    error = cluster.join("b").error()
+    assert isinstance(error, ConfigError)
+    assert re.search(rf"it differs from the server: {re.escape(name)}: the server .*, b \(nothing\)", str(error))
+    for who in ("server", "b"):
+        assert any(line.startswith(name) and line.endswith("(nothing)") for line in cluster.lines[who])
+    cluster.end(server)
+
+
+def without(said, name):
+    return {**said, "facts": {fact: value for fact, value in said["facts"].items() if fact != name}}
 
 
 def test_every_difference_has_its_remedy_and_those_of_versions_come_before_those_of_data():

@@ -27,25 +27,34 @@ from runtime.network.test_faults import same_end
 from runtime.network.test_runs import tiny
 
 JOINT = {"backward": "joint", "num_local_steps": 1}
-OWNER, OTHER = {"labels": "b"}, {"labels": "a"}  # the attacker is b
+OWNER, OTHER = {"labels": "b"}, {"labels": "a"}  # the attacker is b, unless it is a
+AHEAD = {"sampler": "neighbor", "prefetch": 1}  # those of round 2 ride on the messages of round 1
 ONE_BY_ONE = {"sampler": "neighbor", "prefetch": 0}  # node sets are agreed in messages of their own, in every round
 
 
 @dataclass(frozen=True)
 class Target:
-    """One message of party b: of which kind, in which phase, round and layer (None: the first), in which run."""
+    """One message of a party: of which kind, in which phase, round and layer (None: the first), in which run."""
 
     kind: type[Message]
     phase: Phase
     round: int
     layer: int | None = None
     keys: dict = field(default_factory=dict)
+    client: int = 1
+
+    def of_the_first(self) -> Target:
+        """Return the same message of the party that others are easily compared with; what b had, a has."""
+        keys = (
+            {**self.keys, "labels": {"b": "a", "a": "b"}[self.keys["labels"]]} if "labels" in self.keys else self.keys
+        )
+        return replace(self, client=0, keys=keys)
 
     def hit(self, message: Message) -> bool:
         key = message.key
         return (
             isinstance(message, self.kind)
-            and (key.client, key.phase, key.round) == (1, self.phase, self.round)
+            and (key.client, key.phase, key.round) == (self.client, self.phase, self.round)
             and self.layer in (None, key.layer)
         )
 
@@ -53,6 +62,7 @@ class Target:
 TARGETS = {
     "partial": Target(Partial, Phase.TRAINING, 1, 1),
     "last partial": Target(Partial, Phase.TRAINING, 1, 3),
+    "partial with a set": Target(Partial, Phase.TRAINING, 1, 1, AHEAD),
     "partial in evaluation": Target(Partial, Phase.EVALUATION, 2, 1),
     "gradient": Target(Gradient, Phase.BACKWARD, 1, 3, JOINT),
     "owner's gradient": Target(Gradient, Phase.BACKWARD, 1, keys=OWNER),
@@ -64,6 +74,7 @@ TARGETS = {
     "proposal in evaluation": Target(Proposal, Phase.EVALUATION, 2, keys=OWNER),
     "waiting": Target(Waiting, Phase.BACKWARD, 1, keys=OTHER),
 }
+TARGETS |= {f"a's {name}": target.of_the_first() for name, target in TARGETS.items()}
 
 
 def with_value(message, place, number):
@@ -147,24 +158,29 @@ WAITING = {
 QUICK = ("NaN", "none", "nothing to say", "other ones", "no set", "a gradient")  # the rest of the others is slow
 
 
+QUICK_OF_A = ("a row less", "no set")
+COMPARED = (*QUICK_OF_A, "no row", "a column more", "nothing to say", "other ones", "a set more", "a gradient")
+
+
 def attacks_on(target):
     found = {**ANY}
     if issubclass(target.kind, TensorMessage):
         found |= TENSORS
     if target.kind is Metrics:
         found |= NUMBERS if target.keys else {**NUMBERS, **OTHERS}
-    if target.kind is Proposal:
+    if target.kind is Proposal or target.keys == AHEAD:
         found |= SETS
     if target.kind is Waiting:
         found |= WAITING
         del found["an earlier round"]  # it has nothing to say, so that is no lie, but a repeat of what was said then
-    return found
+    return found if target.client else {name: found[name] for name in COMPARED if name in found}
 
 
 def all_of_them():
     for name, target in TARGETS.items():
         for attack in attacks_on(target):
-            marks = () if name == "partial" or attack in QUICK else pytest.mark.slow
+            is_quick = name == "partial" or attack in QUICK if target.client else attack in QUICK_OF_A
+            marks = () if is_quick else pytest.mark.slow
             yield pytest.param(name, attack, id=f"{name}: {attack}", marks=marks)
 
 
@@ -202,15 +218,15 @@ def honest(kits, tmp_path_factory):
     return run
 
 
-def everyone_stops(cluster, expected, on_nonsense="stop"):
-    """Run; assert that the server and all parties end with an error that names party b."""
+def everyone_stops(cluster, expected, on_nonsense="stop", name="b"):
+    """Run; assert that the server and all parties end with an error that names the party."""
     server = cluster.serve(on_nonsense=on_nonsense)
     roles = [cluster.join(name) for name in "abc"]
     for role in (server, *roles):
         error = role.error()
         assert isinstance(error, GlasuError)
         assert error.exit_code == 1  # the run failed; nobody's input was bad
-        assert "party 'b'" in str(error)
+        assert f"party '{name}'" in str(error)
         assert re.search(expected, str(error))
 
 
@@ -246,7 +262,7 @@ def test_a_message_that_cannot_be_is_refused_and_changes_nothing(name, attack, k
 
     def spy(self, kind, messages, *more):
         made = aggregated(self, kind, messages, *more)
-        used.append(messages[1].key)
+        used.append(messages[target.client].key)
         return made
 
     def send(message):
@@ -260,7 +276,7 @@ def test_a_message_that_cannot_be_is_refused_and_changes_nothing(name, attack, k
     with monkeypatch.context() as patch:
         patch.setattr(servers.Server, "aggregated", spy)
         patch.setattr(sessions, "encode", send)
-        everyone_stops(cluster, expected)
+        everyone_stops(cluster, expected, name="ab"[target.client])
     assert len(sent) == 1
     later = [key for key in used if (key.round, key.phase) >= (target.round, target.phase)]
     assert sent[0].key.about() not in {key.about() for key in later}  # nothing was made of it
@@ -306,27 +322,28 @@ def test_a_frame_that_cannot_be_is_refused_and_changes_nothing(name, phase, kits
     ends_as(report, cluster)
 
 
-def comes_back(cluster, parties, expected):
-    """Run with a server that waits; assert that only b ends, and that the run is what it would have been."""
+def comes_back(cluster, parties, expected, name="b"):
+    """Run with a server that waits; assert that only one party ends, and that the run is what it would have been."""
     server = cluster.serve(on_nonsense="wait")
-    a, b, c = (cluster.join(name) for name in "abc")
-    error = b.error()
+    roles = {each: cluster.join(each) for each in "abc"}
+    error = roles[name].error()
     assert isinstance(error, ConfigError)
     assert "the server does not accept this party" in str(error)
     assert expected in str(error)
-    for who in ("server", "a", "c"):
-        cluster.until(who, "b: not accepted: ")
+    for who in {"server", *"abc"} - {name}:
+        cluster.until(who, f"{name}: not accepted: ")
     assert any(expected in line for line in cluster.lines["server"])
-    for role in (a, cluster.join("b"), c):
+    roles[name] = cluster.join(name)
+    for role in roles.values():
         role.outcome()
     same_end(server.outcome(), simulate(parties, cluster.config).report)
 
 
-def once(change):
+def once(change, target=TARGETS["partial"]):
     left = [1]
 
     def changed(message):
-        if left and TARGETS["partial"].hit(message):
+        if left and target.hit(message):
             left.clear()
             return change(message)
         return message
@@ -341,6 +358,29 @@ def test_a_server_that_waits_refuses_the_sender_and_goes_on_as_if_nothing_had_co
     changed = once(change)
     monkeypatch.setattr(sessions, "encode", lambda message: encode(changed(message)))
     comes_back(Cluster(config, parties, kits, tmp_path), parties, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("a's partial", "a row less"),
+        ("a's last partial", "a row less"),
+        ("a's partial with a set", "no set"),
+        ("a's proposal", "no set"),
+        ("waiting", "a gradient"),
+        ("a's waiting", "a gradient"),
+        ("owner's gradient", "nothing to say"),
+    ],
+)
+def test_a_server_that_waits_refuses_who_lied_and_not_whom_it_is_compared_with(
+    name, attack, kits, tmp_path, monkeypatch
+):
+    target = TARGETS[name]
+    change, expected = attacks_on(target)[attack]
+    config, parties = tiny(**target.keys)
+    changed = once(change, target)
+    monkeypatch.setattr(sessions, "encode", lambda message: encode(changed(message)))
+    comes_back(Cluster(config, parties, kits, tmp_path), parties, expected, "ab"[target.client])
 
 
 @pytest.mark.parametrize("name", ["a message of a tebibyte", "control that is none"])

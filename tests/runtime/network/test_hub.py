@@ -8,19 +8,25 @@ from itertools import pairwise
 
 import pytest
 
-from glasu.errors import AbsenceError, GlasuError, TrainingError
+from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
 from glasu.keys import Key, Phase
 from glasu.protocol.messages import Proposal
+from glasu.report import versions
 from glasu.runtime.network import durable as durables
+from glasu.runtime.network import hub as hubs
 from glasu.runtime.network.durable import Durable
-from glasu.runtime.network.frames import CONTROL, control, pieces
+from glasu.runtime.network.fence import REMEMBERED
+from glasu.runtime.network.frames import CONTROL, CONTROL_BYTES, control, pieces, read_control
+from glasu.runtime.network.handshake import STATED, protocol_facts
 from glasu.runtime.network.hub import Hub
+from glasu.runtime.network.join import id_facts, label_facts
 from glasu.runtime.network.links import Stream
 from glasu.runtime.network.session import Session
 from glasu.runtime.wire import encode
+from runtime.network.test_runs import tiny
 
 RUN = "00" * 12
-FACTS = {"nodes": 5, "glasu": "1"}
+FACTS = {"nodes": 5, "glasu": "1", **dict.fromkeys(STATED, "x")}
 HELLO = {
     "process": "p1",
     "before": [],
@@ -105,6 +111,44 @@ def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name, desk)
     assert desk.hub.connected() == {"a": False, "b": False}
 
 
+CONTROLS = {
+    "unknown": (control("x"), "control frame of unknown kind 'x'"),
+    "a second hello": (hello(), "control frame of unknown kind 'hello'"),
+    "too long": (control("failed", why="x" * CONTROL_BYTES), f"expected at most {CONTROL_BYTES} bytes, got"),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_frame_that_nobody_sends_is_refused(name, desk):
+    frame, expected = CONTROLS[name]
+    stream = desk.attach("a", [hello(), frame])
+    assert isinstance(desk.hub.failure, ProtocolError)
+    assert expected in str(desk.hub.failure)
+    assert sent(stream)[-1]["kind"] == "stopped"
+
+
+def test_nobody_waits_while_a_control_frame_is_read(desk, monkeypatch):
+    free = []
+
+    def read(frame, *more):
+        thread = threading.Thread(target=lambda: free.append(desk.hub.connected()), daemon=True)
+        thread.start()
+        thread.join(5)
+        return read_control(frame, *more)
+
+    monkeypatch.setattr(hubs, "read_control", read)
+    desk.attach("a", [hello(), control("prepared", **PREPARED)])
+    assert len(free) == 2
+
+
+def test_what_an_honest_party_says_is_far_from_too_long():
+    config, parties = tiny()
+    facts = {**protocol_facts(versions(), "training"), **id_facts(parties[0]), **label_facts(parties[0])}
+    said = control("prepared", digest="0" * 64, settings=config.comparable(), rounds={1: "0" * 64}, facts=facts)
+    starts = control("hello", **{**HELLO, "before": ["0" * 16] * REMEMBERED, "facts": facts})
+    assert max(len(said), len(starts)) < CONTROL_BYTES / 4
+
+
 def test_a_fault_of_the_program_that_a_stream_wakes_stops_the_run_by_its_type_only(desk, monkeypatch):
     def fault(self, link, fields):
         raise ZeroDivisionError("salary of node 7: 12345")
@@ -126,7 +170,7 @@ def test_a_party_that_becomes_another_in_mid_run_is_refused_and_its_messages_are
         desk.hub.under_way = True
         desk.hub.propose(1, 0)
         yield control("ready", attempt=1, digest="start")
-        yield control("prepared", **{**PREPARED, "facts": {"nodes": 6, "glasu": "2"}})
+        yield control("prepared", **{**PREPARED, "facts": {**FACTS, "nodes": 6, "glasu": "2"}})
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, incarnation=1, attempt=1)
         yield from pieces(encode(Proposal(key=key)))
 
@@ -178,7 +222,8 @@ ESCAPES = "\x1b[2J\nglasu serve: attempt 9: all parties are there\r\x9b1m" + "x"
 @pytest.mark.parametrize(
     "frames",
     [
-        [hello(), control("declined", why=ESCAPES)],
+        [hello(), control("declined", why=ESCAPES, table=[ESCAPES] * 5)],
+        [hello(), control("declined", why=ESCAPES, table=7)],
         [hello(), control("failed", why=ESCAPES)],
         [hello(facts={"nodes": 5, "glasu": ESCAPES})],
         [hello(), control("prepared", **{**PREPARED, "facts": {"nodes": 5, "glasu": ESCAPES}})],
@@ -186,7 +231,7 @@ ESCAPES = "\x1b[2J\nglasu serve: attempt 9: all parties are there\r\x9b1m" + "x"
         [control(ESCAPES)],
         [hello(), bytes([CONTROL]) + ESCAPES.encode()],
     ],
-    ids=["declined", "failed", "facts", "prepared", "name of a fact", "kind", "control"],
+    ids=["declined", "declined with no table", "failed", "facts", "prepared", "name of a fact", "kind", "control"],
 )
 def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frames, desk):
     other, leave = desk.staying("b", [hello(process="q", facts={**FACTS, ESCAPES: 2})])
@@ -294,7 +339,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one(tm
 
 
 def test_a_refusal_is_short_however_much_a_party_states(desk):
-    stream = desk.attach("a", [hello(rounds={str(index): "x" for index in range(1, 20_000)})])
+    stream = desk.attach("a", [hello(rounds={str(index): "x" for index in range(1, 4_000)})])
     (answer,) = sent(stream)
     assert "none in common" in answer["why"] or answer["why"].endswith("...")
     assert len(answer["why"]) <= 1200

@@ -20,7 +20,7 @@ from glasu.runtime.network import frames
 from glasu.runtime.network.frames import ROOM, Assembler, Limits, control, pieces, read_control
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import HEADER, SECTION, decode, encode
+from glasu.runtime.wire import HEADER, SECTION, Head, decode, encode, read_header
 from runtime.network.test_runs import tiny
 
 MANY = 1 << 40
@@ -156,14 +156,26 @@ def test_no_message_of_a_run_is_longer_than_its_limit(keys, rows, monkeypatch):
     lengths = []
 
     def carry(message):
-        size, limit = len(encode(message)), limits.of(type(message), message.key)
+        content = encode(message)
+        size, limit = len(content), limits.of(type(message), message.key)
         assert size <= limit <= limits.largest
+        limits.check(read_header(content, size), size)
         lengths.append(size / limit)
         return message
 
     simulate(parties, config, carry=carry)
     assert max(lengths) > 0.5  # not just any large number
     assert limits.largest < 10_000
+
+
+@pytest.mark.parametrize(("phase", "chunk", "most"), [(Phase.SAMPLING, 0, 18), (Phase.TRAINING, 1, 1)])
+def test_a_message_of_more_sections_than_it_can_have_is_refused_by_its_header(phase, chunk, most):
+    config, _ = tiny(sampler="neighbor", prefetch=16)
+    limits = Limits(config, 10**6, 3, 3)
+    head = Head(Partial, key(1, phase=phase, chunk=chunk), most, 1000)
+    limits.check(head, 1000)
+    with pytest.raises(ProtocolError, match=f"expected at most {most} sections, got {most + 1}"):
+        limits.check(head._replace(sections=most + 1), 1000)
 
 
 @given(st.sets(st.integers(0, 499), max_size=500))
@@ -195,6 +207,18 @@ def test_a_repeat_is_answered_from_memory_until_the_answer_has_arrived():
     receipts.received(key(1).pack())
     assert receipts.answer(key(1)) is None
     assert not receipts.take(key(1), b"digest")
+
+
+def test_a_repeat_is_answered_once_on_each_stream():
+    receipts = Receipts()
+    receipts.take(key(1), b"digest")
+    assert not receipts.repeated(key(1))
+    receipts.answered(key(1), [b"answer"])
+    assert not receipts.repeated(key(1))  # it is on its way
+    for _ in range(2):
+        receipts.begin_stream()
+        assert receipts.repeated(key(1)) == [b"answer"]
+        assert not receipts.repeated(key(1))
 
 
 def test_the_present_and_the_previous_phase_are_remembered_and_no_other():

@@ -19,14 +19,15 @@ from glasu.runtime.network import hub as hubs
 from glasu.runtime.network import session as sessions
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import PIECE, PIECE_BYTES, RECEIPT, Limits, control, pieces
+from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.links import Stream
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import encode
+from glasu.runtime.wire import decode, encode
 from runtime.network.cluster import Cluster, Role
 from runtime.network.test_runs import tiny
 
 RUN = bytes(range(12))
-SAID = {"facts": {"nodes": 24, "glasu": "1"}, "rounds": {"0": "start"}}
+SAID = {"facts": {"nodes": 24, "glasu": "1", **dict.fromkeys(STATED, "x")}, "rounds": {"0": "start"}}
 AWAITED = Awaited((Partial,), RUN, Phase.TRAINING, 1, 1, 2)
 
 
@@ -141,6 +142,70 @@ def test_later_chunks_of_what_is_awaited_and_repeats_may_come(hub):
     for chunk in (2, 3, 4):
         messages = hub.collect(20, "in round 1")
         assert [message.key.chunk for message in messages] == [chunk] * 3
+
+
+def test_a_message_of_more_sections_than_it_can_have_is_refused_before_room_is_made(hub, monkeypatch):
+    hub, peers = hub
+    content = bytearray(encode(Partial(key=peers[1].key(), value=np.ones((9, 6), np.float32))))
+    struct.pack_into("<H", content, 6, 65535)
+    refused(hub, peers[1], next(pieces(bytes(content))), monkeypatch).match("at most 1 sections, got 65535")
+
+
+def test_nobody_waits_while_the_message_of_one_party_is_decoded(hub, monkeypatch):
+    hub, peers = hub
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        assert go_on.wait(20)
+        return decode(*arguments)
+
+    monkeypatch.setattr(hubs, "decode", slow)
+    send_chunks(peers[:1], 1)
+    assert begun.wait(20)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(hub.connected).result(5) == {"a": True, "b": True, "c": True}
+        go_on.set()
+    send_chunks(peers[1:], 1)
+    assert len(hub.collect(20, "in round 1")) == 3
+
+
+def test_a_message_that_was_decoded_for_an_attempt_that_is_over_is_not_used(hub, monkeypatch):
+    hub, peers = hub
+
+    def late(*arguments):
+        hub.propose(2, 0, AWAITED, hub.limits)
+        return decode(*arguments)
+
+    monkeypatch.setattr(hubs, "decode", late)
+    send_chunks(peers[:1], 1)
+    peers[0].send(control("ready", attempt=2, digest="start"))
+    with hub.changed:
+        assert hub.changed.wait_for(lambda: hub.links["a"].ready == 2, 20)
+    assert not hub.links["a"].inbox
+
+
+def test_what_waits_to_be_used_counts_as_it_is_kept(hub):
+    hub, peers = hub
+    hub.awaited = AWAITED._replace(chunk=0)
+    nodes = np.arange(5000, dtype=np.int32)
+    content = encode(Partial(key=peers[0].key(chunk=0), value=np.ones((9, 6), np.float32), node_sets=(nodes,)))
+    peers[0].send(*pieces(content))
+    with hub.changed:
+        assert hub.changed.wait_for(lambda: hub.links["a"].inbox, 20)
+    assert hub.links["a"].waiting_bytes() == len(content) + nodes.nbytes
+
+
+def test_a_message_that_comes_again_and_again_on_one_stream_is_answered_once(hub):
+    hub, peers = hub
+    send_chunks(peers, 1)
+    answer(hub, hub.collect(20, "in round 1"), 1)
+    for _ in range(100):
+        send_chunks(peers[:1], 1)
+    peers[0].send(control("ready", attempt=1, digest="start"), b"")  # the last one ends the stream
+    with pytest.raises(ProtocolError, match="unknown kind -1"):
+        hub.collect(20, "in round 1")
+    assert len(peers[0].answers()) == 2  # a mebibyte, and its header
 
 
 def send_chunks(peers, count):

@@ -21,6 +21,7 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.inference import server_inference
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, WINDOW, Limits, control, pieces, read_control
+from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.hub import Hub
 from glasu.runtime.network.links import Stream
 from glasu.runtime.wire import HEADER, encode, read_header
@@ -29,7 +30,8 @@ nodes, aggregation, hidden, run = int(sys.argv[1]), sys.argv[2], 64, bytes(12)
 config, _ = resolve(
     RunConfig(model=ModelConfig(hidden=hidden, aggregation=aggregation), train=TrainConfig(sampler="full")), nodes
 )
-said = {"facts": {"nodes": nodes, "glasu": "1"}, "rounds": {"0": "start"}}
+stated = dict.fromkeys(STATED, "x")
+said = {"facts": {"nodes": nodes, "glasu": "1", **stated}, "rounds": {"0": "start"}}
 layers = config.model.aggregation_layers
 
 

@@ -5,22 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from glasu.errors import ProtocolError
+from glasu.config import RunConfig
+from glasu.errors import ConfigError, ProtocolError
 from glasu.keys import ATTEMPTS, Phase
 from glasu.protocol.messages import Awaited
 from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import printable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import Facts, differences, in_one_line, other_builds, remedy, two_columns
+from glasu.runtime.network.handshake import (
+    Facts,
+    differences,
+    in_one_line,
+    other_builds,
+    other_settings,
+    remedy,
+    two_columns,
+    unstated,
+)
 from glasu.runtime.network.links import Hello, Link
 from glasu.runtime.wire import Head
+
+SAME_VERSION = "do both have the same version of GLASU?"
 
 
 class Admission:
     """Compares what a party's process states with the run, with the server and with the parties that are there."""
 
     def __init__(
-        self, own_facts: Facts, welcome: Mapping[str, Any], rounds: Callable[[], Mapping[int, str]], fence: Fence
+        self,
+        own_facts: Facts,
+        welcome: Mapping[str, Any],
+        rounds: Callable[[], Mapping[int, str]],
+        fence: Fence,
+        settings: Callable[[int], RunConfig] | None,
     ) -> None:
         """Hold parties to these.
 
@@ -29,8 +46,10 @@ class Admission:
             welcome: what an accepted party is told about the run.
             rounds: returns the server's own checkpoints.
             fence: knows the process of each party.
+            settings: returns those that run on so many nodes; None: any.
         """
         self._own_facts, self._welcome, self._rounds, self._fence = own_facts, welcome, rounds, fence
+        self._settings = settings
 
     def objection(self, link: Link, hello: Hello, links: Iterable[Link], *, closing: bool) -> tuple[str, list[str]]:
         """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
@@ -62,6 +81,34 @@ class Admission:
                 "--out folder of whoever lost it, or start over with --fresh at the server and at every party."
             )
         return why, table
+
+    def unfitness(
+        self, link: Link, fields: Mapping[str, Any], facts: Facts, links: Iterable[Link]
+    ) -> tuple[str, list[str]]:
+        """Return why a party that is prepared cannot take part: now it states everything that must be equal."""
+        why, table = self.difference(link, facts, links)
+        if why:
+            return why, table
+        if rows := unstated(self._own_facts, facts):
+            why = f"it differs from the server: {in_one_line(rows, 'the server', link.name)}; {SAME_VERSION}"
+            return why, two_columns(rows, "the server", link.name)
+        return self._other_settings(link, fields, facts["nodes"])
+
+    def _other_settings(self, link: Link, fields: Mapping[str, Any], num_nodes: int) -> tuple[str, list[str]]:
+        if self._settings is None:
+            return "", []
+        try:
+            config = self._settings(num_nodes)
+        except ConfigError as error:  # with so many nodes there are none
+            return error.public, []
+        if fields.get("digest") == config.digest():
+            return "", []
+        rows = other_settings(config, fields.get("settings"))
+        apart = in_one_line(rows, "the server", link.name) or "it does not say which"
+        return (
+            f"it would run other settings: {apart}; {SAME_VERSION}",
+            two_columns(rows, "the server", link.name) if rows else [],
+        )
 
     def difference(self, link: Link, facts: Facts, links: Iterable[Link]) -> tuple[str, list[str]]:
         """Return in what a party differs from the server or from another party, in a sentence and in two columns."""
@@ -97,5 +144,5 @@ def check_head(link: Link, head: Head, size: int, attempt: int, awaited: Awaited
         raise ProtocolError(f"expected {awaited}, got {head}{other}.")
     if limits is not None and key.phase is not Phase.SAMPLING and key.chunk > limits.last_chunk:
         raise ProtocolError(f"{head}: expected a chunk of 0..{limits.last_chunk}, got {key.chunk}.")
-    if limits is not None and size > (limit := limits.of(head.kind, key)):
-        raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+    if limits is not None:
+        limits.check(head, size)

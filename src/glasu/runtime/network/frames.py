@@ -23,6 +23,7 @@ from glasu.runtime.wire import HEADER, SECTION, Head, read_header, room_for
 CONTROL, PIECE, RECEIPT = 0, 1, 2
 PIECE_BYTES = 1 << 20
 MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is here
+CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
 ROOM = 16 << 20  # bytes of one party's messages that wait to be used, and of answers that have not reached it
 WINDOW = 4 << 20  # bytes of its messages that a party lets wait for answers, before it sends more of what goes together
 SMALL = 256  # bytes of a message's own content, where it is no tensor
@@ -34,8 +35,10 @@ def control(kind: str, **fields: Any) -> bytes:
     return bytes([CONTROL]) + json.dumps({"kind": kind, **fields}).encode()
 
 
-def read_control(frame: bytes) -> dict[str, Any]:
-    """Return the fields of a control frame, or refuse it."""
+def read_control(frame: bytes, most: int = MAX_FRAME) -> dict[str, Any]:
+    """Return the fields of a control frame, or refuse it; one of more than `most` bytes is not read."""
+    if len(frame) > most:
+        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(frame)}.")
     try:
         fields = json.loads(frame[1:], parse_constant=_no_number)
         if not isinstance(fields["kind"], str):
@@ -130,13 +133,29 @@ class Limits:
     def of(self, kind: type[Message], key: Key) -> int:
         """Return how many bytes a message may have, in either direction."""
         size = HEADER.size + SECTION.size + self._own.get(kind, SMALL)
-        if key.phase is Phase.SAMPLING or key.chunk == 0:  # where losses and node sets may ride
-            rounds = 1 if key.phase in (Phase.EVALUATION, Phase.PREDICTION) else self._ahead
-            size += self._losses + rounds * self._set
+        if _carries(key):
+            size += self._losses + self._rounds(key) * self._set
         return size
+
+    def check(self, head: Head, size: int) -> None:
+        """Refuse a message that is longer, or has more sections, than one of its kind can."""
+        if size > (limit := self.of(head.kind, head.key)):
+            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        sections = 1 + (1 + self._rounds(head.key) if _carries(head.key) else 0)  # its own; losses, node sets
+        if head.sections > sections:
+            raise ProtocolError(f"{head}: expected at most {sections} sections, got {head.sections}.")
+
+    def _rounds(self, key: Key) -> int:
+        """Return of how many rounds node sets may ride."""
+        return 1 if key.phase in (Phase.EVALUATION, Phase.PREDICTION) else self._ahead
 
     @property
     def largest(self) -> int:
         """How many bytes any message may have."""
         first = Key(run=bytes(RUN_BYTES), phase=Phase.TRAINING, client=0)
         return max(self.of(kind, first) for kind in (*self._own, Message))
+
+
+def _carries(key: Key) -> bool:
+    """Tell whether losses and node sets may ride on a message."""
+    return key.phase is Phase.SAMPLING or key.chunk == 0

@@ -19,6 +19,7 @@ Purpose = Literal["training", "prediction"]
 MISSING = "(nothing)"
 BUILDS = {"torch build": "torch", "numpy build": "numpy"}  # what may differ, and is told; and of what it is the build
 ORDER, SET, KIND = "ids (SHA-256)", "set of ids (SHA-256)", "kind of ids"
+STATED = ("torch", KIND, ORDER, SET)  # what every party must state, besides what the server itself does
 DIGEST = re.compile("[0-9a-f]{64}")
 REMEDIES = {  # by the facts that differ; the first that fits is told
     ("purpose",): "train or predict everywhere, with --predict at all of them or at none",
@@ -44,11 +45,15 @@ def other_builds(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
     return [(BUILDS[name], here[name], there[name]) for name in both if here[name] != there[name]]
 
 
-def settings_difference(config: RunConfig, stated: Any, party: str) -> str:
-    """Return in what the settings that a party states differ, as the end of a sentence."""
+def unstated(here: Facts, there: Facts) -> list[tuple[str, Any, Any]]:
+    """Return (name, here, nothing) of what a party leaves out, though it must be compared."""
+    return [(name, here.get(name, "asks for it"), None) for name in (*here, *STATED) if name not in there]
+
+
+def other_settings(config: RunConfig, stated: Any) -> list[tuple[str, Any, Any]]:
+    """Return (name, here, there) of the settings that a party states and that are others here."""
     here = json.loads(json.dumps(config.comparable()))
-    rows = differences(here, stated if isinstance(stated, dict) else {})
-    return in_one_line(rows, "the server", party) or "it does not say which"
+    return differences(here, stated if isinstance(stated, dict) else {})
 
 
 def offered(settings: Any) -> RunConfig:

@@ -1,6 +1,7 @@
 """The server's end of all streams: who is there, what has come from whom, and what is to be sent; no torch here.
 
-Threads of gRPC put in what arrives, the thread of the run takes it out; one lock guards everything.
+Threads of gRPC put in what arrives, the thread of the run takes it out; one lock guards everything. What takes long,
+reading what came and writing answers, is done without it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from glasu.config import RunConfig
 from glasu.errors import (
     AbsenceError,
     CheckpointError,
@@ -25,9 +27,10 @@ from glasu.protocol.messages import Awaited, Message
 from glasu.runtime.network.admission import Admission, check_head
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import Fence
-from glasu.runtime.network.foreign import SENTENCES, printable
+from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
     CONTROL,
+    CONTROL_BYTES,
     PIECE,
     RECEIPT,
     ROOM,
@@ -66,6 +69,7 @@ class Hub:
         on_nonsense: OnNonsense = "stop",
         waited: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
+        settings: Callable[[int], RunConfig] | None = None,
     ) -> None:
         """Expect the parties of the roster.
 
@@ -79,12 +83,13 @@ class Hub:
             on_nonsense: whether a message that cannot be stops the run, or the run waits for its sender to come back.
             waited: is told how long parties were waited for, at least every second of it.
             clock: tells seconds.
+            settings: returns those that a party of so many nodes must be prepared for; None: any.
         """
         self.waited = waited
         self.links = {name: Link(name, index, away_since=clock()) for index, name in enumerate(roster)}
         self.own_facts, self.welcome = own_facts, welcome
         self.durable, self.fence = durable, Fence(durable)
-        self.admission = Admission(own_facts, welcome, rounds, self.fence)
+        self.admission = Admission(own_facts, welcome, rounds, self.fence, settings)
         self.tell, self.on_nonsense, self.clock = tell, on_nonsense, clock
         self.changed = threading.Condition()
         self.begin: dict[str, Any] | None = None  # the present attempt, as it was proposed
@@ -105,9 +110,9 @@ class Hub:
         link = self.links[name]
         try:
             for frame in frames:
+                if not self._take(link, stream, frame):
+                    break
                 with self.changed:
-                    if not self._take(link, stream, frame):
-                        break
                     self.changed.notify_all()
                     self._wait_for_room(link, stream)
         except Exception as error:  # whatever it is: this thread must not end without anybody hearing why
@@ -129,7 +134,7 @@ class Hub:
                 self._stop(stream, kind(f"party {link.name!r}: {why}"))
             elif link.stream is stream:
                 self._expel(link, why)
-            else:
+            elif not stream.accepted:  # else another one has taken its place, and that one is not to blame
                 self._refuse(link, stream, why, [])
 
     def _stop(self, stream: Stream, error: GlasuError) -> None:
@@ -170,18 +175,20 @@ class Hub:
             self.changed.notify_all()
 
     def _take(self, link: Link, stream: Stream, frame: bytes) -> bool:
+        """Take a frame of a stream; return whether the stream goes on."""
         kind = frame[0] if frame else -1
-        if link.stream is not stream:  # it is new, or another one has taken its place
-            return kind == CONTROL and not stream.accepted and self._hello(link, stream, read_control(frame))
-        if kind == PIECE:
-            if self.begin is not None and link.ready == self.begin["attempt"]:  # else of an attempt that is over
-                self._piece(link, frame)
-        elif kind == RECEIPT:
-            link.receipts.received(frame[1:])
-        elif kind == CONTROL:
-            return self._control(link, read_control(frame))
-        else:
+        fields = read_control(frame, CONTROL_BYTES) if kind == CONTROL else {}
+        with self.changed:
+            if link.stream is not stream:  # it is new, or another one has taken its place
+                return kind == CONTROL and not stream.accepted and self._hello(link, stream, fields)
+            if kind == CONTROL:
+                return self._control(link, fields)
+            if kind == RECEIPT:
+                link.receipts.received(frame[1:])
+                return True
+        if kind != PIECE:
             raise ProtocolError(f"frame of unknown kind {kind}.")
+        self._piece(link, stream, frame)
         return True
 
     def _wait_for_room(self, link: Link, stream: Stream) -> None:
@@ -235,6 +242,7 @@ class Hub:
                 link.stream.send(control("refused", why=why, table=[]))
             link.stream.close()
         link.stream, stream.accepted = stream, True
+        link.receipts.begin_stream()
         link.assembler = Assembler(link.assembler.limit)
 
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
@@ -251,7 +259,7 @@ class Hub:
     def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
         """Note that a party is ready to run these settings; now it states everything that must be equal."""
         facts = stated_facts(fields)
-        why, table = self.admission.difference(link, facts, self.links.values())
+        why, table = self.admission.unfitness(link, fields, facts, self.links.values())
         if why and link.stream is not None:
             self._refuse(link, link.stream, why, table)
             self._withdraw(link)
@@ -263,7 +271,6 @@ class Hub:
                     self._say(line, but=None)
                 link.compared = True
         link.prepared, link.rounds, link.facts = str(fields.get("digest")), stated_rounds(fields), facts
-        link.settings = fields.get("settings")
         return True
 
     def _control(self, link: Link, fields: dict[str, Any]) -> bool:
@@ -286,8 +293,12 @@ class Hub:
         elif kind == "declined":
             self._withdraw(link)
             link.refused = printable(fields.get("why"), SENTENCES)
+            for line in printable_lines(fields.get("table")):
+                self.tell(line)
             self._say(f"{link.name}: declines to take part: {link.refused}", but=link)
             return False
+        elif kind not in ("ready", "finished"):  # those are of an attempt that is over
+            raise ProtocolError(f"control frame of unknown kind {printable(kind, 60)!r}.")
         return True
 
     def _withdraw(self, link: Link) -> None:
@@ -295,12 +306,21 @@ class Hub:
         link.hello, link.facts, link.prepared = None, {}, None
         self.fence.withdraw(link.name)
 
-    def _piece(self, link: Link, frame: bytes) -> None:
-        """Take a piece of a message; what is refused is named beside what is awaited."""
+    def _piece(self, link: Link, stream: Stream, frame: bytes) -> None:
+        """Take a piece, with the last one the message; what is refused is named beside what is awaited."""
         try:
-            whole = link.assembler.add(frame, lambda head, size: self._admits(link, head, size))
-            if whole is not None:
-                self._message(link, decode(whole, link.assembler.head), whole)
+            with self.changed:
+                begin = self.begin
+                if link.stream is not stream or begin is None or link.ready != begin["attempt"]:
+                    return  # it is of an attempt that is over
+                whole = link.assembler.add(frame, lambda head, size: self._admits(link, head, size))
+                head = link.assembler.head
+            if whole is None:
+                return
+            message, digest = decode(whole, head), hashlib.sha256(whole).digest()
+            with self.changed:
+                if link.stream is stream and self.begin is begin:
+                    self._message(link, message, len(whole), digest)
         except ProtocolError as error:
             now = "no message" if self.awaited is None else str(self.awaited)
             raise type(error)(f"{now} is awaited: {error}") from None
@@ -311,11 +331,11 @@ class Hub:
         check_head(link, head, size, self.begin["attempt"], self.awaited, self.limits)
         return True
 
-    def _message(self, link: Link, message: Message, content: memoryview) -> None:
-        if link.receipts.take(message.key, hashlib.sha256(content).digest()):
-            link.inbox.append((message, len(content)))
+    def _message(self, link: Link, message: Message, size: int, digest: bytes) -> None:
+        if link.receipts.take(message.key, digest):
+            link.inbox.append((message, size + sum(nodes.nbytes for nodes in message.node_sets)))
             return
-        for frame in link.receipts.answer(message.key) or ():
+        for frame in link.receipts.repeated(message.key):
             link.send(frame)
 
     # --- called by the thread of the run ----------------------------------------------------------------------------

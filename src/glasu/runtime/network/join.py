@@ -17,7 +17,15 @@ from glasu.data.datasets import choose_splits
 from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import CheckpointError, ConfigError, DataError, GlasuError, ProtocolError, TransportError
+from glasu.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    GlasuError,
+    ProtocolError,
+    SettingsError,
+    TransportError,
+)
 from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
@@ -252,11 +260,10 @@ class _Joining:
         shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
         self.tell(f"the run: {', '.join(f'{name} = {value!r}' for name, value in shown.items()) or 'all defaults'}.")
         if self.expect is not None and (rows := unexpected(config, self.expect)):
-            for line in two_columns(rows, "expected", "the server"):
-                self.tell(line)
-            raise ConfigError(
+            raise SettingsError(
                 f"the server's settings are not those of --expect: {in_one_line(rows, 'expected', 'got')}; agree with "
-                "the server's operator on one run file."
+                "the server's operator on one run file.",
+                two_columns(rows, f"{self.party.name} expects", "the server"),
             )
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from glasu.config import resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, DataError, GlasuError, TransportError
+from glasu.errors import ConfigError, DataError, GlasuError, SettingsError, TransportError
 from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
@@ -40,6 +40,7 @@ from glasu.runtime.network.handshake import (
     protocol_facts,
     public_version,
     run_of_attempt,
+    two_columns,
 )
 from glasu.runtime.network.join import Tell, build_client, id_facts
 from glasu.runtime.network.session import NewAttempt, Session
@@ -199,8 +200,9 @@ class _Predicting:
         config, _ = resolve(offered(welcome["config"]), self.party.num_nodes)
         rows = differences(self.model.config.comparable(), config.comparable())
         if rows:
-            raise ConfigError(
-                f"the server's settings are not those of the training: {in_one_line(rows, 'trained', 'got')}."
+            raise SettingsError(
+                f"the server's settings are not those of the training: {in_one_line(rows, 'trained', 'got')}.",
+                two_columns(rows, f"{self.party.name} trained", "the server"),
             )
 
     def _predict(self, session: Session, client: Client) -> Predicted:

@@ -55,8 +55,6 @@ class Statement(NamedTuple):
     """What a party that is prepared states."""
 
     rounds: dict[int, str]  # its checkpoints and their digests
-    digest: str  # of the settings that it is ready to run
-    settings: Any  # these settings
     facts: dict[str, Any]  # what must be equal at all parties
 
 
@@ -86,7 +84,6 @@ class Link:
     hello: Hello | None = None  # of the process that takes part
     facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
     prepared: str | None = None  # the digest of the settings that it is ready to run
-    settings: Any = None  # these settings, as it states them
     rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
     ready: int = 0  # the attempt that it has confirmed
     finished: dict[str, Any] | None = None
@@ -102,18 +99,18 @@ class Link:
             self.stream.send(frame)
 
     def statement(self) -> Statement:
-        assert self.prepared is not None
-        return Statement(self.rounds, self.prepared, self.settings, self.facts)
+        return Statement(self.rounds, self.facts)
 
     def waiting_bytes(self) -> int:
         return sum(size for _, size in self.inbox)
 
 
 def stated_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a party states about itself; counts must be counts."""
-    facts = fields.get("facts")
-    if not isinstance(facts, dict):
+    """Return what a party states about itself, without what it states to be nothing; counts must be counts."""
+    stated = fields.get("facts")
+    if not isinstance(stated, dict):
         raise ProtocolError("it does not say what it must have in common with the others.")
+    facts = {name: value for name, value in stated.items() if value is not None}
     for name in COUNTS & set(facts):
         if not isinstance(facts[name], int) or not 0 <= facts[name] < 2**31:
             raise ProtocolError(f"{name}: expected a number, got {str(facts[name])[:60]!r}.")

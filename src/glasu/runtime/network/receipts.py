@@ -28,6 +28,7 @@ class Receipts:
         self._answers: dict[bytes, Sequence[bytes]] = {}  # by the keys of their messages, the oldest first
         self._under_way: dict[bytes, int] = {}  # bytes of those that have not arrived, or not certainly
         self._size = 0  # bytes of all answers
+        self._sent: set[bytes] = set()  # those that were sent on the present stream
 
     @property
     def under_way(self) -> int:
@@ -62,12 +63,25 @@ class Receipts:
         name, size = key.pack(), sum(map(len, answer))
         self._answers[name], self._under_way[name] = answer, size
         self._size += size
+        self._sent.add(name)
         while self._size > ROOM and (oldest := next(iter(self._answers))) not in self._under_way:
             self._forget(oldest)
 
     def answer(self, key: Key) -> Sequence[bytes] | None:
-        """Return the answer to a message that has come again; None: there is none yet, or it has been received."""
+        """Return the answer to a message; None: there is none yet, or it has been received."""
         return self._answers.get(key.pack())
+
+    def begin_stream(self) -> None:
+        """Note that the party has another stream: what was sent on the one before may be lost."""
+        self._sent.clear()
+
+    def repeated(self, key: Key) -> Sequence[bytes]:
+        """Return the answer to a message that has come again, once on each stream; nothing where none is due."""
+        name = key.pack()
+        if name not in self._answers or name in self._sent:
+            return ()
+        self._sent.add(name)
+        return self._answers[name]
 
     def received(self, key: bytes) -> None:
         """Forget an answer that has arrived."""
@@ -75,6 +89,7 @@ class Receipts:
 
     def _forget(self, name: bytes) -> None:
         self._under_way.pop(name, None)
+        self._sent.discard(name)
         self._size -= sum(map(len, self._answers.pop(name, ())))
 
     def _forget_all_but(self, groups: list[Group]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
-from glasu.errors import CheckpointError, ConfigError, GlasuError, ProtocolError
+from glasu.errors import CheckpointError, ConfigError, GlasuError
 from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
@@ -26,7 +26,7 @@ from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.foreign import printable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import for_network, protocol_facts, settings_difference
+from glasu.runtime.network.handshake import for_network, protocol_facts
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.links import Statement
 from glasu.runtime.network.receipts import begins_exchange
@@ -111,7 +111,17 @@ class _Serving:
         self.accounts = Accounts(clock, [None], Meter(), SERVER_PARTS)
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
         facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
-        self.hub = Hub(kit.roster, facts, welcome, self.durable, self._rounds, tell, on_nonsense, self._waited)
+        self.hub = Hub(
+            kit.roster,
+            facts,
+            welcome,
+            self.durable,
+            self._rounds,
+            tell,
+            on_nonsense,
+            self._waited,
+            settings=lambda nodes: resolve(config, nodes)[0],
+        )
         self._due: ServerState | None = None
         self._tested = False
         self._overridden: dict[str, dict[str, Any]] = {}
@@ -225,12 +235,6 @@ class _Serving:
         for own in stated.values():
             facts.update(own.facts)
         config, self._overridden = resolve(self.asked, facts["nodes"])
-        for name, own in stated.items():
-            if own.digest != config.digest():
-                raise ProtocolError(
-                    f"party {name!r} would run other settings: {settings_difference(config, own.settings, name)}; do "
-                    "all have the same version of GLASU?"
-                )
         subset, validation = config.train.evaluate_nodes, facts.get("validation nodes", 0)
         if 0 < subset < validation:
             validation = subset

@@ -23,7 +23,7 @@ from glasu.runtime.contents import PREDICTING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt, settings_difference
+from glasu.runtime.network.handshake import for_network, protocol_facts, run_of_attempt
 from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.serve import FAREWELL, opened, roster_change, settings_apart
@@ -62,7 +62,16 @@ def serve_prediction(
     durable.update(incarnations={})  # every process serves a prediction of its own, for which any folder may come
     welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": secrets.token_hex(RUN_BYTES)}
     facts = {**protocol_facts(versions(), "prediction"), "training": training}
-    hub = Hub(kit.roster, facts, welcome, durable, lambda: {0: START}, tell, on_nonsense)
+    hub = Hub(
+        kit.roster,
+        facts,
+        welcome,
+        durable,
+        lambda: {0: START},
+        tell,
+        on_nonsense,
+        settings=lambda nodes: resolve(config, nodes)[0],
+    )
     meter, start = Meter(), clock()
     with listening(hub, kit, listen) as port:
         listened(port)
@@ -127,10 +136,6 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[in
     for own in stated.values():
         facts.update(own.facts)
     config, _ = resolve(asked, facts["nodes"])
-    for name, own in stated.items():
-        if own.digest != config.digest():
-            apart = settings_difference(config, own.settings, name)
-            raise ConfigError(f"party {name!r}: trained with other settings ({apart}); serve those of its training.")
     attempt = 1 + hub.durable["attempt"]
     hub.durable.update(attempt=attempt)
     run = run_of_attempt(hub.welcome["run"], attempt)

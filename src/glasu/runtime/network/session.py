@@ -14,6 +14,7 @@ from glasu.errors import (
     ConfigError,
     GlasuError,
     ProtocolError,
+    SettingsError,
     TrainingError,
     TransportError,
     public_reason,
@@ -21,7 +22,7 @@ from glasu.errors import (
 from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
-from glasu.runtime.network.foreign import SENTENCES, printable
+from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
     CONTROL,
     PIECE,
@@ -42,7 +43,6 @@ ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however sh
 TOLD_EVERY = 30.0  # seconds: whoever waits for the server says so at least every minute
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
-MOST_LINES = 50  # of a table that the server shows
 About = tuple[int, int, int, int, int]
 
 
@@ -114,12 +114,18 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Tell the server, and through it everyone, why this party cannot go on, as far as that is for everybody."""
         if self._line is not None and not self._over and not isinstance(error, TransportError):
-            self._line.end_with(control("failed", why=public_reason(error)))
+            self._line.end_with(control("failed", why=printable(public_reason(error), SENTENCES)))
 
     def decline(self, error: GlasuError) -> None:
-        """Tell the server why this party will not take part as things are; the others go on waiting for it."""
+        """Tell the server why this party will not take part as things are; the others go on waiting for it.
+
+        Settings that differ are shown at both ends.
+        """
         assert self._line is not None
-        self.send("declined", why=error.public)
+        table = list(error.table) if isinstance(error, SettingsError) else []
+        for line in table:
+            self.tell(line)
+        self.send("declined", why=printable(error.public, SENTENCES), table=table)
         self._over = True
         self._line.finish()
 
@@ -206,8 +212,7 @@ class Session:
         if _about(head.key) not in self._pending:
             return False  # it came twice
         assert self._limits is not None
-        if size > (limit := self._limits.of(head.kind, head.key)):
-            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
+        self._limits.check(head, size)
         return True
 
     def _send_receipt(self, about: About) -> None:
@@ -234,9 +239,8 @@ class Session:
         why = printable(fields.get("why"), SENTENCES)
         if fields["kind"] == "stopped":
             return TrainingError(f"the run was stopped: {why}")  # whoever was the cause, this party's input was good
-        table = fields.get("table")
-        for line in table[:MOST_LINES] if isinstance(table, list) else ():
-            self.tell(printable(line))
+        for line in printable_lines(fields.get("table")):
+            self.tell(line)
         return ConfigError(f"the server does not accept this party: {why}")
 
     def _next(self, seconds: float) -> bytes | str | None:
