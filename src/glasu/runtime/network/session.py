@@ -298,7 +298,7 @@ class Session:
 
     def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
         """Tell whether what a server says is about another run than the one that welcomed this party."""
-        return bool(self.welcome) and fields.get("run") not in (None, self.welcome["run"])
+        return bool(self.welcome) and fields.get("run") not in (None, self.welcome.get("run"))
 
 
 def _for_long(seconds: float) -> str:
