@@ -61,7 +61,7 @@ def party(index, stream):
                 if frame[0] == PIECE and frame[9:17] == bytes(8):  # the first piece of an answer
                     answered = read_header(frame[17:], int.from_bytes(frame[1:9], "little")).key.chunk
                     del pending[answered]
-                    yield bytes([RECEIPT]) + Key(**{**vars(key), "chunk": answered}).pack()
+                    yield bytes([RECEIPT]) + key._replace(chunk=answered).pack()
 
 
 with tempfile.TemporaryDirectory() as folder:
