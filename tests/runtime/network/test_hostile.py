@@ -112,7 +112,7 @@ ANY = {  # what can be done to every message, and what everyone is told
     "another start": (with_key(incarnation=9), "start and client"),
     "a loss that is none": (lambda message: replace(message, losses=np.array([np.inf])), "loss is not finite"),
     "a node that is not": (with_sets([10**6]), "expected nodes 0.."),
-    "too many node sets": (with_sets(*[[1]] * 3), "rounds, got 3"),
+    "too many node sets": (with_sets(*[[1]] * 3), "rounds, got 3|sections, got"),
     "more bytes declared": (with_declared(-8, 1 << 40), "declares 1099511627776 bytes"),
     "cut short": (lambda message: encode(message)[:-1], "bytes"),
     "a kind that is none": (with_declared(5 - HEADER.size, 99, "<B"), "unknown kind 99"),
@@ -147,7 +147,7 @@ OTHERS = {
 }
 SETS = {
     "no set": (with_sets(), "node sets"),
-    "a set more": (with_sets([1], [2]), "node sets"),
+    "a set more": (with_sets([1], [2]), "node sets|sections, got"),
     "ids without end declared": (with_declared(4, 2**32 - 1, "<I"), "section declares"),
 }
 WAITING = {
