@@ -355,3 +355,9 @@ def test_the_doctor_of_the_server_loads_no_torch():
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_a_party_that_waits_for_the_doctor_says_so_again_and_again(folders, kits, capsys, monkeypatch):
+    monkeypatch.setattr("glasu.runtime.doctor.visit.TOLD_EVERY", 0.5)
+    assert main([*words(folders, kits, "a", "localhost:1"), "--wait", "2"]) == 1
+    assert capsys.readouterr().err.count("the server is awaited: ") > 1

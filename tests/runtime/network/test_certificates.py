@@ -90,7 +90,7 @@ def test_a_party_at_an_address_that_the_certificate_does_not_name_is_told_which_
     error = cluster.join("a").error()
     assert isinstance(error, TransportError)
     assert "does not name localhost" in str(error)
-    assert "--renew server --host OLD,localhost" in str(error)
+    assert "--renew server --host glasu.example.org,localhost` (all names, for --host replaces them)" in str(error)
     cluster.end(server)
 
 
@@ -137,7 +137,7 @@ def test_who_cannot_resolve_a_name_is_not_told_to_start_the_server(kits):
 
 def test_a_new_name_of_the_server_is_asked_for_beside_the_names_it_has(kits):
     why = plain_reason("Hostname Verification Check failed.", "unavailable", open_kit(kits / "a"), "127.0.0.1:1")
-    assert "--host OLD,127.0.0.1` (OLD: all names that it has now; --host replaces them)" in why
+    assert "--host OTHERS,127.0.0.1` (all names, for --host replaces them)" in why  # nobody answers there
     assert refusal_told("127.0.0.1:1", why).startswith("this party does not accept the server at 127.0.0.1:1: ")
 
 

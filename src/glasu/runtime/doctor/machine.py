@@ -13,7 +13,8 @@ from cryptography import x509
 from glasu.errors import TransportError
 from glasu.kits.certificate import Passport, read_certificate
 from glasu.kits.identity import Role
-from glasu.kits.kit import CERTIFICATE, KEY, Kit, open_kit, pem
+from glasu.kits.kit import Kit, open_kit, pem
+from glasu.kits.presented import party_context
 from glasu.runtime.contents import JOINING, SERVING
 from glasu.runtime.doctor.findings import Finding, Level
 
@@ -81,7 +82,7 @@ def road_finding(kit: Kit, address: str, now: datetime) -> tuple[Finding, bool]:
         return Finding("server", "bad", said), True
     with raw:
         try:
-            with _context(kit).wrap_socket(raw, server_hostname=host) as tls:
+            with party_context(kit).wrap_socket(raw, server_hostname=host) as tls:
                 server = read_certificate(_as_pem(tls.getpeercert(binary_form=True) or b""))
                 if not tls.recv(1):  # in TLS 1.3 a server looks at our certificate after we have finished
                     raise ConnectionResetError(None, "it ended the connection")
@@ -100,15 +101,6 @@ def _met(address: str, server: Passport | None, now: datetime) -> Finding:
         return Finding("server", "bad", f"what answers at {address} is not a server of GLASU")
     whose = f"reached at {address}; its certificate is of {', '.join(server.hosts)}"
     return _validity("server", whose, server.expires, now)
-
-
-def _context(kit: Kit) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=kit.ca_pem.decode())
-    context.load_cert_chain(kit.folder / CERTIFICATE, kit.folder / KEY)
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 def _as_pem(der: bytes) -> bytes:

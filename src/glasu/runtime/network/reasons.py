@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glasu.kits.kit import Kit
+from glasu.kits.presented import hosts_presented
 
 REFUSED = "refused: "  # waiting does not mend what begins so
 UNKNOWN_NAME = "is not known here"
@@ -20,7 +21,10 @@ def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
         kit: the party's.
         address: the server's, host:port.
     """
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    named = hosts_presented(kit, host, int(port)) if "Hostname" in said else ()
+    asked = ",".join([*(named or ["OTHERS"]), host])
     reasons = {
         "certificate has expired": f"{REFUSED}{CERTIFICATE} has expired; it needs a renewed kit",
         "certificate is not yet valid": f"{REFUSED}{CERTIFICATE} is not valid yet; set both clocks by NTP",
@@ -31,8 +35,7 @@ def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
         ),
         "Hostname Verification": (
             f"{REFUSED}{CERTIFICATE} does not name {host}; give a name in --server for which its kit was made with "
-            f"--host, or ask for `glasu provision --renew server --host OLD,{host}` (OLD: all names that it has now; "
-            "--host replaces them)"
+            f"--host, or ask for `glasu provision --renew server --host {asked}` (all names, for --host replaces them)"
         ),
         "resolving": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",
         "DNS": f"the name {host} {UNKNOWN_NAME}; check how it is spelt",

@@ -1,0 +1,34 @@
+"""What a server says of itself: the names in the certificate that it presents, whatever name it was called by."""
+
+from __future__ import annotations
+
+import ssl
+from socket import create_connection
+
+from glasu.kits.certificate import read_certificate
+from glasu.kits.kit import CERTIFICATE, KEY, Kit
+
+PATIENCE = 5.0  # seconds
+
+
+def party_context(kit: Kit) -> ssl.SSLContext:
+    """Return how a party calls its server without gRPC, to see with whom it has to do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=kit.ca_pem.decode())
+    context.load_cert_chain(kit.folder / CERTIFICATE, kit.folder / KEY)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def hosts_presented(kit: Kit, host: str, port: int) -> tuple[str, ...]:
+    """Return the names in the certificate of whoever answers there, if the kit's CA signed it; else none."""
+    try:
+        context = party_context(kit)
+        context.check_hostname = False
+        with create_connection((host, port), PATIENCE) as raw, context.wrap_socket(raw, server_hostname=host) as tls:
+            content = tls.getpeercert(binary_form=True) or b""
+    except OSError:
+        return ()
+    server = read_certificate(ssl.DER_cert_to_PEM_cert(content).encode())
+    return () if server is None else server.hosts
