@@ -58,7 +58,7 @@ class Keeper:
 
         Args:
             fresh: start over, and remove what is there.
-            tell: is told in one line what is removed, set aside, or continued.
+            tell: is told in one line what is removed, not used, or continued.
         """
         if fresh:
             removed = self.store.clear()
