@@ -67,6 +67,8 @@ class Plain:
         return np.ascontiguousarray(value, self.dtype)
 
     def flaw(self, payload: Array, columns: int | None = None) -> str:
+        if payload.dtype == self.dtype and payload.ndim == 2 and columns in (None, payload.shape[1]):
+            return ""
         return _not_of(self.dtype, payload) or _not_as_wide(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:

@@ -55,7 +55,7 @@ class Sampler:
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}  # sampler "full" meets the same two sets again and again:
         self._blocks: dict[bool, tuple[Draw, Block]] = {}  # all nodes (True), and the batch of all training nodes
         full = config.train.sampler == "full"
-        self._keeps_matrices = full and normalization != "none"  # the whole graph's, for training and evaluation
+        self.keeps_matrices = full and normalization != "none"  # the whole graph's, for training and evaluation
         self._repeats = full and config.train.batch_size == 0  # the same sample in every round
         self._may_leave_out = self._repeats or config.train.sampler == "shared"  # "neighbor" reads all that it draws
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
@@ -109,7 +109,7 @@ class Sampler:
             if self._may_leave_out and layer - 1 not in self.aggregation_layers:
                 block, read = block.compact(self.adjacency.labels)
                 columns = columns[read]
-            blocks.insert(0, block.densified() if self._keeps_matrices else block)
+            blocks.insert(0, block.densified() if self.keeps_matrices else block)
             kept.insert(0, columns)
         if self._repeats:
             self._sample = draws, tuple(blocks), tuple(kept)
@@ -121,7 +121,7 @@ class Sampler:
         Yields:
             Which of the targets are the block's rows, the block, and the nodes that are its columns.
         """
-        if self._keeps_matrices:
+        if self.keeps_matrices:
             whole = self._block_whole(self._everything, self._draw_whole(self._everything))
             asked, labels = whole.at(targets), self.adjacency.labels
             yield slice(None), *((asked, self._everything) if asked is whole else asked.compact(labels))
@@ -150,7 +150,7 @@ class Sampler:
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)
-            kept = self._blocks[everything] = (draw, block.densified() if self._keeps_matrices else block)
+            kept = self._blocks[everything] = (draw, block.densified() if self.keeps_matrices else block)
         return kept[1]
 
 

@@ -88,6 +88,7 @@ class Client:
             scale: the input scale of a model trained earlier; None: as the config says.
         """
         self.config, self.party, self.index, self.watch = config, party, index, watch
+        self.computing = watch.measure("compute")
         self.num_clients, self.names = len(names), tuple(names)
         self.owner = owner_index(config, names)
         self.has_labels = self.owner in (NOBODY, index)
@@ -202,30 +203,31 @@ class Client:
     def passes(self, batch: Batch, step: int | None) -> Passes:
         """Return the passes of one local step through the layers; None: of an evaluation, which goes forward only."""
         dropout = self.dropout(batch.round, step)
-        if self.hand is not None and all(block.dense is None for block in batch.blocks):
+        dense = self.sampler.keeps_matrices and any(block.dense is not None for block in batch.blocks)
+        if self.hand is not None and not dense:
             return ByHand(self.hand, batch, dropout)
         return Taped(self.model, batch, dropout, recording=step is not None)
 
     def encode(self, passes: Passes) -> Hidden:
         """Return H_m[0]."""
-        with self.watch.measure("compute"):
+        with self.computing:
             return passes.encode()
 
     def partial(self, passes: Passes, layer: int, hidden: Hidden) -> Tensor:
         """Return H_m^+[l], given H_m[l]."""
-        with self.watch.measure("compute"):
+        with self.computing:
             return passes.layer(layer, hidden)
 
     def back_from_loss(self, passes: Passes, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the client's loss at H_m[L], and its gradient there; the classifier's is added up."""
         assert batch.labels is not None
-        with self.watch.measure("compute"):
+        with self.computing:
             value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
             return self.finite(value, batch.round), passes.back_from_logits(gradient)
 
     def back(self, passes: Passes, layer: int, gradient: Tensor) -> Tensor | None:
         """Return the gradient at H_m[l], given that at what H_m^+[l] was when it had passed the gate."""
-        with self.watch.measure("compute"):
+        with self.computing:
             if layer in self.model.aggregation_layers:
                 gradient = self.release.clip_gradient(passes.partials[layer], gradient)
             return passes.back(layer, gradient)
@@ -236,7 +238,7 @@ class Client:
 
     def end_step(self, passes: Passes, gradient: Tensor | None) -> None:
         """Go back through the encoder, given the gradient at H_m[0], and change the weights."""
-        with self.watch.measure("compute"):
+        with self.computing:
             passes.back_to_features(gradient)
             self.optimizer.step()
 

@@ -60,7 +60,7 @@ def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
     first = client.passes(batch, 0)
     joint, exchanged = yield from client_inference(client, first, batch.round)
     gradient = (yield from client_gradient(client, batch, joint)) if client.owner >= 0 else None
-    with client.watch.measure("compute"):
+    with client.computing:
         others = {
             layer: client.aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()
         }

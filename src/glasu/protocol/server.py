@@ -160,6 +160,8 @@ class Server:
 
     def _unions(self) -> tuple[NDArray[np.int32], ...]:
         """Unite the node sets that were proposed; only how large the unions are is remembered."""
+        if not self._proposed:
+            return ()
         unions = unite(self._received)
         sizes = zip(self._proposed, map(len, unions), strict=True)
         self._agreed |= {name: size for name, size in sizes if name[0] in ROWS_COME}
@@ -197,9 +199,11 @@ class Server:
 
     def _refuse_other_shapes(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
         """Refuse tensors of several shapes: who is alone against most, or nobody by name where there is no majority."""
-        shapes = Counter(message.value.shape for message in senders)
-        usual, count = shapes.most_common(1)[0]
-        if len(shapes) > 1 and 2 * count <= len(senders):
+        shapes = [message.value.shape for message in senders]
+        if len(set(shapes)) == 1:
+            return
+        usual, count = Counter(shapes).most_common(1)[0]
+        if 2 * count <= len(senders):
             listed = "; ".join(f"party {self.roster[each.key.client]!r} {each.value.shape}" for each in senders)
             raise ProtocolError(
                 f"{self._key(SERVER)}: {kind}: expected one shape from all, got {listed}; which of them is right, the "

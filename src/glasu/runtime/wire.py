@@ -69,7 +69,8 @@ def sections(message: Message) -> list[tuple[str, NDArray[Any]]]:
         arrays.append(("verdict", np.array([message.improved, message.stop], np.uint8)))
     if len(message.losses):
         arrays.append(("loss", message.losses))
-    arrays += [("index", nodes) for nodes in message.node_sets]
+    if message.node_sets:
+        arrays += [("index", nodes) for nodes in message.node_sets]
     return arrays
 
 
