@@ -107,8 +107,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace) -> str:
-    """Say of a command that started over that it would do so again."""
-    return " Leave out --fresh then: it would start over again." if getattr(args, "fresh", False) else ""
+    """Say of a command that started over, or was to, that it would do so again."""
+    again = " Leave out --fresh if the run had begun: it would start over again."
+    return again if getattr(args, "fresh", False) else ""
 
 
 def _fail(args: argparse.Namespace, message: str, code: int, event: str = "error") -> int:

@@ -64,6 +64,15 @@ def test_where_a_welcome_was_taken_back_the_process_before_counts_again(party, f
     come(party, fence)
 
 
+def test_where_a_second_welcome_was_taken_back_the_first_counts_again(party, fence):
+    come(party, fence)
+    come(party, fence, begun=False)
+    come(party, fence, begun=False)
+    fence.withdraw("a")
+    start(party, 2 * REMEMBERED)
+    come(party, fence)
+
+
 def test_a_welcome_that_was_not_heard_counts_too(party, fence):
     come(party, fence)
     start(party)

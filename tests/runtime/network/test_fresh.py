@@ -10,7 +10,7 @@ import pytest
 
 from glasu.errors import AbsenceError, ConfigError
 from glasu.runtime.simulation import simulate
-from runtime.network.cluster import Cluster
+from runtime.network.cluster import Cluster, Killed, SeenHub
 from runtime.network.test_durable import stopped  # noqa: F401 - a fixture
 from runtime.network.test_faults import same_end
 from runtime.network.test_prediction import ASKED, trained
@@ -54,6 +54,17 @@ def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):
     assert kept(stopped) == before
     report, _ = stopped.run()
     same_end(report, simulate(stopped.parties, stopped.config).report)
+
+
+def test_a_party_that_starts_over_stays_when_its_server_starts_over_once_more(stopped):  # noqa: F811
+    server, a = stopped.serve(fresh=True), stopped.join("a", fresh=True)
+    stopped.until("server", "a: prepared")
+    SeenHub.last.fail(Killed())
+    assert isinstance(server.error(), Killed)
+    server, *others = stopped.serve(fresh=True), stopped.join("b", fresh=True), stopped.join("c", fresh=True)
+    for role in (a, *others):
+        role.outcome()
+    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
 
 
 def test_a_party_that_reaches_no_server_removes_nothing(stopped):  # noqa: F811

@@ -294,6 +294,33 @@ def test_who_is_awaited_is_named_at_least_every_minute_until_time_is_up(tmp_path
     other.close()
 
 
+def test_who_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up(desk):
+    first, leave = desk.staying("a", [hello()])
+    came = []
+
+    def come_late():
+        came.append(desk.attach("b", [hello(process="q")]))
+        leave.set()
+
+    ending = threading.Thread(target=desk.hub.announce_failure, args=(AbsenceError("waited 1 s for b"), 60.0))
+    ending.start()
+    while desk.hub.failure is None:
+        pass
+    come_late()
+    ending.join(20)
+    assert not ending.is_alive()
+    assert [frame["kind"] for frame in sent(came[0])] == ["stopped"]
+    assert sent(first)[-1] == {"kind": "stopped", "why": "waited 1 s for b"}
+    assert not any("its return is awaited" in line for line in desk.said)
+
+
+def test_a_process_that_is_refused_again_and_again_is_told_of_once(desk):
+    for _ in range(3):
+        assert sent(desk.attach("a", [hello(run="11" * 12)]))[0]["kind"] == "refused"
+    assert sum("a: not accepted" in line for line in desk.said) == 1
+    assert desk.hub.refused == 3
+
+
 def test_a_party_that_is_connected_may_take_as_long_as_it_needs_and_is_named(tmp_path):
     clock = Quick()
     desk = Desk(tmp_path, "a", clock=clock)

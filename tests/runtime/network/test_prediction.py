@@ -39,14 +39,13 @@ class Predicting(Cluster):
     """The roles of a prediction with the models that a run of the cluster has left."""
 
     def serve_prediction(self, **options):
-        listened = []
-        self.port = 0
+        listened, port = [], options.pop("port", 0)
         said = self.lines.setdefault("server", [])
         options = {"wait": 60.0, "tell": said.append, "config": self.config, **options}
         config, kit = options.pop("config"), open_kit(self.kits / "server", "server")
         role = Role(
             lambda: serve_prediction(
-                config, kit, "127.0.0.1:0", self.folder / "server", listened=listened.append, **options
+                config, kit, f"127.0.0.1:{port}", self.folder / "server", listened=listened.append, **options
             ),
             "server",
         )
@@ -245,6 +244,20 @@ def test_a_party_that_dies_in_the_middle_and_comes_back_is_awaited_and_all_predi
         role.outcome()
     assert any("predicting once more" in line for line in cluster.lines["a"])
     assert len(set(runs)) == 2  # what is sent in the two attempts has different keys
+
+
+def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_started_again(kits, tmp_path):
+    cluster, _ = trained(kits, tmp_path)
+    server, a = cluster.serve_prediction(), cluster.ask("a", NOBODY)
+    b = cluster.ask("b", ASKED)
+    for name in "ab":
+        cluster.until(name, "waiting for them")
+    SeenHub.last.fail(Killed())
+    assert isinstance(server.error(), Killed)
+    server, c = cluster.serve_prediction(port=cluster.port), cluster.ask("c", NOBODY)
+    for role in (server, a, c):
+        role.outcome()
+    assert len(b.outcome().nodes) == len(ASKED)
 
 
 def test_predictions_can_be_made_again_and_again(kits, tmp_path):

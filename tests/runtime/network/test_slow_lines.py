@@ -8,16 +8,21 @@ import threading
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from glasu.errors import TrainingError
+from glasu.keys import Key, Phase
 from glasu.kits.kit import open_kit
-from glasu.runtime.network.frames import CONTROL, PIECE, PIECE_BYTES, control
+from glasu.protocol.messages import Partial
+from glasu.runtime.network.frames import CONTROL, PIECE, Assembler, control, pieces
 from glasu.runtime.network.streams import Line, listening
+from glasu.runtime.wire import encode
 from runtime.network.test_hub import HELLO, Desk
 
 RATE = 1e6  # bytes per second
-QUEUED = 16  # pieces: at this rate they take 16 s
+KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, layer=1, incarnation=1, attempt=1)
+LONG = list(pieces(encode(Partial(key=KEY, value=np.zeros((4096, 1024), np.float32)))))  # at this rate it takes 16 s
 
 
 def slow_line(target):
@@ -49,6 +54,7 @@ class Party:
 
     def __init__(self, kits, port):
         self.came, self.welcomed, self.ended = [], threading.Event(), threading.Event()
+        self.assembler = Assembler(2**25)
         self.line = Line(open_kit(kits / "a", "party"), f"localhost:{slow_line(port)}", self._arrived)
         self.line.send(control("hello", **HELLO))
         assert self.welcomed.wait(20)
@@ -56,6 +62,8 @@ class Party:
     def _arrived(self, line, event):
         if isinstance(event, str):
             self.ended.set()
+        elif event[0] == PIECE:
+            self.assembler.add(event, lambda head, size: True)  # refuses one that does not follow the one before
         elif event[0] == CONTROL:
             self.came.append(json.loads(event[1:]))
             self.welcomed.set()
@@ -71,8 +79,8 @@ def desk(tmp_path):
 def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(desk, kits):
     with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
         party = Party(kits, port)
-        for _ in range(QUEUED):
-            desk.hub.links["a"].send(bytes([PIECE]) + bytes(PIECE_BYTES))
+        for piece in LONG:
+            desk.hub.links["a"].send(piece)
         desk.hub.announce_failure(TrainingError("party 'b' failed: its disk is full"), 20.0)
     assert party.ended.wait(20)
     assert party.came[-1] == {"kind": "stopped", "why": "party 'b' failed: its disk is full"}
@@ -81,7 +89,9 @@ def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(desk, kits
 def test_the_server_hears_why_a_party_fails_though_its_message_is_under_way(desk, kits):
     with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
         party = Party(kits, port)
-        for _ in range(QUEUED):
-            party.line.send(bytes([PIECE]) + bytes(PIECE_BYTES))
+        link, desk.hub.begin = desk.hub.links["a"], {"attempt": 1, "round": 0}
+        link.ready, link.assembler = 1, Assembler(2**25)
+        for piece in LONG:
+            party.line.send(piece)
         party.line.end_with(control("failed", why="its disk is full"))
         assert "party 'a' failed: its disk is full" in str(desk.hub.failure)

@@ -68,7 +68,7 @@ class Admission:
             ), []
         if closing:  # a party of this run may come once more to hear that all is done
             return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
-        if hello.fresh and (saved := max(self._rounds())):
+        if hello.fresh and (saved := max(self._rounds(), default=0)):
             return (
                 f"it wants to start over (--fresh), and this run is under way, after round {saved}; nothing was "
                 "removed. To go on, leave out --fresh at this party; to start over, start the server with --fresh, too."

@@ -22,11 +22,11 @@ def next_start(durable: Durable) -> None:
 def met(durable: Durable, *, begun: bool = False) -> None:
     """Note that the server has welcomed this process: however many starts reach nobody, its name is not forgotten.
 
-    Whom it followed is known to the server until a run has begun with this one.
+    Whom it followed may be known to the server until a run has begun with this one.
     """
     process = durable["starts"][-1]
-    before = [] if begun else [name for name in durable["met"] if name != process][:1]
-    durable.update(met=[*before, process])
+    before = [] if begun else [name for name in durable["met"] if name != process]
+    durable.update(met=[*before[:1], *before[1:][-REMEMBERED:], process])
 
 
 def introduction(durable: Durable) -> dict[str, Any]:

@@ -203,6 +203,9 @@ class Hub:
             stream.send(control("refused", why=why, table=[]))
             return False
         hello = read_hello(fields)
+        if self.failure is not None:
+            stream.send(control("stopped", why=self.failure.public))
+            return False
         again = self.fence.is_known(link.name, hello) and link.hello is not None
         why, table = self.admission.objection(link, hello, self.links.values(), closing=self.closing)
         if why:
@@ -248,12 +251,14 @@ class Hub:
     def _refuse(self, link: Link, stream: Stream, why: str, table: list[str]) -> None:
         """Tell a party's process, and everyone, why it cannot take part."""
         with self.changed:
-            link.refused = why = printable(why, SENTENCES)
+            why = printable(why, SENTENCES)
             self.refused += 1
-            for line in table:
-                self.tell(line)
-            self._say(f"{link.name}: not accepted: {why}", but=link if link.stream in (None, stream) else None)
-            stream.send(control("refused", why=why, table=table, run=self.welcome["run"]))
+            if why != link.refused:  # one that comes again and again is told of once
+                link.refused = why
+                for line in table:
+                    self.tell(line)
+                self._say(f"{link.name}: not accepted: {why}", but=link if link.stream in (None, stream) else None)
+            stream.send_soon(control("refused", why=why, table=table, run=self.welcome["run"]))
             stream.close()
 
     def _prepared(self, link: Link, fields: dict[str, Any]) -> bool:
@@ -473,6 +478,7 @@ class Hub:
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why = f"the server failed: {why}"
         with self.changed:
+            self.failure = self.failure or TrainingError(why)  # whoever comes now hears it, too
             for link in self.links.values():
                 if link.stream is not None:
                     link.stream.send_soon(control("stopped", why=why))

@@ -243,6 +243,7 @@ class _Joining:
         client = build_client(config, party, welcome["index"], welcome["roster"], self.clock)
         client.run, client.incarnation = bytes.fromhex(welcome["run"]), self.durable["incarnation"]
         self.client = client
+        session.moved = lambda other: self._move(client, welcome, other)
         session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),
@@ -252,6 +253,15 @@ class _Joining:
         }
         session.send("prepared", **session.report())
         return client
+
+    def _move(self, client: Client, welcome: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+        """Take part in another run than the one that this party was welcomed to, where that had not begun."""
+        if any(other.get(name) != welcome[name] for name in ("config", "roster", "index")):
+            raise TransportError(
+                "the server has begun another run, with other settings, since this party came; start the same command "
+                "again."
+            )
+        client.run = bytes.fromhex(other["run"])
 
     def _accepted(self, welcome: Mapping[str, Any]) -> tuple[RunConfig, PartyData]:
         config = offered(welcome["config"])

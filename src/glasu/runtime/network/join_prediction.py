@@ -177,6 +177,7 @@ class _Predicting:
         client = build_client(config, party, *place, self.clock, self.model.scales[0])
         load_weights(client, self.model.weights[0])
         client.incarnation = self.durable["incarnation"]
+        session.moved = self._check
         session.allow(Limits(config, party.num_nodes, len(party.classes), client.num_clients))
         session.report = lambda: {
             "digest": config.digest(),

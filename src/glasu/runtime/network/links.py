@@ -44,11 +44,13 @@ class Stream:
 
 
 def put_soon(frames: SimpleQueue[bytes | None], frame: bytes) -> None:
-    """Put a last frame into a queue; where more than a few wait to be sent, instead of them."""
+    """Put a last frame into a queue, behind the next few at most: they are pieces of one message, without a gap."""
+    waiting = []
     with suppress(Empty):
-        while frames.qsize() > FEW:
-            frames.get_nowait()
-    frames.put(frame)
+        while True:
+            waiting.append(frames.get_nowait())
+    for one in (*waiting[:FEW], frame):
+        frames.put(one)
 
 
 class Statement(NamedTuple):

@@ -10,6 +10,7 @@ UNKNOWN_NAME = "is not known here"
 UNREADABLE = "its revocation list cannot be read at the moment"  # the server says so, and its log why
 CERTIFICATE = "the server's certificate"
 NO_TLS = "does not speak TLS"
+ANOTHER_RUN = "it serves another run"
 
 
 def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
@@ -57,6 +58,8 @@ def advice(why: str) -> str:
         return "Have revoked.pem brought to the server's kit again, and start the same command."
     if NO_TLS in why:
         return "Give host and port of glasu serve in --server."
+    if why.startswith(ANOTHER_RUN):
+        return "Have the server started with the --out of that run; or take part in the new one, with --fresh."
     return "Start the server, and the same command again."
 
 

@@ -101,7 +101,7 @@ class _Serving:
         self.out, self.fresh = out, fresh
         self.durable = opened(out)
         self.begins = fresh or not goes_on(out, self.durable, config, kit.roster)
-        if fresh and self.durable["run"] is not None:
+        if fresh:
             self.durable.start_over()
         run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
         self.store = Store(out / "checkpoints", f"the server of run {run}")

@@ -34,7 +34,7 @@ from glasu.runtime.network.frames import (
     pieces,
     read_control,
 )
-from glasu.runtime.network.reasons import refusal_told
+from glasu.runtime.network.reasons import ANOTHER_RUN, refusal_told
 from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
@@ -90,6 +90,8 @@ class Session:
         self._answers: dict[About, Message] = {}
         self._goodbye = False
         self._over = False  # the server has ended the run, or this party's part in it
+        self._begun = False  # the run has begun, with this process
+        self.moved: Callable[[dict[str, Any]], None] = lambda welcome: None  # is told of another run's welcome
 
     def open(self) -> dict[str, Any]:
         """Connect and return what the server says about the run."""
@@ -223,6 +225,7 @@ class Session:
     def _control(self, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if kind == "begin":
+            self._begun = True
             raise NewAttempt(fields)
         if kind == "report" and self.report is not None:
             self.send("prepared", **self.report())
@@ -272,13 +275,15 @@ class Session:
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
                 if fields["kind"] == "welcome":
-                    self._take_welcome(fields)
+                    if self._is_of_another_run(fields):
+                        self.moved(fields)
+                    self.welcome = fields
                     if said:
                         self.tell("connected to the server.")
                     return
-                if not self._is_of_another_run(fields):
+                if not (self._begun and self._is_of_another_run(fields)):
                     raise self._ended(fields)
-                event = f"it serves another run than {self.welcome['run']}, of which this is a party"
+                event = f"{ANOTHER_RUN} than {self.welcome['run']}, of which this is a party"
             why = printable(event, SENTENCES) if isinstance(event, str) else "it does not answer"
             if any(word in why for word in NOT_WORTH_TRYING):
                 raise TransportError(refusal_told(self.address, why))
@@ -287,14 +292,6 @@ class Session:
                 said, at = why, self.clock()
             if self.clock() - since + self._delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
-
-    def _take_welcome(self, fields: dict[str, Any]) -> None:
-        if self._is_of_another_run(fields):  # this party was not part of the first one yet
-            raise TransportError(
-                f"the server at {self.address} has begun another run since this party came; start the same command "
-                "again."
-            )
-        self.welcome = fields
 
     def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
         """Tell whether what a server says is about another run than the one that welcomed this party."""
