@@ -27,7 +27,10 @@ from glasu.runtime.network.join import id_facts
 from glasu.runtime.network.streams import listening
 from protocol.monolith import settings, tiny_parties
 
-NOW = datetime.now(UTC)
+
+def now():
+    """Return the time when it is asked for: kits are made later than this module is read."""
+    return datetime.now(UTC)
 
 
 def levels(findings):
@@ -42,14 +45,14 @@ def levels(findings):
     [(0, "good", "valid until"), (349.9, "warning", "in 15 days; ask for a renewed"), (400, "bad", "cannot be used")],
 )
 def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
-    kit, (finding,) = machine.kit_findings(kits / "a", "party", NOW + timedelta(days=later))
+    kit, (finding,) = machine.kit_findings(kits / "a", "party", now() + timedelta(days=later))
     assert (finding.check, finding.level) == ("certificate", level)
     assert words in finding.said
     assert (kit is None) == (level == "bad")
 
 
 def test_why_a_kit_cannot_be_used_is_said_there_only(kits):
-    kit, (finding,) = machine.kit_findings(kits / "server", "party", NOW)
+    kit, (finding,) = machine.kit_findings(kits / "server", "party", now())
     assert kit is None
     assert "is the kit of the server" in finding.detail
     assert "kit of the server" not in str(finding.to_dict())
@@ -91,20 +94,20 @@ def doctor_at(kits):
 
 def test_a_server_with_the_right_name_is_reached(kits):
     with doctor_at(kits) as port:
-        finding, may_come = machine.road_finding(open_kit(kits / "a"), f"localhost:{port}", NOW)
+        finding, may_come = machine.road_finding(open_kit(kits / "a"), f"localhost:{port}", now())
     assert (finding.check, finding.level, may_come) == ("server", "good", False)
     assert "its certificate is of localhost, valid until" in finding.said
 
 
 def test_a_certificate_of_the_server_that_will_soon_expire_is_a_warning(kits):
     with doctor_at(kits) as port:
-        soon = NOW + timedelta(days=350)
+        soon = now() + timedelta(days=350)
         assert machine.road_finding(open_kit(kits / "a"), f"localhost:{port}", soon)[0].level == "warning"
 
 
 def test_a_server_by_a_name_that_its_certificate_does_not_have_is_bad(kits):
     with doctor_at(kits) as port:
-        finding, may_come = machine.road_finding(open_kit(kits / "a"), f"127.0.0.1:{port}", NOW)
+        finding, may_come = machine.road_finding(open_kit(kits / "a"), f"127.0.0.1:{port}", now())
     assert (finding.level, may_come) == ("bad", False)
     assert "--host 127.0.0.1" in finding.said
 
@@ -113,11 +116,11 @@ def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
     provision(tmp_path / "other", ["a"], ["localhost"])
     other = open_kit(tmp_path / "other" / "a")
     with doctor_at(kits) as port:
-        finding, may_come = machine.road_finding(other, f"localhost:{port}", NOW)
+        finding, may_come = machine.road_finding(other, f"localhost:{port}", now())
         assert (finding.level, may_come) == ("bad", False)
         assert "CA of this kit" in finding.said
         posing = replace(other, ca_pem=open_kit(kits / "a").ca_pem)  # it trusts the server, which does not trust it
-        finding, _ = machine.road_finding(posing, f"localhost:{port}", NOW)
+        finding, _ = machine.road_finding(posing, f"localhost:{port}", now())
         assert finding.level == "bad"
         assert "the server's log says why" in finding.said
 
@@ -125,7 +128,7 @@ def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
 def test_where_nothing_listens_the_server_may_still_come(kits):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    finding, may_come = machine.road_finding(open_kit(kits / "a"), f"localhost:{port}", NOW)
+    finding, may_come = machine.road_finding(open_kit(kits / "a"), f"localhost:{port}", now())
     assert (finding.level, may_come) == ("bad", True)
     assert "is the server started" in finding.said
 
@@ -135,7 +138,7 @@ def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
         raise socket.gaierror
 
     monkeypatch.setattr(socket, "create_connection", unknown)
-    finding, may_come = machine.road_finding(open_kit(kits / "a"), "typo.example:9443", NOW)
+    finding, may_come = machine.road_finding(open_kit(kits / "a"), "typo.example:9443", now())
     assert (finding.level, may_come) == ("bad", False)
     assert "typo.example is not known here" in finding.said
 

@@ -174,14 +174,15 @@ def test_a_process_that_is_started_again_just_when_the_last_has_joined_stops_nob
         if not again:
             open_lines["b"].close()
             assert isinstance(b.error(), Killed)
+            dead.clear()
             again.append(cluster.join("b"))
             cluster.until("server", "b: connected (start 2)")
         return agreed(self, stated)
 
-    open_lines, connect = {}, sessions.Session._connect
+    open_lines, dead, connect = {}, {"b"}, sessions.Session._connect
 
     def connected(self):
-        if self.kit.name in open_lines and not again and self.kit.name == "b":
+        if self.kit.name in open_lines and self.kit.name in dead:
             raise Killed
         connect(self)
         open_lines[self.kit.name] = self._line
