@@ -28,7 +28,7 @@ from glasu.protocol.messages import (
     Verdict,
     exchange,
 )
-from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling, unite
+from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +165,7 @@ def server_announcement(
     asked = ("asked nodes", round_index, server.config.model.num_layers)
     messages = yield from server.receive((Proposal,), phase, round_index, -1, proposed=[asked])
     server.answer(Agreed)
-    return messages, unite(messages)[0]
+    return messages, server.answers[0].node_sets[0]
 
 
 def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence[str]) -> dict[str, float]:

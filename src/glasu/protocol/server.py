@@ -169,7 +169,7 @@ class Server:
 
     def known_rows(self, phase: Phase, round_index: int, layer: int) -> int | None:
         """Return |S[l+1]|, where it was agreed here or is all nodes; None: the clients know it without the server."""
-        purpose = ROWS_COME[phase is Phase.EVALUATION]
+        purpose = "evaluation neighbors" if phase is Phase.EVALUATION else "neighbors"
         if self.config.train.sampler == "full" and layer != self.layers[-1]:
             return self.sizes.num_nodes
         return self._agreed.pop((purpose, round_index, layer + 1), None)

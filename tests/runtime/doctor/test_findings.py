@@ -23,7 +23,7 @@ from glasu.runtime.doctor.examination import Examination
 from glasu.runtime.doctor.findings import EVERYBODY, Finding, Verdict, from_plain, read_facts, to_plain
 from glasu.runtime.doctor.together import compare
 from glasu.runtime.network.handshake import protocol_facts
-from glasu.runtime.network.join import id_facts
+from glasu.runtime.network.own_part import id_facts
 from glasu.runtime.network.streams import listening
 from protocol.monolith import settings, tiny_parties
 

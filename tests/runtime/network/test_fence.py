@@ -56,18 +56,11 @@ def test_a_process_that_was_welcomed_but_never_began_keeps_the_place_too(party, 
     come(party, fence)
 
 
-def test_where_a_welcome_was_taken_back_the_process_before_counts_again(party, fence):
+@pytest.mark.parametrize("welcomes", [1, 2])
+def test_where_a_welcome_was_taken_back_the_process_before_counts_again(welcomes, party, fence):
     come(party, fence)
-    come(party, fence, begun=False)
-    fence.withdraw("a")
-    start(party, 2 * REMEMBERED)
-    come(party, fence)
-
-
-def test_where_a_second_welcome_was_taken_back_the_first_counts_again(party, fence):
-    come(party, fence)
-    come(party, fence, begun=False)
-    come(party, fence, begun=False)
+    for _ in range(welcomes):
+        come(party, fence, begun=False)
     fence.withdraw("a")
     start(party, 2 * REMEMBERED)
     come(party, fence)

@@ -17,6 +17,7 @@ from glasu.errors import AbsenceError, ConfigError
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import add, remove
 from glasu.runtime.network import join as joining
+from glasu.runtime.network import own_part
 from glasu.runtime.network import session as sessions
 from glasu.runtime.network.handshake import REMEDIES, differences, remedy, two_columns
 from glasu.runtime.wire import VERSION
@@ -97,8 +98,8 @@ def test_a_party_that_writes_messages_in_another_format_is_refused(kits, tmp_pat
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    true = joining.protocol_facts
-    monkeypatch.setattr(joining, "protocol_facts", lambda *more: {**true(*more), "message format": 1})
+    true = own_part.protocol_facts
+    monkeypatch.setattr(own_part, "protocol_facts", lambda *more: {**true(*more), "message format": 1})
     error = cluster.join("b").error()
     assert isinstance(error, ConfigError)
     assert f"message format: the server {VERSION}, b 1" in str(error)
@@ -203,8 +204,8 @@ def test_a_party_with_another_version_is_refused(package, kits, tmp_path, monkey
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    true = joining.versions()
-    monkeypatch.setattr(joining, "versions", lambda: {**true, package: "0.0.1"})
+    true = own_part.versions()
+    monkeypatch.setattr(own_part, "versions", lambda: {**true, package: "0.0.1"})
     error = cluster.join("b").error()
     assert isinstance(error, ConfigError)
     assert package in str(error)
@@ -214,8 +215,8 @@ def test_a_party_with_another_version_is_refused(package, kits, tmp_path, monkey
 
 def test_another_build_of_the_same_version_is_accepted(kits, tmp_path, monkeypatch):
     config, parties = tiny(num_rounds=1)
-    true = joining.versions()
-    monkeypatch.setattr(joining, "versions", lambda: {**true, "torch": true["torch"].partition("+")[0] + "+cu999"})
+    true = own_part.versions()
+    monkeypatch.setattr(own_part, "versions", lambda: {**true, "torch": true["torch"].partition("+")[0] + "+cu999"})
     Cluster(config, parties, kits, tmp_path).run()
 
 
@@ -224,10 +225,10 @@ def test_another_build_of_the_same_version_is_told_to_everyone(kits, tmp_path, m
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    true = joining.versions()
+    true = own_part.versions()
     other = {"torch": true["torch"].partition("+")[0] + "+other", "numpy": true["numpy"] + "+other"}
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "versions", lambda: {**true, **other})
+        patch.setattr(own_part, "versions", lambda: {**true, **other})
         b = cluster.join("b")
         cluster.until("server", "b: prepared")
     for role in (a, b, cluster.join("c")):

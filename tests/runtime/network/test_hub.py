@@ -19,8 +19,8 @@ from glasu.runtime.network.fence import REMEMBERED
 from glasu.runtime.network.frames import CONTROL, CONTROL_BYTES, control, pieces, read_control
 from glasu.runtime.network.handshake import STATED, protocol_facts
 from glasu.runtime.network.hub import Hub
-from glasu.runtime.network.join import id_facts, label_facts
 from glasu.runtime.network.links import Stream
+from glasu.runtime.network.own_part import id_facts, label_facts
 from glasu.runtime.network.session import Session
 from glasu.runtime.wire import encode
 from runtime.network.test_runs import tiny

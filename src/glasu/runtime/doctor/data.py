@@ -15,7 +15,7 @@ from glasu.errors import GlasuError
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.doctor.machine import disk_finding
 from glasu.runtime.network.handshake import refuse_unfit_for_network
-from glasu.runtime.network.join import build_client, fitted, label_facts
+from glasu.runtime.network.own_part import build_client, fitted, label_facts
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimiser, the best weights so far

@@ -21,7 +21,7 @@ from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import in_one_line, offered, protocol_facts
-from glasu.runtime.network.join import id_facts, unexpected
+from glasu.runtime.network.own_part import id_facts, unexpected
 from glasu.runtime.network.session import SILENCE, TOLD_EVERY
 from glasu.runtime.network.streams import Line
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.data.alignment import check_parties
-from glasu.data.datasets import choose_splits
 from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
@@ -42,28 +39,17 @@ from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.fence import STARTS, introduction, met, next_start
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.network.frames import Limits
-from glasu.runtime.network.handshake import (
-    KIND,
-    ORDER,
-    SET,
-    differences,
-    in_one_line,
-    names_digest,
-    offered,
-    protocol_facts,
-    public_version,
-    refuse_unfit_for_network,
-    two_columns,
-)
+from glasu.runtime.network.handshake import in_one_line, offered, refuse_unfit_for_network, two_columns
+from glasu.runtime.network.own_part import build_client, fitted, label_facts, party_facts, unexpected
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.network.status import Status
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import client_from_plain, client_to_plain
 from glasu.runtime.trained import TrainedModel
-from glasu.timing import Clock, Stopwatch
+from glasu.timing import Clock
 
 Tell = Callable[[str], None]
-BUILDING = threading.Lock()  # first weights pass through torch's one generator: parties in one process take turns
+DEFAULTS = RunConfig().comparable()
 
 
 def join(
@@ -104,22 +90,6 @@ def join(
     with one_thread_each():
         joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
         return joining.run(server, wait)
-
-
-def build_client(
-    config: RunConfig, party: PartyData, index: int, roster: Sequence[str], clock: Clock, scale: float | None = None
-) -> Client:
-    """Return a party's part of the model, with its first weights."""
-    with BUILDING:
-        return Client(
-            config,
-            party,
-            index=index,
-            names=roster,
-            num_outputs=len(party.classes),
-            watch=Stopwatch(clock),
-            scale=scale,
-        )
 
 
 class _Joining:
@@ -212,13 +182,7 @@ class _Joining:
 
     def _facts(self, party: PartyData, *, labels: bool = False) -> dict[str, Any]:
         """Return what must be equal everywhere; what concerns labels is said only where the settings ask for them."""
-        found = versions()
-        facts = {
-            **protocol_facts(found, "training"),
-            "torch": public_version(found["torch"]),
-            "torch build": found["torch"],
-            **id_facts(party),
-        }
+        facts = party_facts(party, "training")
         return facts | label_facts(party) if labels else facts
 
     def _store(self) -> Store:
@@ -457,47 +421,3 @@ class _Joining:
         }
         write_atomically(self.out / "report.json", (json.dumps(report, indent=2) + "\n").encode())
         return report
-
-
-DEFAULTS = RunConfig().comparable()
-
-
-def unexpected(config: RunConfig, expect: RunConfig) -> list[tuple[str, Any, Any]]:
-    """Return in what the server's settings differ from those that were agreed on: (name, expected, got)."""
-    expected = expect.replace(data={"num_clients": config.data.num_clients}).comparable()
-    return differences(expected, config.comparable())
-
-
-def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
-    """Return the settings, resolved, and the party with what they use of it; refuse labels that do not fit them."""
-    labels = config.train.labels
-    party = choose_splits(party, config.data.split, config.data_seed)
-    if labels in ("all", party.name):
-        check_parties([party], labels, config.train.task)
-    else:
-        party = dataclasses.replace(party, labels=None, classes=(), splits=None)
-    return resolve(config, party.num_nodes)[0], party
-
-
-def id_facts(party: PartyData) -> dict[str, Any]:
-    """Return what lets the server compare ids: how many, of what kind, and digests of all of them together."""
-    return {
-        "nodes": party.num_nodes,
-        KIND: "numbers" if party.ids.dtype.kind == "i" else "strings",
-        ORDER: party.ids_digest(),
-        SET: party.set_digest,
-    }
-
-
-def label_facts(party: PartyData) -> dict[str, Any]:
-    """Return what must be equal at all parties whose labels are used."""
-    facts: dict[str, Any] = {}
-    if party.labels is not None:
-        facts |= {"classes": len(party.classes), "class names (SHA-256)": names_digest(party.classes)}
-    if party.splits is not None:
-        facts |= {
-            "splits (SHA-256)": party.splits.digest(),
-            "validation nodes": len(party.splits.validation),
-            "test nodes": len(party.splits.test),
-        }
-    return facts

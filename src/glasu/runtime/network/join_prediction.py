@@ -37,12 +37,11 @@ from glasu.runtime.network.handshake import (
     in_one_line,
     names_digest,
     offered,
-    protocol_facts,
-    public_version,
     run_of_attempt,
     two_columns,
 )
-from glasu.runtime.network.join import Tell, build_client, id_facts
+from glasu.runtime.network.join import Tell
+from glasu.runtime.network.own_part import build_client, party_facts
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained import TrainedModel, load_weights
@@ -155,14 +154,8 @@ class _Predicting:
 
     def _facts(self) -> dict[str, Any]:
         """Return what must be equal everywhere: also that all models come from one training."""
-        found, classes = versions(), self.model.classes
-        facts = {
-            **protocol_facts(found, "prediction"),
-            "torch": public_version(found["torch"]),
-            "torch build": found["torch"],
-            **id_facts(self.party),
-            "training": self.durable["run"],
-        }
+        classes = self.model.classes
+        facts = {**party_facts(self.party, "prediction"), "training": self.durable["run"]}
         return facts | ({"classes": len(classes), "class names (SHA-256)": names_digest(classes)} if classes else {})
 
     def _prepare(self, session: Session, welcome: Mapping[str, Any]) -> Client:

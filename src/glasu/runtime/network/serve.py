@@ -206,7 +206,7 @@ class _Serving:
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
             raise CheckpointError(
-                f"no checkpoint is common to all (server: {', '.join(map(str, self.store.digests())) or 'none'}; "
+                f"no checkpoint is common to all (server: {', '.join(map(str, self._rounds())) or 'none'}; "
                 f"{listed}). Restore the folder of whoever lost it, or start over with --fresh everywhere."
             )
         self._give_up_what_was()
