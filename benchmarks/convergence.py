@@ -129,10 +129,10 @@ def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights:
         found: list[Tensor] = []
         rows.append(found)
 
-        def keep(client: Client = client, found: list[Tensor] = found) -> None:
+        def keep(parts: object, client: Client = client, found: list[Tensor] = found) -> None:
             found.append(torch.cat([_gradient_of(parameter) for parameter in client.model.parameters()]))
 
-        client.optimizer.step = keep  # type: ignore[method-assign]
+        client.optimizer.step = keep  # type: ignore[method-assign, assignment]
     run(clients)
     return torch.cat([torch.stack(found) for found in rows], dim=1)
 
@@ -183,14 +183,14 @@ def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
     """Keep the weights before each chosen update."""
     take_step, done = client.optimizer.step, 0
 
-    def step() -> None:
+    def step(parts: Sequence[slice]) -> None:
         nonlocal done
         if done in chosen:
             trace.append(parameters_to_vector(client.model.parameters()).detach().clone())
         done += 1
-        take_step()
+        take_step(parts)
 
-    client.optimizer.step = step  # type: ignore[method-assign]
+    client.optimizer.step = step  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True)

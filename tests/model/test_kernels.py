@@ -195,18 +195,21 @@ def test_stored_arrays_may_be_read_only(index):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_encoders_are_computed_alike(dtype):
+@pytest.mark.parametrize("descent", [(0, 1), (1, -0.1), (0.9, -0.1)])
+def test_encoders_are_computed_alike(descent, dtype):
     rng = np.random.default_rng(7)
     matrix = sp.csr_array(sp.random_array((NODES, NODES), density=0.2, rng=rng, dtype=dtype))
     parts = (matrix.indptr, matrix.indices, matrix.data)
     matrix.data[::3] = 0  # what dropout leaves
-    weight, gradient, more = rng.standard_normal((3, NODES, 5)).astype(dtype)
+    weight, gradient = rng.standard_normal((2, NODES, 5)).astype(dtype)
+    more, places = rng.standard_normal((7, 5)).astype(dtype), rng.permutation(NODES)[:7]
+    kept, taken = dtype(descent[0]), dtype(descent[1])
     bias = rng.standard_normal(5).astype(dtype)
     found = []
     for path in (loops, arrays):
         result, at_bias, at_weight = np.empty((NODES, 5), dtype), np.ones(5, dtype), np.ones((NODES, 5), dtype)
         path.rectified(*parts, weight, bias, result)
-        path.rectified_gradients(*parts, result, gradient, more, at_weight, at_bias)
+        path.rectified_gradients(*parts, result, more, places, gradient.copy(), kept, taken, at_weight, at_bias)
         found.append((result, at_weight, at_bias))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
@@ -222,23 +225,50 @@ def test_layers_are_computed_alike(dtype, dropped):
     hidden, initial = rng.standard_normal((2, NODES, 5)).astype(dtype)
     weight, gradient = rng.standard_normal((5, 5)).astype(dtype), rng.standard_normal((12, 5)).astype(dtype)
     share, kept, turned = dtype(0.1), dtype(0.7), dtype(0.2)
+    more, places = rng.standard_normal((4, 5)).astype(dtype), rng.permutation(12)[:4]
     found = []
     for path in (loops, arrays):
         drops = np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
         support, gated = np.empty((2, 12, 5), dtype)
-        at_initial, at_hidden = np.ones((NODES, 5), dtype), np.empty((NODES, 5), dtype)
+        at_initial, at_hidden = np.empty((12, 5), dtype), np.empty((NODES, 5), dtype)
         path.gcnii_support(*parts, hidden, *halves(9), *drops, initial, rows, share, support)
         result = support @ weight
         path.gcnii_result(support, kept, turned, result)
         path.gate(gradient, result, turned, gated)
         at_support = gated @ weight.T
-        about = rows, share, kept, result, gradient, at_support
+        about = share, kept, result, gradient, at_support, more, places
         path.gcnii_gradients(*parts, *drops, *about, at_initial, at_hidden)
         found.append((support, result, gated, at_support, at_initial, at_hidden, drops[2]))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
         assert np.count_nonzero(one) > 0 or not one.size
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_classifiers_are_computed_alike(dtype, dropped):
+    rng = np.random.default_rng(7)
+    hidden, weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((12, 9), (9, 4), 4))
+    gradient, found = rng.standard_normal((12, 4)).astype(dtype), []
+    for path in (loops, arrays):
+        drops = np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
+        read, at_hidden = np.empty((2, 12, 9), dtype)
+        result, at_weight, at_bias = np.empty((12, 4), dtype), np.ones((9, 4), dtype), np.ones(4, dtype)
+        path.masked_product(hidden, *halves(9), *drops, weight, bias, read, result)
+        path.masked_product_gradients(read, gradient, *drops, weight, at_weight, at_bias, at_hidden)
+        found.append((read, result, at_weight, at_bias, at_hidden))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    read, result, at_weight, at_bias, at_hidden = found[0]
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12, "atol": 1e-13}
+    np.testing.assert_allclose(result, read @ weight + bias, **close)
+    np.testing.assert_allclose(at_weight, read.T @ gradient, **close)
+    np.testing.assert_allclose(at_bias, gradient.sum(axis=0), **close)
+    factors = np.divide(read, hidden)
+    assert set(np.unique(factors.astype(float).round(4))) == ({0.0, 1.6} if dropped else {1.0})
+    np.testing.assert_allclose(at_hidden, gradient @ weight.T * factors, **close)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -8,13 +8,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from glasu.config import ModelConfig
+from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.by_hand import ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.loss import loss_and_gradient
-from glasu.model.optimizer import laid_out
+from glasu.model.optimizer import Optimizer, laid_out
 from glasu.model.passes import Inputs, Passes, Taped
 from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel
@@ -168,6 +168,48 @@ def test_the_gradient_between_two_layers_is_that_of_finite_differences(make):
         step[row, column] = 1e-6
         rise = (value(hidden + step)[1] - value(hidden - step)[1]).mul(probe).sum() / 2e-6
         assert found[row, column].item() == pytest.approx(rise.item(), rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, dense):
+    model, twin = model_of(), model_of()
+    twin.load_state_dict(model.state_dict())
+    inputs, dropout = inputs_of(model, dense=dense), dropout_of(0.3)
+    keys = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "weight_decay": decay}
+    own = Optimizer(RunConfig(train=TrainConfig(**keys)), model)
+    other = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=decay)
+    hand = Hand.of(model, directly=own.is_plain)
+    assert hand is not None
+    for step in range(3):
+        own.learning_rate = other.param_groups[0]["lr"] = 0.1 / (1 + step)
+        passes = ByHand(hand, inputs, dropout, own.descent)
+        probe = torch.randn(12, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        torch.testing.assert_close(forward(passes), plainly(twin, inputs, dropout).detach())
+        back(passes, probe)
+        own.step(passes.pending)
+        other.zero_grad()
+        plainly(twin, inputs, dropout).backward(probe)
+        other.step()
+    for (name, weight), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_nothing_changes_before_all_gradients_are_known():
+    model = model_of()
+    hand, inputs = Hand.of(model, directly=True), inputs_of(model)
+    assert hand is not None
+    before = [weight.detach().clone() for weight in model.parameters()]
+    passes = ByHand(hand, inputs, no_dropout(), (1.0, -0.1))
+    found: Tensor | None = passes.back_from_logits(torch.ones_like(forward(passes)))
+    for layer in reversed(range(LAYERS)):
+        assert found is not None
+        found = passes.back(layer, found)
+    assert all(map(torch.equal, model.parameters(), before))
+    passes.back_to_features(found)
+    changed = [not torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True)]
+    names = [name for (name, _), new in zip(model.named_parameters(), changed, strict=True) if new]
+    assert names == ["encoder.weight", *(f"layers.{layer}.linear.weight" for layer in range(LAYERS))]
 
 
 def test_what_is_not_a_number_stays_so():

@@ -6,6 +6,7 @@ between compiled loops, several times as fast where blocks are small.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,53 +18,53 @@ from torch import Tensor, nn
 from glasu.model import kernels
 from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import GCNIILayer, Hidden
+from glasu.model.optimizer import ALL
 from glasu.model.passes import Inputs, Passes
 from glasu.model.split import ClientModel
 
 Array = NDArray[Any]
-Drops = tuple[np.uint8, Any, Array]  # a mask: the threshold, the scale, a byte per value
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
 Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
-NO_HALF = np.uint64(0)
+NO_KEY = np.uint64(0), np.uint64(0), np.uint8(0)
 NO_DRAWS = np.empty((0, 0), np.uint8)
 NOTHING = np.empty((0, 0))
+NOWHERE = np.empty(0, np.int64)
+TO_WRITE = (0.0, 1.0)  # what an array keeps of itself, and takes of a product
 
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """Weight and bias of a linear layer, and where their gradients belong; views, which follow the model."""
+    """Weight and bias of a linear layer and where their gradients go; views, which follow the model."""
 
-    weight: Tensor
-    bias: Tensor
-    at_weight: Tensor
-    at_bias: Tensor
-    arrays: tuple[tuple[Array, Array], tuple[Array, Array]]  # the same again: weights, gradients
+    weight: Array
+    bias: Array
+    learning: Array  # what changes by dL/dW: the gradient, or the weight itself
+    at_bias: Array
 
     @classmethod
-    def of(cls, module: Any) -> _Linear:
-        weight, bias = module.weight.detach(), module.bias.detach()
-        at_weight, at_bias = module.weight.grad, module.bias.grad
-        arrays = (weight.numpy(), bias.numpy()), (at_weight.numpy(), at_bias.numpy())
-        return cls(weight, bias, at_weight, at_bias, arrays)
+    def of(cls, module: Any, *, directly: bool = False) -> _Linear:
+        weight, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
+        return cls(weight, bias, weight if directly else module.weight.grad.numpy(), module.bias.grad.numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class _GCNII:
-    """The weight of a gcnii layer, where its gradient belongs, and the layer's constants."""
+    """The weight of a gcnii layer, what changes by its gradient, and the layer's constants."""
 
     weight: Tensor
     transposed: Tensor
-    at_weight: Tensor
+    learning: Tensor
     share: Any  # s of `ByHand`
     kept: Any  # k
     turned: Any  # t
 
     @classmethod
-    def of(cls, layer: GCNIILayer) -> _GCNII:
+    def of(cls, layer: GCNIILayer, *, directly: bool) -> _GCNII:
         weight, gradient = layer.linear.weight.detach(), layer.linear.weight.grad
         assert gradient is not None
         kind = weight.numpy().dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight.t(), gradient, *constants)
+        return cls(weight, weight.t(), weight if directly else gradient, *constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,32 +75,45 @@ class Hand:
     layers: tuple[_GCNII, ...]
     classifier: _Linear | None
     norms: tuple[nn.LayerNorm, ...]
+    pending: Sequence[slice]  # the weights that have only a gradient when the passes are over
 
     @classmethod
-    def of(cls, model: ClientModel) -> Hand | None:
-        """Return the weights, where all layers are gcnii's without a projection in front; else None."""
+    def of(cls, model: ClientModel, *, directly: bool = False) -> Hand | None:
+        """Return the weights, where all layers are gcnii's without a projection in front; else None.
+
+        Args:
+            model: whose weights.
+            directly: whether products change the weights of encoder and layers, not their gradients (`Optimizer`).
+        """
         layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
         if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
             return None
-        classifier = None if model.classifier is None else _Linear.of(model.classifier)
-        norms: Any = tuple(model.norms or ())
-        return cls(_Linear.of(model.encoder), tuple(map(_GCNII.of, layers)), classifier, norms)
+        assert model.encoder is not None
+        changed = [model.encoder.weight, *(layer.linear.weight for layer in layers)]
+        return cls(
+            encoder=_Linear.of(model.encoder, directly=directly),
+            layers=tuple(_GCNII.of(layer, directly=directly) for layer in layers),
+            classifier=None if model.classifier is None else _Linear.of(model.classifier),
+            norms=tuple(model.norms or ()),  # type: ignore[arg-type]
+            pending=_all_but(changed) if directly else ALL,
+        )
+
+
+def _all_but(weights: Sequence[Tensor]) -> list[slice]:
+    """Return where the other weights lie in the vector of all."""
+    parts = [slice(0, 0)]
+    for weight in sorted(weights, key=Tensor.storage_offset):
+        start = int(weight.storage_offset())
+        parts[-1:] = [slice(parts[-1].start, start), slice(start + weight.numel(), None)]
+    return [part for part in parts if part.start != part.stop]
 
 
 class _Kept(NamedTuple):
     """What a layer needs to go back: what its product read and made, what it was dropped by, what undoes its norm."""
 
-    read: Tensor
+    read: Array
     made: Array
     drops: Drops
-    norm: Norm | None
-
-
-class _Classified(NamedTuple):
-    """What the classifier needs to go back; `factors` is the mask of its input."""
-
-    read: Tensor
-    factors: Tensor | None
     norm: Norm | None
 
 
@@ -111,108 +125,130 @@ class ByHand(Passes):
         R = dL/dP = k G + t G W^T      dL/dW = t P^T G      dL/dH0 = s R      dL/dH = (A^T R) * mask
     """
 
-    def __init__(self, hand: Hand, inputs: Inputs, dropout: Dropout) -> None:
+    def __init__(self, hand: Hand, inputs: Inputs, dropout: Dropout, descent: tuple[float, float] = TO_WRITE) -> None:
+        """Begin a step.
+
+        Args:
+            hand: the weights.
+            inputs: what the layers read.
+            dropout: the masks of this step.
+            descent: what an array that learns keeps of itself, and takes of a gradient.
+        """
         super().__init__(inputs, dropout)
-        self.hand = hand
+        self.hand, self.pending, self.descent = hand, hand.pending, descent
         self._kept: dict[int, _Kept] = {}
-        self._classified: _Classified | None = None
+        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # what learns, and two matrices: dL/dW = P^T G
         self._read = inputs.features  # X * mask
-        self._initial = self._at_initial = NOTHING  # H0, and the gradient there of all layers so far
+        self._initial = NOTHING  # H0
+        self._at_initial: Array | None = None  # the gradient there of the layers so far, at the rows of the last one
 
     def encode(self) -> Hidden:
-        encoder = self.hand.encoder
+        own = self.hand.encoder
         self._read = self.dropout(self.inputs.features, ENCODER)
         if isinstance(self._read, Tensor):
-            self._initial = torch.addmm(encoder.bias, self._read, encoder.weight).relu_().numpy()
+            weight, bias = torch.from_numpy(own.weight), torch.from_numpy(own.bias)
+            self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
         else:
-            weight, bias = encoder.arrays[0]
-            self._initial = np.empty((self._read.shape[0], len(bias)), bias.dtype)
-            kernels.rectified(self._read.indptr, self._read.indices, self._read.data, weight, bias, self._initial)
+            self._initial = np.empty((self._read.shape[0], len(own.bias)), own.bias.dtype)
+            parts = self._read.indptr, self._read.indices, self._read.data
+            kernels.rectified(*parts, own.weight, own.bias, self._initial)
         return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
         assert isinstance(hidden, Tensor)
         own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
-        norm = None
-        if self.hand.norms and layer > 0:
-            hidden, norm = self._normalized(layer, hidden)
-        read = hidden.contiguous().numpy()
-        mask, kind = self.dropout.mask(layer), read.dtype.type
-        drops: Drops = np.uint8(0), kind(1), NO_DRAWS
-        if mask is not None:
-            drops = mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
-        low, high = (NO_HALF, NO_HALF) if mask is None else mask[:2]
-        shape = (len(rows), read.shape[1])
+        read, norm = self._normalized(layer, hidden)
+        drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
         support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
         parts = matrix.indptr, matrix.indices, matrix.data
-        kernels.gcnii_support(*parts, read, low, high, *drops, self._initial, rows, own.share, support)
-        product, result = torch.from_numpy(support), torch.from_numpy(made)
-        torch.mm(product, own.weight, out=result)
+        about = *parts, read, *drops, self._initial, rows, own.share, support
+        kernels.gcnii_support(*about)
+        result = torch.from_numpy(made)
+        torch.mm(torch.from_numpy(support), own.weight, out=result)
         kernels.gcnii_result(support, own.kept, own.turned, made)
-        self._kept[layer] = _Kept(product, made, drops, norm)
+        self._kept[layer] = _Kept(support, made, drops, norm)
         self.partials[layer] = result
         return result
 
     def logits(self, joint: Tensor) -> Tensor:
         own, last = self.hand.classifier, len(self.hand.layers)
         assert own is not None
-        norm = None
-        if self.hand.norms:
-            joint, norm = self._normalized(last, joint)
-        mask = self.dropout.mask(last)
-        factors = None if mask is None else mask.factors_like(joint)
-        read = joint if factors is None else joint * factors
-        self._classified = _Classified(read, factors, norm)
-        return torch.addmm(own.bias, read, own.weight)
+        hidden, norm = self._normalized(last, joint)
+        drops, read = self._drops(last, hidden), np.empty_like(hidden)
+        made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
+        about = hidden, *drops, own.weight, own.bias, read, made
+        kernels.masked_product(*about)
+        self._kept[last] = _Kept(read, made, drops, norm)
+        return torch.from_numpy(made)
 
     def begin_back(self) -> None:
         """Do nothing: every gradient is written anew."""
 
     def back_from_logits(self, gradient: Tensor) -> Tensor:
-        own, kept = self.hand.classifier, self._classified
+        own, last = self.hand.classifier, len(self.hand.layers)
         assert own is not None
-        assert kept is not None
-        torch.mm(kept.read.t(), gradient, out=own.at_weight)
-        torch.sum(gradient, 0, out=own.at_bias)
-        back = torch.mm(gradient, own.weight.t())
-        back = back if kept.factors is None else back.mul_(kept.factors)
-        return back if kept.norm is None else self._before_norm(len(self.hand.layers), back, kept.norm)
+        kept = self._kept.pop(last)
+        back = np.empty_like(kept.read)
+        found = gradient.contiguous().numpy()
+        about = kept.read, found, *kept.drops[2:], own.weight, own.learning, own.at_bias, back
+        kernels.masked_product_gradients(*about)
+        return self._before_norm(last, torch.from_numpy(back), kept.norm)
 
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
-        own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
+        own, matrix = self.hand.layers[layer], self.inputs.blocks[layer].matrix
         kept, found = self._kept.pop(layer), gradient.contiguous().numpy()
-        if not len(self._at_initial):
-            self._at_initial = np.zeros_like(self._initial)
-        gated, at_support = np.empty_like(found), np.empty_like(found)
+        gated, at_support, at_initial = np.empty_like(found), np.empty_like(found), np.empty_like(found)
         back = np.empty((matrix.width, found.shape[1]), found.dtype)
         kernels.gate(found, kept.made, own.turned, gated)
         turned = torch.from_numpy(gated)
-        torch.mm(kept.read.t(), turned, out=own.at_weight)
         torch.mm(turned, own.transposed, out=torch.from_numpy(at_support))
-        about = matrix.indptr, matrix.indices, matrix.data, *kept.drops, rows, own.share, own.kept, kept.made, found
-        kernels.gcnii_gradients(*about, at_support, self._at_initial, back)
-        at_hidden = torch.from_numpy(back)
-        return at_hidden if kept.norm is None else self._before_norm(layer, at_hidden, kept.norm)
+        self._products.append((own.learning, torch.from_numpy(kept.read), turned))
+        more, places = found[:0], NOWHERE
+        if self._at_initial is not None:
+            more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
+        parts, weighed = (matrix.indptr, matrix.indices, matrix.data), (own.share, own.kept)
+        about = *parts, *kept.drops[2:], *weighed, kept.made, found, at_support, more, places, at_initial, back
+        kernels.gcnii_gradients(*about)
+        self._at_initial = at_initial
+        return self._before_norm(layer, torch.from_numpy(back), kept.norm)
 
     def back_to_features(self, gradient: Tensor | None) -> None:
         assert gradient is not None
-        own, found = self.hand.encoder, gradient.numpy()
+        assert self._at_initial is not None
+        (kept, taken), own = self.descent, self.hand.encoder
+        found, places = gradient.numpy(), self.inputs.initial_rows[0]
         if isinstance(self._read, Tensor):
-            gated = np.where(self._initial > 0, self._at_initial + found, found.dtype.type(0))
-            torch.mm(self._read.t(), torch.from_numpy(gated), out=own.at_weight)
-            torch.sum(torch.from_numpy(gated), 0, out=own.at_bias)
+            found[places] += self._at_initial
+            gated = torch.from_numpy(np.where(self._initial > 0, found, found.dtype.type(0)))
+            self._products.append((torch.from_numpy(own.learning), self._read, gated))
+            torch.sum(gated, 0, out=torch.from_numpy(own.at_bias))
         else:
-            parts = self._read.indptr, self._read.indices, self._read.data
-            kernels.rectified_gradients(*parts, self._initial, self._at_initial, found, *own.arrays[1])
+            about = self._read.indptr, self._read.indices, self._read.data, self._initial, self._at_initial, places
+            numbers = found.dtype.type(kept), found.dtype.type(taken)
+            kernels.rectified_gradients(*about, found, *numbers, own.learning, own.at_bias)
+        for learning, read, gated in self._products:
+            learning.addmm_(read.t(), gated, beta=kept, alpha=taken)
 
-    def _normalized(self, layer: int, hidden: Tensor) -> tuple[Tensor, Norm]:
+    def _drops(self, layer: int, read: Array) -> Drops:
+        """Return by what the input of a layer is multiplied; its bytes are not drawn yet."""
+        mask, kind = self.dropout.mask(layer), read.dtype.type
+        if mask is None:
+            return *NO_KEY, kind(1), NO_DRAWS
+        return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
+
+    def _normalized(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
         """Return what `ClientModel.layer_input` reads before its dropout, and what undoes the normalisation."""
+        if layer == 0 or not self.hand.norms:
+            return hidden.contiguous().numpy(), None
         norm = self.hand.norms[layer - 1]
         about = norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
         made, mean, deviation = torch.native_layer_norm(hidden, *about)
-        return made, (hidden, mean, deviation)
+        return made.numpy(), (hidden, mean, deviation)
 
-    def _before_norm(self, layer: int, gradient: Tensor, kept: Norm) -> Tensor:
+    def _before_norm(self, layer: int, gradient: Tensor, kept: Norm | None) -> Tensor:
+        """Return the gradient at what `_normalized` was given."""
+        if kept is None:
+            return gradient
         norm = self.hand.norms[layer - 1]
         about = norm.normalized_shape, *kept[1:], norm.weight.detach(), norm.bias.detach(), [True, True, True]
         back, *found = torch.ops.aten.native_layer_norm_backward(gradient, kept[0], *about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from glasu.model import kernels
 
 Array = NDArray[Any]
 NOTHING: Array = np.empty(0)
+ALL = (slice(None),)  # the parts of a vector, where it is one
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as its authors and torch have them
 
 
@@ -34,6 +35,9 @@ class Optimizer:
 
     So do their gradients, and the model keeps views of both: a step is one loop, whatever the number of layers. A
     weight that no loss reads has a gradient of zero, and decays if asked to.
+
+    SGD without momentum needs nothing but the gradient. Where that is a product, the step can be part of computing it
+    (`descent`), which spares writing the gradient and reading it again; `step` is left what has not been changed so.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
@@ -43,8 +47,18 @@ class Optimizer:
         self.moments: dict[str, Array] = {}  # what a checkpoint needs; none before the first step
         self.steps = 0
 
-    def step(self) -> None:
-        """Change the weights by their gradients."""
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether a step needs nothing but the gradient."""
+        return self.train.optimizer == "sgd" and not self.train.momentum
+
+    @property
+    def descent(self) -> tuple[float, float]:
+        """Return a and b: a step of plain SGD makes a * weight + b * gradient of a weight."""
+        return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
+
+    def step(self, parts: Sequence[slice] = ALL) -> None:
+        """Change the weights by their gradients; of a plain step, those parts that have not been changed yet."""
         self.steps += 1
         kind, train = self.weights.dtype.type, self.train
         if train.optimizer == "adam":
@@ -56,7 +70,8 @@ class Optimizer:
         else:
             velocity = self._moment("velocity") if train.momentum else NOTHING
             factors = kind(self.learning_rate), kind(train.momentum), kind(train.weight_decay)
-            kernels.descend(self.weights, self.gradients, velocity, *factors)
+            for part in parts:
+                kernels.descend(self.weights[part], self.gradients[part], velocity, *factors)
 
     def _moment(self, name: str) -> Array:
         if name not in self.moments:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from glasu.model.blocks import Block
 from glasu.model.dropout import Dropout
 from glasu.model.layers import Hidden, rows_of
+from glasu.model.optimizer import ALL
 from glasu.model.split import ClientModel
 
 
@@ -33,6 +35,8 @@ class Passes(ABC):
 
     Going back leaves the gradients of the weights; `begin_back` first.
     """
+
+    pending: Sequence[slice] = ALL  # the weights that going back has not changed yet, in the vector of all
 
     def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
         self.inputs, self.dropout = inputs, dropout

@@ -19,7 +19,7 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
-from glasu.model.by_hand import ByHand, Hand
+from glasu.model.by_hand import TO_WRITE, ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import FeatureRows, exact_layer, exact_start
 from glasu.model.layers import Convolution, Hidden
@@ -103,7 +103,7 @@ class Client:
             convolution=convolution,
         ).to(self.dtype)
         self.optimizer = Optimizer(config, self.model)
-        self.hand = Hand.of(self.model)
+        self.hand = Hand.of(self.model, directly=self.optimizer.is_plain)
         self.sampler = Sampler(config, party.graph, index, NORMALIZATION[config.model.backbone])
         self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
         self.release = Release(encodings_of(config))
@@ -205,7 +205,7 @@ class Client:
         dropout = self.dropout(batch.round, step)
         dense = self.sampler.keeps_matrices and any(block.dense is not None for block in batch.blocks)
         if self.hand is not None and not dense:
-            return ByHand(self.hand, batch, dropout)
+            return ByHand(self.hand, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE)
         return Taped(self.model, batch, dropout, recording=step is not None)
 
     def encode(self, passes: Passes) -> Hidden:
@@ -240,7 +240,7 @@ class Client:
         """Go back through the encoder, given the gradient at H_m[0], and change the weights."""
         with self.computing:
             passes.back_to_features(gradient)
-            self.optimizer.step()
+            self.optimizer.step(passes.pending)
 
     def take_losses(self, key: Key) -> NDArray[np.float64]:
         """Return the losses that have not been sent yet, for the message named by `key` to carry."""

@@ -181,14 +181,29 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
 
 
 def rectified_gradients(
-    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, more: Array, weight: Array, bias: Array
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    result: Array,
+    more: Array,
+    places: Ids,
+    gradient: Array,
+    kept: Any,
+    taken: Any,
+    learning: Array,
+    bias: Array,
 ) -> None:
-    """Write into `weight` and `bias` the gradients of what `rectified` read, given two that add up to its result's."""
-    weight[:], bias[:] = 0, 0
-    gated = np.where(result > 0, gradient + more, 0)
+    """Go back through `rectified`: make kept * learning + taken * dL/dweight of `learning`, write dL/dbias.
+
+    The gradient at the result is what is given, to which `more` is added at some places.
+    """
+    learning[:] = kept * learning if kept else 0
+    bias[:] = 0
+    gradient[places] += more
+    gated = np.where(result > 0, gradient, 0)
     for row in gated:  # one after the other, for numpy's own sum adds in another order
         bias += row
-    add_transposed(indptr, indices, data, gated, weight)
+    add_transposed(indptr, indices, taken * data, gated, learning)
 
 
 def gcnii_support(
@@ -235,23 +250,69 @@ def gcnii_gradients(
     threshold: np.uint8,
     scale: Any,
     draws: Array,
-    rows: Ids,
     share: Any,
     kept: Any,
     result: Array,
     gradient: Array,
     at_support: Array,
+    more: Array,
+    places: Ids,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_hidden`, and add to `at_initial`, the gradients of what `gcnii_support` read.
+    """Write into `at_hidden` and `at_initial` the gradients of what `gcnii_support` read: hidden and initial[rows].
 
-    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it.
+    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
+    is what later layers add to `at_initial`, and `places` the rows there that they read.
     """
     at_support += np.where(result > 0, kept * gradient, 0)
-    at_initial[rows] += at_support * share
+    np.multiply(at_support, share, out=at_initial)
+    at_initial[places] += more
     at_hidden[:] = 0
     add_transposed(indptr, indices, data, at_support, at_hidden)
+    if len(draws):
+        at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
+
+
+def masked_product(
+    hidden: Array,
+    low: np.uint64,
+    high: np.uint64,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    weight: Array,
+    bias: Array,
+    read: Array,
+    result: Array,
+) -> None:
+    """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result."""
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
+    read[:] = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
+    result[:] = bias
+    for column, factors in zip(read.T, weight, strict=True):  # one after the other, for a product adds in another order
+        result += column[:, None] * factors
+
+
+def masked_product_gradients(
+    read: Array,
+    gradient: Array,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    weight: Array,
+    at_weight: Array,
+    at_bias: Array,
+    at_hidden: Array,
+) -> None:
+    """Write the gradients of what `masked_product` read, given that of its result."""
+    at_weight[:], at_bias[:], at_hidden[:] = 0, 0, 0
+    for source, found in zip(read, gradient, strict=True):
+        at_weight += source[:, None] * found
+        at_bias += found
+    for factors, found in zip(weight.T, gradient.T, strict=True):
+        at_hidden += factors * found[:, None]
     if len(draws):
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
 

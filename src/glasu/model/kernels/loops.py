@@ -316,18 +316,39 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
 
 @compiled
 def rectified_gradients(
-    indptr: Array, indices: Array, data: Array, result: Array, gradient: Array, more: Array, weight: Array, bias: Array
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    result: Array,
+    more: Array,
+    places: Array,
+    gradient: Array,
+    kept: Any,
+    taken: Any,
+    learning: Array,
+    bias: Array,
 ) -> None:
-    """Write into `weight` and `bias` the gradients of what `rectified` read, given two that add up to its result's."""
-    weight[:], bias[:] = 0, 0
+    """Go back through `rectified`: make kept * learning + taken * dL/dweight of `learning`, write dL/dbias.
+
+    The gradient at the result is what is given, to which `more` is added at some places.
+    """
+    if kept == 0:
+        learning[:] = 0  # whatever stood there
+    elif kept != 1:
+        learning *= kept
+    bias[:] = 0
+    for row in range(len(places)):
+        total, other = gradient[places[row]], more[row]
+        for column in range(len(total)):
+            total[column] += other[column]
     gated = np.empty_like(bias)
     for row in range(len(indptr) - 1):
-        made, one, other = result[row], gradient[row], more[row]
+        made, found = result[row], gradient[row]
         for column in range(len(gated)):
-            gated[column] = one[column] + other[column] if made[column] > 0 else 0
+            gated[column] = found[column] if made[column] > 0 else 0
             bias[column] += gated[column]
         for k in range(indptr[row], indptr[row + 1]):
-            value, total = data[k], weight[indices[k]]
+            value, total = taken * data[k], learning[indices[k]]
             if value != 0:
                 for column in range(len(gated)):
                     total[column] += value * gated[column]
@@ -401,26 +422,28 @@ def gcnii_gradients(
     threshold: np.uint8,
     scale: Any,
     draws: Array,
-    rows: Array,
     share: Any,
     kept: Any,
     result: Array,
     gradient: Array,
     at_support: Array,
+    more: Array,
+    places: Array,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_hidden`, and add to `at_initial`, the gradients of what `gcnii_support` read.
+    """Write into `at_hidden` and `at_initial` the gradients of what `gcnii_support` read: hidden and initial[rows].
 
-    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it.
+    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
+    is what later layers add to `at_initial`, and `places` the rows there that they read.
     """
     zero = scale - scale
     at_hidden[:] = zero
     for row in range(len(indptr) - 1):
-        source, own, made, first = at_support[row], gradient[row], result[row], at_initial[rows[row]]
+        source, own, made, first = at_support[row], gradient[row], result[row], at_initial[row]
         for column in range(len(source)):
             source[column] += kept * own[column] if made[column] > 0 else zero
-            first[column] += source[column] * share
+            first[column] = source[column] * share
         for k in range(indptr[row], indptr[row + 1]):
             value, total = data[k], at_hidden[indices[k]]
             for column in range(len(source)):
@@ -429,6 +452,77 @@ def gcnii_gradients(
         drawn, total = draws[row], at_hidden[row]
         for column in range(len(total)):
             total[column] *= scale if drawn[column] >= threshold else zero
+    for row in range(len(places)):
+        first, other = at_initial[places[row]], more[row]
+        for column in range(len(first)):
+            first[column] += other[column]
+
+
+@compiled
+def masked_product(
+    hidden: Array,
+    low: np.uint64,
+    high: np.uint64,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    weight: Array,
+    bias: Array,
+    read: Array,
+    result: Array,
+) -> None:
+    """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result.
+
+    For the few columns of a classifier: a row's result stays in the nearest cache.
+    """
+    zero = scale - scale
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
+    for row in range(len(hidden)):
+        source, target, total = hidden[row], read[row], result[row]
+        for column in range(len(source)):
+            target[column] = source[column]
+        if len(draws):
+            drawn = draws[row]
+            for column in range(len(source)):
+                target[column] *= scale if drawn[column] >= threshold else zero
+        for column in range(len(total)):
+            total[column] = bias[column]
+        for k in range(len(target)):
+            value, factors = target[k], weight[k]
+            for column in range(len(total)):
+                total[column] += value * factors[column]
+
+
+@compiled
+def masked_product_gradients(
+    read: Array,
+    gradient: Array,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    weight: Array,
+    at_weight: Array,
+    at_bias: Array,
+    at_hidden: Array,
+) -> None:
+    """Write the gradients of what `masked_product` read, given that of its result."""
+    zero = scale - scale
+    at_weight[:], at_bias[:] = zero, zero
+    for row in range(len(read)):
+        source, found, back = read[row], gradient[row], at_hidden[row]
+        for column in range(len(found)):
+            at_bias[column] += found[column]
+        for k in range(len(source)):
+            value, factors, target, total = source[k], weight[k], at_weight[k], zero
+            for column in range(len(found)):
+                target[column] += value * found[column]
+                total += factors[column] * found[column]
+            back[k] = total
+        if len(draws):
+            drawn = draws[row]
+            for k in range(len(back)):
+                back[k] *= scale if drawn[k] >= threshold else zero
 
 
 @compiled
