@@ -100,7 +100,8 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     clients = make_clients(config, parties, clock)
     batches = [_noted(client) for client in clients]
     scripts = [client_script(client) for client in clients]
-    run_in_process(server_script(make_server(config, clients)), scripts, meter, watch, observe)
+    ahead, server = [client.look_ahead for client in clients], server_script(make_server(config, clients))
+    run_in_process(server, scripts, meter, watch, observe, meanwhile=ahead)
     (start, before, sent, met), (stop, after, sent_then, met_then) = marks[WINDOW - 1], marks[last - 1]
     count, seconds = last - WINDOW, stop - start
     shares = {name: (after[name] - before[name]) / (after["all"] - before["all"]) for name in PHASES}
@@ -111,14 +112,14 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
 def _noted(client: Client) -> list[Batch]:
     """Have the client note what each round of its first window reads."""
-    gather = client.batch
+    gather = client.gather
     noted: list[Batch] = []
 
-    def batch(sample: Sample, *, to_learn: bool = True) -> Batch:
+    def note(sample: Sample, *, to_learn: bool = True) -> Batch:
         found = gather(sample, to_learn=to_learn)
         if len(noted) < WINDOW:
             noted.append(found)
         return found
 
-    client.batch = batch  # type: ignore[method-assign]
+    client.gather = note  # type: ignore[method-assign]
     return noted

@@ -46,6 +46,43 @@ def test_every_client_computes_on_one_thread(monkeypatch):
     assert len({name for name, _ in seen if name.startswith("glasu-client")}) == 2
 
 
+def note_batches(monkeypatch):
+    """Return a list to which every gathering of a batch to learn from adds: whose, in which round, for which."""
+    found, gather = [], Client.gather
+
+    def note(self, sample, *, to_learn=True):
+        if to_learn:
+            found.append((self.party.name, self.round, sample.round))
+        return gather(self, sample, to_learn=to_learn)
+
+    monkeypatch.setattr(Client, "gather", note)
+    return found
+
+
+@pytest.mark.parametrize(("prefetch", "ahead"), [(0, 0), (1, 1), (2, 1), (16, 1)])
+@pytest.mark.parametrize("backward", ["joint", "local"])
+def test_what_the_next_round_reads_is_gathered_once_and_as_soon_as_it_is_agreed(prefetch, ahead, backward, monkeypatch):
+    gathered = note_batches(monkeypatch)
+    config = RunConfig(
+        data=DataConfig(name="demo"),
+        model=ModelConfig(num_layers=2, aggregation_layers=(0, 1), hidden=8),
+        train=TrainConfig(
+            num_rounds=5,
+            num_local_steps=1,
+            backward=backward,
+            sampler="neighbor",
+            batch_size=8,
+            prefetch=prefetch,
+            evaluate_every=2,
+        ),
+    )
+    simulate(load_parties(config), config)
+    by_party = {name: [rounds for owner, *rounds in gathered if owner == name] for name, *_ in gathered}
+    assert len(by_party) == 3
+    for rounds in by_party.values():
+        assert rounds == [[max(0, index - ahead), index] for index in range(5)]
+
+
 TWICE = """
 import glasu
 from glasu.compiling import COMPILES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,8 @@ class Client:
         self.round, self.incarnation, self.attempt, self.key_epoch = 0, 0, 0, 0
         self.noise_secret = b""  # of GaussianNoise in the gate; empty: no noise
         self.losses: list[float] = []
+        self.coming: Callable[[], Sample | None] = lambda: None  # the sample of the next round, once it is agreed
+        self._ready: tuple[Sample, Batch] | None = None  # what was gathered ahead
         self.best_weights: dict[str, Tensor] = {}
         self.tested: dict[str, float] = {}  # the scores of the selected model, at a client with labels
         self.selection: Selection | None = None if config.model.aggregation_layers else Selection()
@@ -190,7 +192,19 @@ class Client:
             )
         return value
 
-    def batch(self, sample: Sample, *, to_learn: bool = True) -> Batch:
+    def look_ahead(self) -> None:
+        """Gather what the next round reads, if it is known: for a runtime to call while an answer is on its way."""
+        sample = self.coming()
+        if sample is not None and (self._ready is None or self._ready[0] is not sample):
+            self._ready = sample, self.gather(sample)
+
+    def batch(self, sample: Sample) -> Batch:
+        """Return what the layers read for a sample to learn from."""
+        if self._ready is not None and self._ready[0] is sample:
+            return self._ready[1]
+        return self.gather(sample)
+
+    def gather(self, sample: Sample, *, to_learn: bool = True) -> Batch:
         """Gather what the layers read for a sample, and the labels, if it is to learn from."""
         with self.watch.measure("sampling"):
             blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.actor import Client
 from glasu.protocol.backward import client_joint_round
@@ -41,7 +44,8 @@ def client_rounds(client: Client) -> Script:
         samples = ahead.samples if ahead else (yield from client_sampling(client, window))
         later = coming[index + 1 : index + 2] if config.train.prefetch else []
         ahead = Agreement(client_sampling(client, later[0])) if later else None
-        for sample in samples:
+        for position, sample in enumerate(samples):
+            client.coming = partial(_next_sample, samples[position + 1 :], ahead)
             client.losses = yield from ride_along(client_round(client, sample), ahead)
             client.round = sample.round + 1
             loss = _mean(client.losses)  # now: an evaluation's messages take the losses along
@@ -49,6 +53,12 @@ def client_rounds(client: Client) -> Script:
             yield RoundDone(sample.round, loss, client.party.name)
             if client.stopped:
                 return
+
+
+def _next_sample(samples: Sequence[Sample], ahead: Agreement | None) -> Sample | None:
+    """Return the sample of the next round: of this window, or of the next one as soon as it is agreed."""
+    following = samples or (ahead.samples if ahead else ())
+    return following[0] if following else None
 
 
 def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:

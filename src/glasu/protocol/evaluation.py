@@ -143,7 +143,7 @@ def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Ph
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
     (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], purpose="evaluation neighbors")
-    batch = client.batch(sample, to_learn=False)
+    batch = client.gather(sample, to_learn=False)
     hidden, _ = yield from client_inference(client, client.passes(batch, None), round_index, phase)
     joint: Tensor = hidden[places]
     return joint

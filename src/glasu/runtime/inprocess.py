@@ -54,6 +54,7 @@ def run_in_process(
     each: Map = map,
     observers: Sequence[Observer] | None = None,
     before_sending: Callable[[], None] = lambda: None,
+    meanwhile: Sequence[Callable[[], None]] | None = None,
 ) -> None:
     """Drive both roles to the end; over a network, the list of messages becomes an await.
 
@@ -67,11 +68,13 @@ def run_in_process(
         each: `map`, or one that runs clients in parallel.
         observers: are told the clients' events, one for each client.
         before_sending: is called whenever clients are about to send.
+        meanwhile: is called whenever clients have sent, one for each client: what it can do before it is answered.
     """
+    idle: Sequence[Callable[[], None]] = meanwhile or [lambda: None] * len(clients)
     own: Sequence[Observer] = observers or [lambda event: None] * len(clients)
     told = [_told_to(observer, observe) for observer in own]
     _advance(server, None, observe)
-    outboxes = [deque(messages) for messages in each(_advance, clients, [None] * len(clients), told)]
+    outboxes = [deque(messages) for messages in each(_turn, clients, [None] * len(clients), told, idle)]
     while any(outboxes):
         before_sending()
         together = tuple(outboxes[0])
@@ -88,7 +91,7 @@ def run_in_process(
             for inbox, answer in zip(inboxes, answers, strict=True):
                 inbox.append(answer if carry is None else carry(answer))
         meter.exchanged(together)
-        outboxes = [deque(messages) for messages in each(_advance, clients, inboxes, told)]
+        outboxes = [deque(messages) for messages in each(_turn, clients, inboxes, told, idle)]
 
 
 def _told_to(own: Observer, observe: Observer) -> Observer:
@@ -124,6 +127,15 @@ def _one_round(script: Script, observe: Observer) -> bool:
         if isinstance(item, RoundDone):
             return True
     return False
+
+
+def _turn(
+    script: Script, answers: Sequence[Message] | None, observe: Observer, idle: Callable[[], None]
+) -> Sequence[Message]:
+    """Resume a client's script until it has messages to send, and then do what needs no answer."""
+    messages = _advance(script, answers, observe)
+    idle()
+    return messages
 
 
 def _advance(

@@ -11,6 +11,7 @@ import pytest
 from glasu.runtime.simulation import simulate
 from protocol.monolith import settings, tiny_parties
 from runtime.network.cluster import Cluster
+from runtime.test_inprocess import note_batches
 
 MODES = list(itertools.product(("mean", "concat"), ("all", "b"), ("full", "neighbor", "shared")))
 
@@ -53,6 +54,13 @@ def test_a_run_over_the_network_is_the_run_in_one_process(aggregation, labels, s
     for key in ("bytes_to_server", "bytes_to_clients", "messages"):
         assert sum(each[key] for each in traffic) == served.traffic[key]
     assert {each["exchanges"] for each in traffic} == {served.traffic["exchanges"]}
+
+
+def test_a_party_gathers_what_the_next_round_reads_while_it_waits(kits, tmp_path, monkeypatch):
+    gathered = note_batches(monkeypatch)
+    config, parties = tiny(sampler="neighbor")
+    Cluster(config, parties, kits, tmp_path).run()
+    assert sorted(gathered) == sorted((party.name, *rounds) for party in parties for rounds in ((0, 0), (0, 1), (1, 2)))
 
 
 @pytest.mark.parametrize("keys", [{"backward": "joint", "num_local_steps": 1}, {"precision": "int8"}], ids=str)

@@ -356,7 +356,7 @@ class _Joining:
             for message in item:
                 self.meter.to_server(message)
             with client.watch.measure("communication"):
-                answers = session.exchange(item)
+                answers = session.exchange(item, client.look_ahead)
             self._check(client, answers)
             for answer in answers:
                 self.meter.to_client(answer)

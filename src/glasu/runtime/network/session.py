@@ -145,10 +145,14 @@ class Session:
         while not self._goodbye:
             self._step("for the others to finish", None)
 
-    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+    def exchange(self, messages: Sequence[Message], meanwhile: Callable[[], None] = lambda: None) -> list[Message]:
         """Send messages together and return their answers, however often the stream breaks in between.
 
         No more than WINDOW bytes wait for their answers before more are sent: the server makes room for as much.
+
+        Args:
+            messages: to be sent.
+            meanwhile: is called once, when they have been sent.
         """
         self._answers, self._pending = {}, {}
         self._keys = {_about(message.key): message.key for message in messages}
@@ -158,6 +162,7 @@ class Session:
                 self._step(what, together)
             content = self._pending[_about(message.key)] = encode(message)
             self._send_message(content)
+        meanwhile()
         while self._pending:
             self._step(what, together)
         return [self._answers[about] for about in self._keys]
