@@ -92,7 +92,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     marks: list[tuple[float, dict[str, float], int, int]] = []
 
     def observe(event: Event) -> None:
-        if isinstance(event, RoundDone):
+        if isinstance(event, RoundDone) and event.round + 1 in (WINDOW, last):
             watches = [watch, *(client.watch for client in clients)]
             spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
             marks.append((time.process_time(), {**spent, "all": clock()}, meter.total, meter.exchanges))
@@ -102,7 +102,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     scripts = [client_script(client) for client in clients]
     ahead, server = [client.look_ahead for client in clients], server_script(make_server(config, clients))
     run_in_process(server, scripts, meter, watch, observe, meanwhile=ahead)
-    (start, before, sent, met), (stop, after, sent_then, met_then) = marks[WINDOW - 1], marks[last - 1]
+    (start, before, sent, met), (stop, after, sent_then, met_then) = marks
     count, seconds = last - WINDOW, stop - start
     shares = {name: (after[name] - before[name]) / (after["all"] - before["all"]) for name in PHASES}
     shares["other"] = 1 - sum(shares.values())

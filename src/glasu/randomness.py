@@ -34,11 +34,18 @@ class Stream(NamedTuple):
     layer: int = 0
     client: int = EVERYONE
 
+    def _digest(self) -> bytes:
+        counters = _COUNTERS.pack(self.seed, self.round, self.step, self.layer, self.client)
+        return hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
+
     def key(self) -> int:
         """Return the 128-bit key of this stream."""
-        counters = _COUNTERS.pack(self.seed, self.round, self.step, self.layer, self.client)
-        digest = hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
-        return int.from_bytes(digest, "little")
+        return int.from_bytes(self._digest(), "little")
+
+    def halves(self) -> tuple[np.uint64, np.uint64]:
+        """Return the low and the high 64 bits of the key."""
+        low, high = np.frombuffer(self._digest(), "<u8")
+        return low, high
 
     def numpy(self) -> np.random.Generator:
         """Return a fresh numpy generator (Philox) at the start of this stream."""

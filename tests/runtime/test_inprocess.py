@@ -33,13 +33,13 @@ def test_the_number_of_clients_that_compute_at_once_changes_no_bit(method):
 
 def test_every_client_computes_on_one_thread(monkeypatch):
     seen = set()
-    compute = Client.partial
+    passes = Client.passes
 
     def spy(self, *arguments):
         seen.add((threading.current_thread().name, torch.get_num_threads()))
-        return compute(self, *arguments)
+        return passes(self, *arguments)
 
-    monkeypatch.setattr(Client, "partial", spy)
+    monkeypatch.setattr(Client, "passes", spy)
     config = RunConfig(data=DataConfig(name="demo"), model=ModelConfig(hidden=8), train=TrainConfig(num_rounds=1))
     simulate(load_parties(config), config, workers=2)
     assert {threads for _, threads in seen} == {1}

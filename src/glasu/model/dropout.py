@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glasu.model import kernels
 from glasu.model.sparse import SparseRows
-from glasu.randomness import Stream, halves
+from glasu.randomness import Stream
 
 ENCODER = -1  # the "layer" of draws that concern the raw features
 ATTENTION = -2  # less l: the "layer" of draws that concern the attention of layer l
@@ -49,7 +49,7 @@ class Dropout:
 
     def mask(self, layer: int) -> Mask | None:
         """Return which values of the input of a layer are dropped; None: none."""
-        return Mask(*halves(self.stream(layer).key()), self.threshold, self.scale) if self.threshold else None
+        return Mask(*self.stream(layer).halves(), self.threshold, self.scale) if self.threshold else None
 
     def __call__(self, hidden: Tensor | SparseRows, layer: int) -> Tensor | SparseRows:
         """Drop values of the input of a layer and scale up the rest; of sparse features, the stored values."""

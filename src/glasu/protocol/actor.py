@@ -88,7 +88,6 @@ class Client:
             scale: the input scale of a model trained earlier; None: as the config says.
         """
         self.config, self.party, self.index, self.watch = config, party, index, watch
-        self.computing = watch.measure("compute")
         self.num_clients, self.names = len(names), tuple(names)
         self.owner = owner_index(config, names)
         self.has_labels = self.owner in (NOBODY, index)
@@ -222,29 +221,17 @@ class Client:
             return ByHand(self.hand, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE)
         return Taped(self.model, batch, dropout, recording=step is not None)
 
-    def encode(self, passes: Passes) -> Hidden:
-        """Return H_m[0]."""
-        with self.computing:
-            return passes.encode()
-
-    def partial(self, passes: Passes, layer: int, hidden: Hidden) -> Tensor:
-        """Return H_m^+[l], given H_m[l]."""
-        with self.computing:
-            return passes.layer(layer, hidden)
-
     def back_from_loss(self, passes: Passes, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the client's loss at H_m[L], and its gradient there; the classifier's is added up."""
         assert batch.labels is not None
-        with self.computing:
-            value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
-            return self.finite(value, batch.round), passes.back_from_logits(gradient)
+        value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
+        return self.finite(value, batch.round), passes.back_from_logits(gradient)
 
     def back(self, passes: Passes, layer: int, gradient: Tensor) -> Tensor | None:
         """Return the gradient at H_m[l], given that at what H_m^+[l] was when it had passed the gate."""
-        with self.computing:
-            if layer in self.model.aggregation_layers:
-                gradient = self.release.clip_gradient(passes.partials[layer], gradient)
-            return passes.back(layer, gradient)
+        if layer in self.model.aggregation_layers:
+            gradient = self.release.clip_gradient(passes.partials[layer], gradient)
+        return passes.back(layer, gradient)
 
     def gradient_at(self, joint: Tensor, batch: Batch) -> Tensor:
         """Return G, the gradient of the loss of step 0 at H[L]."""
@@ -252,9 +239,8 @@ class Client:
 
     def end_step(self, passes: Passes, gradient: Tensor | None) -> None:
         """Go back through the encoder, given the gradient at H_m[0], and change the weights."""
-        with self.computing:
-            passes.back_to_features(gradient)
-            self.optimizer.step(passes.pending)
+        passes.back_to_features(gradient)
+        self.optimizer.step(passes.pending)
 
     def take_losses(self, key: Key) -> NDArray[np.float64]:
         """Return the losses that have not been sent yet, for the message named by `key` to carry."""

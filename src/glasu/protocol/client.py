@@ -24,7 +24,21 @@ from glasu.protocol.update import local_update
 
 
 def client_script(client: Client) -> Script:
-    """Train from the client's present round to the end, select the best weights, and test them."""
+    """Train from the client's present round to the end, select the best weights, and test them.
+
+    All of a client's time between two messages is "compute", but for what is measured inside by another name.
+    """
+    script, computing, answers = _client_script(client), client.watch.measure("compute"), None
+    while True:
+        with computing:
+            try:
+                item = next(script) if answers is None else script.send(answers)
+            except StopIteration:
+                return
+        answers = yield item
+
+
+def _client_script(client: Client) -> Script:
     if not client.stopped:
         yield from client_rounds(client)
     client.model.load_state_dict(client.best_weights)
@@ -70,15 +84,12 @@ def client_round(client: Client, sample: Sample) -> Exchange[list[float]]:
     first = client.passes(batch, 0)
     joint, exchanged = yield from client_inference(client, first, batch.round)
     gradient = (yield from client_gradient(client, batch, joint)) if client.owner >= 0 else None
-    with client.computing:
-        others = {
-            layer: client.aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()
-        }
-        # where everyone reads what was computed, the joint inference was the forward pass of step 0
-        done = joint if client.release.transparent else None
-        losses = [local_update(client, batch, first, others, joint=done, gradient=gradient)]
-        for step in range(1, client.config.train.num_local_steps):
-            losses.append(local_update(client, batch, client.passes(batch, step), others, gradient=gradient))
+    others = {layer: client.aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
+    # where everyone reads what was computed, the joint inference was the forward pass of step 0
+    done = joint if client.release.transparent else None
+    losses = [local_update(client, batch, first, others, joint=done, gradient=gradient)]
+    for step in range(1, client.config.train.num_local_steps):
+        losses.append(local_update(client, batch, client.passes(batch, step), others, gradient=gradient))
     return losses if client.has_labels else []
 
 

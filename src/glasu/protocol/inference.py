@@ -33,10 +33,10 @@ def client_inference(
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
     """
-    hidden = client.encode(passes)  # H_m[0]
+    hidden = passes.encode()  # H_m[0]
     exchanged: dict[int, tuple[Tensor, Sent]] = {}
     for layer in range(client.config.model.num_layers):
-        partial = client.partial(passes, layer, hidden)  # H_m^+[l]
+        partial = passes.layer(layer, hidden)  # H_m^+[l]
         if layer in client.model.aggregation_layers:
             key = client.key(phase, round_index, layer)
             sent = client.release.tensor("representation", partial, key)
