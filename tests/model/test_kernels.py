@@ -18,7 +18,7 @@ from glasu.compiling import COMPILES
 from glasu.data.party import Graph
 from glasu.model import kernels
 from glasu.model.blocks import fresh_labels
-from glasu.model.kernels import arrays
+from glasu.model.kernels import arrays, products
 from glasu.randomness import draw_distinct, halves
 
 if COMPILES:
@@ -135,10 +135,14 @@ def test_masks_are_drawn_alike(count, dtype):
 
 
 PROGRAM = """
-import json, sys
-import numpy as np
+import ctypes, json, os, sys
+import torch
+if os.environ["NAMES"] == "hidden":  # as in a build of torch that has them not
+    load = ctypes.CDLL
+    ctypes.CDLL = lambda name, *args, **keys: load("nowhere" if "torch_cpu" in str(name) else name, *args, **keys)
 import glasu
 from glasu.compiling import COMPILES
+from glasu.model.kernels import products
 found = []
 for keys in json.loads(sys.argv[1]):
     parties = glasu.load_parties(glasu.RunConfig(data=glasu.DataConfig(name="synthetic", num_nodes=300)))
@@ -146,34 +150,78 @@ for keys in json.loads(sys.argv[1]):
     config = glasu.RunConfig(model=glasu.ModelConfig(hidden=8), train=train, wire=glasu.WireConfig(precision="fp64"))
     report = glasu.train(parties, config)
     found.append([report.losses, report.traffic])
-print(json.dumps([COMPILES, found]))
+print(json.dumps([COMPILES, products.GEMM is not None, found]))
 """
 SETTINGS = [
     {"sampler": "neighbor", "fanout": 2},
-    {"sampler": "neighbor", "sampling": "layer", "max_nodes": 40},
+    {"sampler": "neighbor", "sampling": "layer", "max_nodes": 40, "optimizer": "sgd"},
     {"sampler": "shared", "blocks": "induced"},
     {"sampler": "full"},
 ]
 
 
-def test_a_run_without_numba_draws_the_same_and_learns_the_same():
-    found = []
-    for switch in ("0", "1"):
-        finished = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(SETTINGS)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "GLASU_NO_NUMBA": switch},
-        )
-        found.append(json.loads(finished.stdout))
-    (compiles, first), (falls_back, second) = found
-    assert (compiles, falls_back) == (True, False)
+def runs(**environment: str) -> tuple[bool, bool, list[Any]]:
+    """Train in a fresh process; return whether it compiled, whether its loops called products, losses and traffic."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(SETTINGS)]
+    environment = {**os.environ, "NAMES": "shown", **environment}
+    compiled, direct, found = json.loads(
+        subprocess.run(command, capture_output=True, check=True, env=environment).stdout
+    )
+    return compiled, direct, found
+
+
+@pytest.mark.parametrize(
+    ("environment", "compiles"), [({"GLASU_NO_NUMBA": "1"}, False), ({"NAMES": "hidden"}, True)], ids=str
+)
+def test_a_run_without_numba_or_without_names_in_torch_draws_the_same_and_learns_the_same(environment, compiles):
+    compiled, direct, first = runs(GLASU_NO_NUMBA="0")
+    assert (compiled, direct) == (True, products.GEMM is not None)
+    *ways, second = runs(**environment)
+    assert ways == [compiles, False]
     for (losses, traffic), (others, same_traffic) in zip(first, second, strict=True):
         assert traffic == same_traffic
-        np.testing.assert_allclose(
-            losses, others, rtol=1e-12
-        )  # the exponentials of a loss are those of another library
+        # the exponentials of a loss are those of another library, and so may be the product of a single row
+        np.testing.assert_allclose(losses, others, rtol=1e-12)
+
+
+@pytest.mark.parametrize("path", [loops, arrays])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (1, 3, 4), (5, 3, 4), (5, 0, 4), (40, 70, 33)])
+def test_a_dense_product_is_that_of_numpy(path, dtype, turned, sizes):
+    rng = np.random.default_rng(0)
+    rows, depth, columns = sizes
+    left, right = (rng.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
+    total = rng.standard_normal((rows, columns)).astype(dtype)
+    expected = 0.5 * total - 0.1 * left @ right
+    one, other = (
+        np.ascontiguousarray(each.T) if turn else each for each, turn in zip((left, right), turned, strict=True)
+    )
+    path.dense_product(one, turned[0], other, turned[1], 0.5, -0.1, total)
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12, "atol": 1e-14}
+    np.testing.assert_allclose(total, expected, **close)
+
+
+@pytest.mark.parametrize("path", [loops, arrays])
+def test_a_product_that_keeps_nothing_does_not_read_what_it_writes_over(path):
+    total = np.full((2, 2), np.nan)
+    path.dense_product(np.eye(2), False, np.eye(2), False, 0.0, 1.0, total)
+    np.testing.assert_array_equal(total, np.eye(2))
+
+
+@pytest.mark.skipif(products.GEMM is None, reason="this build of torch has no BLAS by name; torch itself refuses")
+def test_factors_that_do_not_fit_are_refused():
+    left, right, out = np.ones((4, 3)), np.ones((3, 5)), np.ones((4, 5))
+    for wrong in (
+        (left, False, right.T.copy(), False, 0.0, 1.0, out),
+        (left, False, right, False, 0.0, 1.0, out.T.copy()),
+        (left.astype(np.float32), False, right, False, 0.0, 1.0, out),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            loops.dense_product(*wrong)
+    with pytest.raises(ValueError, match="one after the other"):
+        loops.dense_product(np.ones((4, 6))[:, ::2], False, right, False, 0.0, 1.0, out)
+    np.testing.assert_array_equal(out, 1)
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
@@ -239,6 +287,15 @@ def test_layers_are_computed_alike(dtype, dropped):
         about = share, kept, result, gradient, at_support, more, places
         path.gcnii_gradients(*parts, *drops, *about, at_initial, at_hidden)
         found.append((support, result, gated, at_support, at_initial, at_hidden, drops[2]))
+        whole = np.empty((2, 12, 5), dtype)
+        path.gcnii_layer(*parts, hidden, *halves(9), *drops, initial, rows, share, weight, kept, turned, *whole)
+        np.testing.assert_array_equal(whole[0], support)
+        np.testing.assert_allclose(whole[1], result, rtol=1e-4 if dtype is np.float32 else 1e-12)
+        back = np.empty((2, 12, 5), dtype), np.empty((NODES, 5), dtype)
+        about = share, weight, kept, turned, result, gradient, back[0][0], more, places, back[0][1], back[1]
+        path.gcnii_layer_gradients(*parts, *drops, *about)
+        for one, other in zip((*back[0], back[1]), (gated, at_initial, at_hidden), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4 if dtype is np.float32 else 1e-12, atol=1e-6)
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)

@@ -51,20 +51,19 @@ class _Linear:
 class _GCNII:
     """The weight of a gcnii layer, what changes by its gradient, and the layer's constants."""
 
-    weight: Tensor
-    transposed: Tensor
-    learning: Tensor
+    weight: Array
+    learning: Array
     share: Any  # s of `ByHand`
     kept: Any  # k
     turned: Any  # t
 
     @classmethod
     def of(cls, layer: GCNIILayer, *, directly: bool) -> _GCNII:
-        weight, gradient = layer.linear.weight.detach(), layer.linear.weight.grad
+        weight, gradient = layer.linear.weight.detach().numpy(), layer.linear.weight.grad
         assert gradient is not None
-        kind = weight.numpy().dtype.type
+        kind = weight.dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight.t(), weight if directly else gradient, *constants)
+        return cls(weight, weight if directly else gradient.numpy(), *constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,7 @@ class ByHand(Passes):
         super().__init__(inputs, dropout)
         self.hand, self.pending, self.descent = hand, hand.pending, descent
         self._kept: dict[int, _Kept] = {}
-        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # what learns, and two matrices: dL/dW = P^T G
+        self._products: list[tuple[Array, Array, Array]] = []  # what learns, and two matrices: dL/dW = P^T G
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
         self._at_initial: Array | None = None  # the gradient there of the layers so far, at the rows of the last one
@@ -161,14 +160,11 @@ class ByHand(Passes):
         drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
         support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
         parts = matrix.indptr, matrix.indices, matrix.data
-        about = *parts, read, *drops, self._initial, rows, own.share, support
-        kernels.gcnii_support(*about)
-        result = torch.from_numpy(made)
-        torch.mm(torch.from_numpy(support), own.weight, out=result)
-        kernels.gcnii_result(support, own.kept, own.turned, made)
+        about = *parts, read, *drops, self._initial, rows, own.share, own.weight, own.kept, own.turned, support, made
+        kernels.gcnii_layer(*about)
         self._kept[layer] = _Kept(support, made, drops, norm)
-        self.partials[layer] = result
-        return result
+        self.partials[layer] = torch.from_numpy(made)
+        return self.partials[layer]
 
     def logits(self, joint: Tensor) -> Tensor:
         own, last = self.hand.classifier, len(self.hand.layers)
@@ -197,18 +193,16 @@ class ByHand(Passes):
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
         own, matrix = self.hand.layers[layer], self.inputs.blocks[layer].matrix
         kept, found = self._kept.pop(layer), gradient.contiguous().numpy()
-        gated, at_support, at_initial = np.empty_like(found), np.empty_like(found), np.empty_like(found)
+        gated, at_initial = np.empty(found.shape, found.dtype), np.empty(found.shape, found.dtype)
         back = np.empty((matrix.width, found.shape[1]), found.dtype)
-        kernels.gate(found, kept.made, own.turned, gated)
-        turned = torch.from_numpy(gated)
-        torch.mm(turned, own.transposed, out=torch.from_numpy(at_support))
-        self._products.append((own.learning, torch.from_numpy(kept.read), turned))
         more, places = found[:0], NOWHERE
         if self._at_initial is not None:
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
-        parts, weighed = (matrix.indptr, matrix.indices, matrix.data), (own.share, own.kept)
-        about = *parts, *kept.drops[2:], *weighed, kept.made, found, at_support, more, places, at_initial, back
-        kernels.gcnii_gradients(*about)
+        constants = own.share, own.weight, own.kept, own.turned
+        parts, made = (matrix.indptr, matrix.indices, matrix.data), (gated, more, places, at_initial, back)
+        about = *parts, *kept.drops[2:], *constants, kept.made, found, *made
+        kernels.gcnii_layer_gradients(*about)
+        self._products.append((own.learning, kept.read, gated))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), kept.norm)
 
@@ -219,15 +213,15 @@ class ByHand(Passes):
         found, places = gradient.numpy(), self.inputs.initial_rows[0]
         if isinstance(self._read, Tensor):
             found[places] += self._at_initial
-            gated = torch.from_numpy(np.where(self._initial > 0, found, found.dtype.type(0)))
-            self._products.append((torch.from_numpy(own.learning), self._read, gated))
-            torch.sum(gated, 0, out=torch.from_numpy(own.at_bias))
+            gated = np.where(self._initial > 0, found, found.dtype.type(0))
+            self._products.append((own.learning, self._read.contiguous().numpy(), gated))
+            np.sum(gated, 0, out=own.at_bias)
         else:
             about = self._read.indptr, self._read.indices, self._read.data, self._initial, self._at_initial, places
             numbers = found.dtype.type(kept), found.dtype.type(taken)
             kernels.rectified_gradients(*about, found, *numbers, own.learning, own.at_bias)
         for learning, read, gated in self._products:
-            learning.addmm_(read.t(), gated, beta=kept, alpha=taken)
+            kernels.dense_product(read, True, gated, False, kept, taken, learning)
 
     def _drops(self, layer: int, read: Array) -> Drops:
         """Return by what the input of a layer is multiplied; its bytes are not drawn yet."""

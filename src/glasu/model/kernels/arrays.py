@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.model.kernels.products import dense_product as dense_product
 from glasu.randomness import below, contains, words
 
 Ids = NDArray[np.int64]
@@ -238,6 +239,31 @@ def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
     np.maximum(kept * support + turned * result, 0, out=result)
 
 
+def gcnii_layer(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    low: np.uint64,
+    high: np.uint64,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    initial: Array,
+    rows: Ids,
+    share: Any,
+    weight: Array,
+    kept: Any,
+    turned: Any,
+    support: Array,
+    result: Array,
+) -> None:
+    """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
+    gcnii_support(indptr, indices, data, hidden, low, high, threshold, scale, draws, initial, rows, share, support)
+    dense_product(support, False, weight, False, 0.0, 1.0, result)
+    gcnii_result(support, kept, turned, result)
+
+
 def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
     """Write factor * gradient where the result of a ReLU is above zero, else 0."""
     gated[:] = np.where(result > 0, factor * gradient, 0)
@@ -272,6 +298,37 @@ def gcnii_gradients(
     add_transposed(indptr, indices, data, at_support, at_hidden)
     if len(draws):
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
+
+
+def gcnii_layer_gradients(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    share: Any,
+    weight: Array,
+    kept: Any,
+    turned: Any,
+    result: Array,
+    gradient: Array,
+    gated: Array,
+    more: Array,
+    places: Ids,
+    at_initial: Array,
+    at_hidden: Array,
+) -> None:
+    """Go back through `gcnii_layer`: write the gradients of what it read (see `gcnii_gradients`).
+
+    The gradient of the weight is support^T gated, and is left to the caller.
+    """
+    gate(gradient, result, turned, gated)
+    at_support = np.empty_like(gated)
+    dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
+    drops = (threshold, scale, draws)
+    about = (share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
+    gcnii_gradients(indptr, indices, data, *drops, *about)
 
 
 def masked_product(

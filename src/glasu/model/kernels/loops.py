@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from glasu.compiling import compiled
+from glasu.model.kernels import products
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba knows the types better than an annotation could
@@ -295,6 +296,47 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
+# Dense products, as in glasu.model.kernels.products.
+
+if products.GEMM is None:
+    dense_product = products.dense_product
+
+    def around_products(loop: Any) -> Any:
+        """Leave a function that calls products to Python."""
+        return loop
+
+else:
+    around_products = compiled
+    SGEMM, DGEMM = products.GEMM
+    PLAIN, TURNED = np.uint8(ord("n")), np.uint8(ord("t"))
+
+    @compiled
+    def dense_product(
+        left: Array, left_turned: bool, right: Array, right_turned: bool, kept: Any, taken: Any, out: Array
+    ) -> None:
+        """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
+        depth, same = left.shape[0 if left_turned else 1], right.shape[1 if right_turned else 0]
+        rows, columns = left.shape[1 if left_turned else 0], right.shape[0 if right_turned else 1]
+        if depth != same or out.shape != (rows, columns) or not left.itemsize == right.itemsize == out.itemsize:
+            raise ValueError("the factors of a product do not fit.")
+        if not (left.flags.c_contiguous and right.flags.c_contiguous and out.flags.c_contiguous):
+            raise ValueError("the rows of a product must lie one after the other.")
+        # BLAS counts by columns, and reads what lies here as the transposed: out^T = right^T left^T. It is given
+        # addresses only; a BLAS of 32-bit integers finds them in the lower halves, which come first.
+        turns = np.array([TURNED if right_turned else PLAIN, TURNED if left_turned else PLAIN])
+        sizes = np.array([columns, rows, depth, max(1, right.shape[1]), max(1, left.shape[1]), max(1, columns)])
+        factors = np.array([taken, kept], out.dtype)
+        about = (
+            *(turns.ctypes, turns[1:].ctypes, sizes.ctypes, sizes[1:].ctypes, sizes[2:].ctypes, factors.ctypes),
+            *(right.ctypes, sizes[3:].ctypes, left.ctypes, sizes[4:].ctypes),
+            *(factors[1:].ctypes, out.ctypes, sizes[5:].ctypes),
+        )
+        if out.itemsize == 4:
+            SGEMM(*about)
+        else:
+            DGEMM(*about)
+
+
 # Layers in one pass over the rows, for what a row needs is in the nearest cache by then.
 
 
@@ -404,6 +446,32 @@ def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
             total[column] = zero if value < 0 else value  # what is not a number stays so, as everywhere
 
 
+@around_products
+def gcnii_layer(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    hidden: Array,
+    low: np.uint64,
+    high: np.uint64,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    initial: Array,
+    rows: Array,
+    share: Any,
+    weight: Array,
+    kept: Any,
+    turned: Any,
+    support: Array,
+    result: Array,
+) -> None:
+    """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
+    gcnii_support(indptr, indices, data, hidden, low, high, threshold, scale, draws, initial, rows, share, support)
+    dense_product(support, False, weight, False, 0.0, 1.0, result)
+    gcnii_result(support, kept, turned, result)
+
+
 @compiled
 def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
     """Write factor * gradient where the result of a ReLU is above zero, else 0."""
@@ -456,6 +524,38 @@ def gcnii_gradients(
         first, other = at_initial[places[row]], more[row]
         for column in range(len(first)):
             first[column] += other[column]
+
+
+@around_products
+def gcnii_layer_gradients(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    threshold: np.uint8,
+    scale: Any,
+    draws: Array,
+    share: Any,
+    weight: Array,
+    kept: Any,
+    turned: Any,
+    result: Array,
+    gradient: Array,
+    gated: Array,
+    more: Array,
+    places: Array,
+    at_initial: Array,
+    at_hidden: Array,
+) -> None:
+    """Go back through `gcnii_layer`: write the gradients of what it read (see `gcnii_gradients`).
+
+    The gradient of the weight is support^T gated, and is left to the caller.
+    """
+    gate(gradient, result, turned, gated)
+    at_support = np.empty_like(gated)
+    dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
+    drops = (threshold, scale, draws)
+    about = (share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
+    gcnii_gradients(indptr, indices, data, *drops, *about)
 
 
 @compiled
