@@ -46,8 +46,10 @@ def _joint_gradient(
 ) -> Exchange[Tensor]:
     """Send the gradient at H[l+1], and return what falls on the own H_m^+[l] of all clients' gradients there."""
     key = client.key(Phase.BACKWARD, batch.round, layer)
-    message: Message = Waiting(key=key)
-    if gradient is not None:  # it is None of H[L] at a client without labels
+    message: Message
+    if gradient is None:  # of H[L], at a client without labels
+        message = Waiting(key=key)
+    else:
         message = Gradient(key=key, value=client.release.tensor("gradient", gradient, key).payload)
     rows, columns = partial.shape
     answers = yield from exchange_rows(message, rows, JointGradient)

@@ -179,8 +179,8 @@ class Server:
         _, phase, _, *rest = self._received[0].key
         return Key(self.run, phase, sender, *rest)
 
-    def payloads(self, kind: Kind, messages: Sequence[Message]) -> list[Array]:
-        """Return the tensors of those clients that sent one, as they travelled; one shape, never broadcast."""
+    def senders(self, kind: Kind, messages: Sequence[Message]) -> list[TensorMessage]:
+        """Return the messages of those clients that sent a tensor; one shape, never broadcast."""
         senders = [message for message in messages if isinstance(message, TensorMessage)]
         if not senders:
             raise ProtocolError(f"{messages[0].key}: no party sent its {kind}.")
@@ -191,11 +191,21 @@ class Server:
             if flaw := self.encodings[kind].flaw(message.value, columns):
                 self._refuse(message, f"{kind}: {flaw}.")
         self._refuse_other_shapes(kind, senders)
+        return senders
+
+    def _refuse_infinite(self, kind: Kind, senders: Sequence[TensorMessage], computed: Array) -> None:
+        """Refuse a tensor that holds something else than numbers, given a sum of them all.
+
+        What is not finite in one of them is not finite in the sum: one look tells whether to look at each.
+        """
+        if not np.logical_and.reduce(np.isfinite(computed), axis=None):
+            self._refuse_each_infinite(kind, senders)
+
+    def _refuse_each_infinite(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
         for message in senders:
             if not self.encodings[kind].is_finite(message.value):
-                why = "expected finite values, got NaN or infinity; training diverged there, and nothing was added up."
+                why = "expected finite values, got NaN or infinity; training diverged there, and nothing was sent on."
                 self._refuse(message, f"{kind}: {why} Lower train.learning_rate.", TrainingError)
-        return [message.value for message in senders]
 
     def _refuse_other_shapes(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
         """Refuse tensors of several shapes: who is alone against most, or nobody by name where there is no majority."""
@@ -215,32 +225,37 @@ class Server:
 
     def aggregated(self, kind: Kind, messages: Sequence[Message], aggregation: Aggregation | None = None) -> Array:
         """Return what the clients' tensors make together, as it travels to all of them."""
-        payloads, encoding = self.payloads(kind, messages), self.encodings[kind]
+        senders, encoding = self.senders(kind, messages), self.encodings[kind]
         aggregation, key = aggregation or self.aggregation, self._key(SERVER)
-        start = first_row(key.chunk)
+        start, num_rows = first_row(key.chunk), len(senders[0].value)
         if kind == "representation":
-            self.rows[key.layer] = start + len(payloads[0])
+            self.rows[key.layer] = start + num_rows
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
-            return aggregation.aggregate(payloads)
+            self._refuse_each_infinite(kind, senders)
+            return aggregation.aggregate([message.value for message in senders])
 
         def compute(rows: slice) -> list[Array]:
-            joint = aggregation.aggregate([encoding.decode(payload[rows]) for payload in payloads])
+            with np.errstate(invalid="ignore", over="ignore"):
+                joint = aggregation.aggregate([encoding.decode(message.value[rows]) for message in senders])
+            self._refuse_infinite(kind, senders, joint)
             return [encoding.encode(joint, key, start + rows.start)]
 
-        return _by_rows(len(payloads[0]), compute)[0]
+        return _by_rows(num_rows, compute)[0]
 
     def backpropagated(self, messages: Sequence[Message]) -> list[Array]:
         """Return for each client the gradient at its partial, as it travels: of the sum of those that were sent."""
-        payloads, encoding = self.payloads("gradient", messages), self.encodings["gradient"]
+        senders, encoding = self.senders("gradient", messages), self.encodings["gradient"]
         keys = [self._key(TO_ONE + client) for client in range(len(self.roster))]
         start = first_row(keys[0].chunk)
 
         def compute(rows: slice) -> list[Array]:
-            total = add([encoding.decode(payload[rows]) for payload in payloads])
+            with np.errstate(invalid="ignore", over="ignore"):
+                total = add([encoding.decode(message.value[rows]) for message in senders])
+            self._refuse_infinite("gradient", senders, total)
             shares = zip(self.aggregation.backpropagate(total), keys, strict=True)
             return [encoding.encode(share, key, start + rows.start) for share, key in shares]
 
-        return _by_rows(len(payloads[0]), compute)
+        return _by_rows(len(senders[0].value), compute)
 
     def owners_gradient(self, messages: Sequence[Message]) -> Array:
         """Return the gradient of the label owner, who alone sends one, as it travelled."""
@@ -249,7 +264,9 @@ class Server:
             if isinstance(message, TensorMessage) != (client == self.owner):
                 expects = f"expected a gradient from party {owner!r} alone, who has the labels"
                 self._refuse(message, f"{expects}, got a {type(message).__name__} from party {self.roster[client]!r}.")
-        return self.payloads("gradient", messages)[0]
+        (sender,) = self.senders("gradient", messages)
+        self._refuse_each_infinite("gradient", [sender])
+        return sender.value
 
     def _note_losses(self, messages: Sequence[Message]) -> None:
         means = [float(message.losses.mean()) for message in messages if len(message.losses)]

@@ -39,9 +39,9 @@ def order_of(run, monkeypatch):
         done[self.folder.parent.name].append(("durable", round_index))
         return digest
 
-    def spied_exchange(self, messages):
+    def spied_exchange(self, messages, *more):
         note(self.kit.name, messages[0].key)
-        return exchange(self, messages)
+        return exchange(self, messages, *more)
 
     def spied_answer(self, messages, answers, *more):
         note("server", messages[0].key)

@@ -309,10 +309,10 @@ def test_a_frame_that_cannot_be_is_refused_and_changes_nothing(name, phase, kits
     config, parties = tiny()
     sent = sessions.Session.exchange
 
-    def exchange(self, messages):
+    def exchange(self, messages, *more):
         if target.hit(messages[0]):
             self._line.send(frame)
-        return sent(self, messages)
+        return sent(self, messages, *more)
 
     cluster = Cluster(config, parties, kits, tmp_path)
     with monkeypatch.context() as patch:
@@ -389,11 +389,11 @@ def test_a_server_that_waits_refuses_the_sender_of_a_frame_that_cannot_be(name, 
     config, parties = tiny(num_rounds=3)
     sent, left = sessions.Session.exchange, [1]
 
-    def exchange(self, messages):
+    def exchange(self, messages, *more):
         if left and TARGETS["partial"].hit(messages[0]):
             left.clear()
             self._line.send(frame)
-        return sent(self, messages)
+        return sent(self, messages, *more)
 
     monkeypatch.setattr(sessions.Session, "exchange", exchange)
     comes_back(Cluster(config, parties, kits, tmp_path), parties, expected)
@@ -405,10 +405,10 @@ def test_two_contents_under_one_key_stop_the_run(on_nonsense, kits, tmp_path, mo
     config, parties = tiny()
     sent = sessions.Session.exchange
 
-    def exchange(self, messages):
+    def exchange(self, messages, *more):
         if TARGETS["partial"].hit(messages[0]):
             self._send_message(encode(with_value(messages[0], (0, 0), 1.5)))
-        return sent(self, messages)
+        return sent(self, messages, *more)
 
     cluster = Cluster(config, parties, kits, tmp_path)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The inner loops of sampling and of layers, each twice; with equal bits, but for losses.
+"""The inner loops of sampling and of layers, each twice; with equal bits, but for losses and products of single rows.
 
 `loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
 
