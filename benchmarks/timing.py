@@ -50,7 +50,7 @@ def ratio(others: Sequence[float], own: Sequence[float]) -> float:
 def paper_settings(**train: object) -> RunConfig:
     """K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
     keys = {
-        "num_rounds": 2 * WINDOW + 1,
+        "num_rounds": 4 * WINDOW + 1,
         "num_local_steps": 4,
         "batch_size": 16,
         "sampler": "neighbor",
