@@ -256,8 +256,8 @@ def test_encoders_are_computed_alike(descent, dtype):
     found = []
     for path in (loops, arrays):
         result, at_bias, at_weight = np.empty((NODES, 5), dtype), np.ones(5, dtype), np.ones((NODES, 5), dtype)
-        path.rectified(*parts, weight, bias, result)
-        path.rectified_gradients(*parts, result, more, places, gradient.copy(), kept, taken, at_weight, at_bias)
+        path.rectified(parts, weight, bias, result)
+        path.rectified_gradients(parts, result, more, places, gradient.copy(), kept, taken, at_weight, at_bias)
         found.append((result, at_weight, at_bias))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
@@ -276,24 +276,24 @@ def test_layers_are_computed_alike(dtype, dropped):
     more, places = rng.standard_normal((4, 5)).astype(dtype), rng.permutation(12)[:4]
     found = []
     for path in (loops, arrays):
-        drops = np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
+        drops = *halves(9), np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
         support, gated = np.empty((2, 12, 5), dtype)
         at_initial, at_hidden = np.empty((12, 5), dtype), np.empty((NODES, 5), dtype)
-        path.gcnii_support(*parts, hidden, *halves(9), *drops, initial, rows, share, support)
+        path.gcnii_support(parts, hidden, drops, initial, rows, share, support)
         result = support @ weight
         path.gcnii_result(support, kept, turned, result)
         path.gate(gradient, result, turned, gated)
         at_support = gated @ weight.T
         about = share, kept, result, gradient, at_support, more, places
-        path.gcnii_gradients(*parts, *drops, *about, at_initial, at_hidden)
-        found.append((support, result, gated, at_support, at_initial, at_hidden, drops[2]))
+        path.gcnii_gradients(parts, drops, *about, at_initial, at_hidden)
+        found.append((support, result, gated, at_support, at_initial, at_hidden, drops[4]))
         whole = np.empty((2, 12, 5), dtype)
-        path.gcnii_layer(*parts, hidden, *halves(9), *drops, initial, rows, share, weight, kept, turned, *whole)
+        path.gcnii_layer(parts, hidden, drops, initial, rows, (share, kept, turned), weight, *whole)
         np.testing.assert_array_equal(whole[0], support)
         np.testing.assert_allclose(whole[1], result, rtol=1e-4 if dtype is np.float32 else 1e-12)
         back = np.empty((2, 12, 5), dtype), np.empty((NODES, 5), dtype)
-        about = share, weight, kept, turned, result, gradient, back[0][0], more, places, back[0][1], back[1]
-        path.gcnii_layer_gradients(*parts, *drops, *about)
+        about = weight, result, gradient, back[0][0], more, places, back[0][1], back[1]
+        path.gcnii_layer_gradients(parts, drops, (share, kept, turned), *about)
         for one, other in zip((*back[0], back[1]), (gated, at_initial, at_hidden), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4 if dtype is np.float32 else 1e-12, atol=1e-6)
     for one, other in zip(*found, strict=True):
@@ -309,11 +309,11 @@ def test_classifiers_are_computed_alike(dtype, dropped):
     hidden, weight, bias = (rng.standard_normal(shape).astype(dtype) for shape in ((12, 9), (9, 4), 4))
     gradient, found = rng.standard_normal((12, 4)).astype(dtype), []
     for path in (loops, arrays):
-        drops = np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
+        drops = *halves(9), np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
         read, at_hidden = np.empty((2, 12, 9), dtype)
         result, at_weight, at_bias = np.empty((12, 4), dtype), np.ones((9, 4), dtype), np.ones(4, dtype)
-        path.masked_product(hidden, *halves(9), *drops, weight, bias, read, result)
-        path.masked_product_gradients(read, gradient, *drops, weight, at_weight, at_bias, at_hidden)
+        path.masked_product(hidden, drops, weight, bias, read, result)
+        path.masked_product_gradients(read, gradient, drops, weight, at_weight, at_bias, at_hidden)
         found.append((read, result, at_weight, at_bias, at_hidden))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from glasu.model import kernels
 from glasu.model.dropout import ENCODER, Dropout
+from glasu.model.kernels.arrays import Constants, Drops
 from glasu.model.layers import GCNIILayer, Hidden
 from glasu.model.optimizer import ALL
 from glasu.model.passes import Inputs, Passes
 from glasu.model.split import ClientModel
 
 Array = NDArray[Any]
-Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
 Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
 NO_KEY = np.uint64(0), np.uint64(0), np.uint8(0)
 NO_DRAWS = np.empty((0, 0), np.uint8)
@@ -53,9 +53,7 @@ class _GCNII:
 
     weight: Array
     learning: Array
-    share: Any  # s of `ByHand`
-    kept: Any  # k
-    turned: Any  # t
+    constants: Constants  # s, k and t of `ByHand`
 
     @classmethod
     def of(cls, layer: GCNIILayer, *, directly: bool) -> _GCNII:
@@ -63,7 +61,7 @@ class _GCNII:
         assert gradient is not None
         kind = weight.dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight if directly else gradient.numpy(), *constants)
+        return cls(weight, weight if directly else gradient.numpy(), constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +147,7 @@ class ByHand(Passes):
             self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
         else:
             self._initial = np.empty((self._read.shape[0], len(own.bias)), own.bias.dtype)
-            parts = self._read.indptr, self._read.indices, self._read.data
-            kernels.rectified(*parts, own.weight, own.bias, self._initial)
+            kernels.rectified(self._read.parts, own.weight, own.bias, self._initial)
         return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
@@ -159,8 +156,7 @@ class ByHand(Passes):
         read, norm = self._normalized(layer, hidden)
         drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
         support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
-        parts = matrix.indptr, matrix.indices, matrix.data
-        about = *parts, read, *drops, self._initial, rows, own.share, own.weight, own.kept, own.turned, support, made
+        about = matrix.parts, read, drops, self._initial, rows, own.constants, own.weight, support, made
         kernels.gcnii_layer(*about)
         self._kept[layer] = _Kept(support, made, drops, norm)
         self.partials[layer] = torch.from_numpy(made)
@@ -172,8 +168,7 @@ class ByHand(Passes):
         hidden, norm = self._normalized(last, joint)
         drops, read = self._drops(last, hidden), np.empty_like(hidden)
         made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
-        about = hidden, *drops, own.weight, own.bias, read, made
-        kernels.masked_product(*about)
+        kernels.masked_product(hidden, drops, own.weight, own.bias, read, made)
         self._kept[last] = _Kept(read, made, drops, norm)
         return torch.from_numpy(made)
 
@@ -186,8 +181,7 @@ class ByHand(Passes):
         kept = self._kept.pop(last)
         back = np.empty_like(kept.read)
         found = gradient.contiguous().numpy()
-        about = kept.read, found, *kept.drops[2:], own.weight, own.learning, own.at_bias, back
-        kernels.masked_product_gradients(*about)
+        kernels.masked_product_gradients(kept.read, found, kept.drops, own.weight, own.learning, own.at_bias, back)
         return self._before_norm(last, torch.from_numpy(back), kept.norm)
 
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
@@ -198,10 +192,8 @@ class ByHand(Passes):
         more, places = found[:0], NOWHERE
         if self._at_initial is not None:
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
-        constants = own.share, own.weight, own.kept, own.turned
-        parts, made = (matrix.indptr, matrix.indices, matrix.data), (gated, more, places, at_initial, back)
-        about = *parts, *kept.drops[2:], *constants, kept.made, found, *made
-        kernels.gcnii_layer_gradients(*about)
+        about = matrix.parts, kept.drops, own.constants, own.weight, kept.made, found
+        kernels.gcnii_layer_gradients(*about, gated, more, places, at_initial, back)
         self._products.append((own.learning, kept.read, gated))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), kept.norm)
@@ -217,9 +209,9 @@ class ByHand(Passes):
             self._products.append((own.learning, self._read.contiguous().numpy(), gated))
             np.sum(gated, 0, out=own.at_bias)
         else:
-            about = self._read.indptr, self._read.indices, self._read.data, self._initial, self._at_initial, places
+            about = self._read.parts, self._initial, self._at_initial, places, found
             numbers = found.dtype.type(kept), found.dtype.type(taken)
-            kernels.rectified_gradients(*about, found, *numbers, own.learning, own.at_bias)
+            kernels.rectified_gradients(*about, *numbers, own.learning, own.at_bias)
         for learning, read, gated in self._products:
             kernels.dense_product(read, True, gated, False, kept, taken, learning)
 

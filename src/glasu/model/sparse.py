@@ -39,6 +39,10 @@ class SparseRows:
         return len(self.indptr) - 1, self.width
 
     @property
+    def parts(self) -> tuple[Array, Array, Array]:
+        return self.indptr, self.indices, self.data
+
+    @property
     def nnz(self) -> int:
         return len(self.data)
 

@@ -13,6 +13,9 @@ from glasu.randomness import below, contains, words
 Ids = NDArray[np.int64]
 Labels = NDArray[np.int32]
 Array = NDArray[Any]
+Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
+Constants = tuple[Any, Any, Any]  # of a layer of gcnii: share, kept, turned
 
 
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids) -> bool:
@@ -174,17 +177,16 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> Non
     draws[:] = found.view(np.uint8)[: len(draws)]
 
 
-def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
     """Write ReLU(matrix @ weight + bias)."""
+    indptr, indices, data = matrix
     result[:] = 0
     add_product(indptr, indices, data, weight, result)
     np.maximum(result + bias, 0, out=result)
 
 
 def rectified_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
+    matrix: Matrix,
     result: Array,
     more: Array,
     places: Ids,
@@ -198,6 +200,7 @@ def rectified_gradients(
 
     The gradient at the result is what is given, to which `more` is added at some places.
     """
+    indptr, indices, data = matrix
     learning[:] = kept * learning if kept else 0
     bias[:] = 0
     gradient[places] += more
@@ -208,25 +211,15 @@ def rectified_gradients(
 
 
 def gcnii_support(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    initial: Array,
-    rows: Ids,
-    share: Any,
-    support: Array,
+    matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Ids, share: Any, support: Array
 ) -> None:
     """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
 
     The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
     `draws`, which has one for each value; none at all: no mask.
     """
+    indptr, indices, data = matrix
+    low, high, threshold, scale, draws = drops
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     np.multiply(initial[rows], share, out=support)
@@ -240,26 +233,19 @@ def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
 
 
 def gcnii_layer(
-    indptr: Array,
-    indices: Array,
-    data: Array,
+    matrix: Matrix,
     hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    drops: Drops,
     initial: Array,
     rows: Ids,
-    share: Any,
+    constants: Constants,
     weight: Array,
-    kept: Any,
-    turned: Any,
     support: Array,
     result: Array,
 ) -> None:
     """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
-    gcnii_support(indptr, indices, data, hidden, low, high, threshold, scale, draws, initial, rows, share, support)
+    share, kept, turned = constants
+    gcnii_support(matrix, hidden, drops, initial, rows, share, support)
     dense_product(support, False, weight, False, 0.0, 1.0, result)
     gcnii_result(support, kept, turned, result)
 
@@ -270,12 +256,8 @@ def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
 
 
 def gcnii_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    matrix: Matrix,
+    drops: Drops,
     share: Any,
     kept: Any,
     result: Array,
@@ -291,6 +273,8 @@ def gcnii_gradients(
     `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
     is what later layers add to `at_initial`, and `places` the rows there that they read.
     """
+    indptr, indices, data = matrix
+    _, _, threshold, scale, draws = drops
     at_support += np.where(result > 0, kept * gradient, 0)
     np.multiply(at_support, share, out=at_initial)
     at_initial[places] += more
@@ -301,16 +285,10 @@ def gcnii_gradients(
 
 
 def gcnii_layer_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    share: Any,
+    matrix: Matrix,
+    drops: Drops,
+    constants: Constants,
     weight: Array,
-    kept: Any,
-    turned: Any,
     result: Array,
     gradient: Array,
     gated: Array,
@@ -323,27 +301,16 @@ def gcnii_layer_gradients(
 
     The gradient of the weight is support^T gated, and is left to the caller.
     """
+    share, kept, turned = constants
     gate(gradient, result, turned, gated)
     at_support = np.empty_like(gated)
     dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
-    drops = (threshold, scale, draws)
-    about = (share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
-    gcnii_gradients(indptr, indices, data, *drops, *about)
+    gcnii_gradients(matrix, drops, share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
 
 
-def masked_product(
-    hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    weight: Array,
-    bias: Array,
-    read: Array,
-    result: Array,
-) -> None:
+def masked_product(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
     """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result."""
+    low, high, threshold, scale, draws = drops
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     read[:] = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
@@ -355,15 +322,14 @@ def masked_product(
 def masked_product_gradients(
     read: Array,
     gradient: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    drops: Drops,
     weight: Array,
     at_weight: Array,
     at_bias: Array,
     at_hidden: Array,
 ) -> None:
     """Write the gradients of what `masked_product` read, given that of its result."""
+    _, _, threshold, scale, draws = drops
     at_weight[:], at_bias[:], at_hidden[:] = 0, 0, 0
     for source, found in zip(read, gradient, strict=True):
         at_weight += source[:, None] * found

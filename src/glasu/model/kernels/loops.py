@@ -8,6 +8,7 @@ import numpy as np
 
 from glasu.compiling import compiled
 from glasu.model.kernels import products
+from glasu.model.kernels.arrays import Constants, Drops, Matrix
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba knows the types better than an annotation could
@@ -341,8 +342,9 @@ else:
 
 
 @compiled
-def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: Array, result: Array) -> None:
+def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
     """Write ReLU(matrix @ weight + bias)."""
+    indptr, indices, data = matrix
     for row in range(len(indptr) - 1):
         total = result[row]
         total[:] = 0
@@ -358,9 +360,7 @@ def rectified(indptr: Array, indices: Array, data: Array, weight: Array, bias: A
 
 @compiled
 def rectified_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
+    matrix: Matrix,
     result: Array,
     more: Array,
     places: Array,
@@ -374,6 +374,7 @@ def rectified_gradients(
 
     The gradient at the result is what is given, to which `more` is added at some places.
     """
+    indptr, indices, data = matrix
     if kept == 0:
         learning[:] = 0  # whatever stood there
     elif kept != 1:
@@ -398,25 +399,15 @@ def rectified_gradients(
 
 @compiled
 def gcnii_support(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    initial: Array,
-    rows: Array,
-    share: Any,
-    support: Array,
+    matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Array, share: Any, support: Array
 ) -> None:
     """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
 
     The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
     `draws`, which has one for each value; none at all: no mask.
     """
+    indptr, indices, data = matrix
+    low, high, threshold, scale, draws = drops
     zero = scale - scale
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
@@ -448,26 +439,19 @@ def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
 
 @around_products
 def gcnii_layer(
-    indptr: Array,
-    indices: Array,
-    data: Array,
+    matrix: Matrix,
     hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    drops: Drops,
     initial: Array,
     rows: Array,
-    share: Any,
+    constants: Constants,
     weight: Array,
-    kept: Any,
-    turned: Any,
     support: Array,
     result: Array,
 ) -> None:
     """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
-    gcnii_support(indptr, indices, data, hidden, low, high, threshold, scale, draws, initial, rows, share, support)
+    share, kept, turned = constants
+    gcnii_support(matrix, hidden, drops, initial, rows, share, support)
     dense_product(support, False, weight, False, 0.0, 1.0, result)
     gcnii_result(support, kept, turned, result)
 
@@ -484,12 +468,8 @@ def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
 
 @compiled
 def gcnii_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    matrix: Matrix,
+    drops: Drops,
     share: Any,
     kept: Any,
     result: Array,
@@ -505,6 +485,8 @@ def gcnii_gradients(
     `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
     is what later layers add to `at_initial`, and `places` the rows there that they read.
     """
+    indptr, indices, data = matrix
+    _, _, threshold, scale, draws = drops
     zero = scale - scale
     at_hidden[:] = zero
     for row in range(len(indptr) - 1):
@@ -528,16 +510,10 @@ def gcnii_gradients(
 
 @around_products
 def gcnii_layer_gradients(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    share: Any,
+    matrix: Matrix,
+    drops: Drops,
+    constants: Constants,
     weight: Array,
-    kept: Any,
-    turned: Any,
     result: Array,
     gradient: Array,
     gated: Array,
@@ -550,31 +526,20 @@ def gcnii_layer_gradients(
 
     The gradient of the weight is support^T gated, and is left to the caller.
     """
+    share, kept, turned = constants
     gate(gradient, result, turned, gated)
     at_support = np.empty_like(gated)
     dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
-    drops = (threshold, scale, draws)
-    about = (share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
-    gcnii_gradients(indptr, indices, data, *drops, *about)
+    gcnii_gradients(matrix, drops, share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
 
 
 @compiled
-def masked_product(
-    hidden: Array,
-    low: np.uint64,
-    high: np.uint64,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
-    weight: Array,
-    bias: Array,
-    read: Array,
-    result: Array,
-) -> None:
+def masked_product(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
     """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result.
 
     For the few columns of a classifier: a row's result stays in the nearest cache.
     """
+    low, high, threshold, scale, draws = drops
     zero = scale - scale
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
@@ -598,15 +563,14 @@ def masked_product(
 def masked_product_gradients(
     read: Array,
     gradient: Array,
-    threshold: np.uint8,
-    scale: Any,
-    draws: Array,
+    drops: Drops,
     weight: Array,
     at_weight: Array,
     at_bias: Array,
     at_hidden: Array,
 ) -> None:
     """Write the gradients of what `masked_product` read, given that of its result."""
+    _, _, threshold, scale, draws = drops
     zero = scale - scale
     at_weight[:], at_bias[:] = zero, zero
     for row in range(len(read)):
