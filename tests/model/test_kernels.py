@@ -209,6 +209,13 @@ def test_a_product_that_keeps_nothing_does_not_read_what_it_writes_over(path):
     np.testing.assert_array_equal(total, np.eye(2))
 
 
+@pytest.mark.skipif(products.GEMM is None, reason="this build of torch has no BLAS by name")
+def test_a_function_that_does_not_multiply_is_not_called_by_loops():
+    assert products._external("sgemm_", "dgemm_") is not None
+    assert products._external("dgemm_", "sgemm_") is None
+    assert products._external("sgemm_", "no such name") is None
+
+
 @pytest.mark.skipif(products.GEMM is None, reason="this build of torch has no BLAS by name; torch itself refuses")
 def test_factors_that_do_not_fit_are_refused():
     left, right, out = np.ones((4, 3)), np.ones((3, 5)), np.ones((4, 5))
