@@ -1,6 +1,6 @@
 """Imports follow cli -> experiments -> runtime -> report -> protocol -> privacy | model -> codec | data -> config.
 
-All of them may import keys, randomness, timing, section and errors.
+All of them may import blas, compiling, keys, randomness, timing, section and errors.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LEVELS = {
     "data": 3,
     "codec": 3,
     "config": 2,
+    "blas": 2,
     "compiling": 1,
     "keys": 1,
     "randomness": 1,

@@ -14,11 +14,12 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glasu import blas
 from glasu.compiling import COMPILES
 from glasu.data.party import Graph
 from glasu.model import kernels
 from glasu.model.blocks import fresh_labels
-from glasu.model.kernels import arrays, products
+from glasu.model.kernels import arrays
 from glasu.randomness import draw_distinct, halves
 
 if COMPILES:
@@ -142,7 +143,7 @@ if os.environ["NAMES"] == "hidden":  # as in a build of torch that has them not
     ctypes.CDLL = lambda name, *args, **keys: load("nowhere" if "torch_cpu" in str(name) else name, *args, **keys)
 import glasu
 from glasu.compiling import COMPILES
-from glasu.model.kernels import products
+from glasu import blas
 found = []
 for keys in json.loads(sys.argv[1]):
     parties = glasu.load_parties(glasu.RunConfig(data=glasu.DataConfig(name="synthetic", num_nodes=300)))
@@ -150,7 +151,7 @@ for keys in json.loads(sys.argv[1]):
     config = glasu.RunConfig(model=glasu.ModelConfig(hidden=8), train=train, wire=glasu.WireConfig(precision="fp64"))
     report = glasu.train(parties, config)
     found.append([report.losses, report.traffic])
-print(json.dumps([COMPILES, products.GEMM is not None, found]))
+print(json.dumps([COMPILES, blas.GEMM is not None, found]))
 """
 SETTINGS = [
     {"sampler": "neighbor", "fanout": 2},
@@ -175,7 +176,7 @@ def runs(**environment: str) -> tuple[bool, bool, list[Any]]:
 )
 def test_a_run_without_numba_or_without_names_in_torch_draws_the_same_and_learns_the_same(environment, compiles):
     compiled, direct, first = runs(GLASU_NO_NUMBA="0")
-    assert (compiled, direct) == (True, products.GEMM is not None)
+    assert (compiled, direct) == (True, blas.GEMM is not None)
     *ways, second = runs(**environment)
     assert ways == [compiles, False]
     for (losses, traffic), (others, same_traffic) in zip(first, second, strict=True):
@@ -209,14 +210,14 @@ def test_a_product_that_keeps_nothing_does_not_read_what_it_writes_over(path):
     np.testing.assert_array_equal(total, np.eye(2))
 
 
-@pytest.mark.skipif(products.GEMM is None, reason="this build of torch has no BLAS by name")
+@pytest.mark.skipif(blas.GEMM is None, reason="this build of torch has no BLAS by name")
 def test_a_function_that_does_not_multiply_is_not_called_by_loops():
-    assert products._external("sgemm_", "dgemm_") is not None
-    assert products._external("dgemm_", "sgemm_") is None
-    assert products._external("sgemm_", "no such name") is None
+    assert blas._external("sgemm_", "dgemm_") is not None
+    assert blas._external("dgemm_", "sgemm_") is None
+    assert blas._external("sgemm_", "no such name") is None
 
 
-@pytest.mark.skipif(products.GEMM is None, reason="this build of torch has no BLAS by name; torch itself refuses")
+@pytest.mark.skipif(blas.GEMM is None, reason="this build of torch has no BLAS by name; torch itself refuses")
 def test_factors_that_do_not_fit_are_refused():
     left, right, out = np.ones((4, 3)), np.ones((3, 5)), np.ones((4, 5))
     for wrong in (

@@ -199,7 +199,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
     client.release = Release(alike(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
     batch = client.batch(Sample(0, (nodes, nodes), (client.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
-    client.optimizer.step = lambda: None
+    client.optimizer.step = lambda parts: None
     loss = local_update(client, batch, client.passes(batch, 0), others)
 
     partial = client.model.layers[0](batch.features, None, batch.blocks[0]).relu()

@@ -1,13 +1,13 @@
-"""The kernels in plain numpy, for where numba is absent: the same names, arguments and results as in `loops`."""
+"""The kernels in plain numpy, and torch for dense products, for where numba is absent: whatever `loops` has, alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from glasu.model.kernels.products import dense_product as dense_product
 from glasu.randomness import below, contains, words
 
 Ids = NDArray[np.int64]
@@ -175,6 +175,15 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> Non
     """Write the bytes of the key's words, eight a word, lowest first."""
     found = words(low, high, np.arange(-(-len(draws) // 8))).astype("<u8", copy=False)
     draws[:] = found.view(np.uint8)[: len(draws)]
+
+
+def dense_product(
+    left: Array, left_turned: bool, right: Array, right_turned: bool, kept: Any, taken: Any, out: Array
+) -> None:
+    """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
+    one, other, total = (torch.from_numpy(array) for array in (left, right, out))
+    one, other = one.t() if left_turned else one, other.t() if right_turned else other
+    torch.addmm(total, one, other, beta=float(kept), alpha=float(taken), out=total)
 
 
 def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:

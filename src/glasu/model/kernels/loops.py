@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from glasu import blas
 from glasu.compiling import compiled
-from glasu.model.kernels import products
+from glasu.model.kernels import arrays
 from glasu.model.kernels.arrays import Constants, Drops, Matrix
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
@@ -297,10 +298,10 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Dense products, as in glasu.model.kernels.products.
+# Dense products: the same code that torch calls, with the same bits, but without the way there.
 
-if products.GEMM is None:
-    dense_product = products.dense_product
+if blas.GEMM is None:
+    dense_product = arrays.dense_product
 
     def around_products(loop: Any) -> Any:
         """Leave a function that calls products to Python."""
@@ -308,7 +309,7 @@ if products.GEMM is None:
 
 else:
     around_products = compiled
-    SGEMM, DGEMM = products.GEMM
+    SGEMM, DGEMM = blas.GEMM
     PLAIN, TURNED = np.uint8(ord("n")), np.uint8(ord("t"))
 
     @compiled

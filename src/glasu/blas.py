@@ -1,8 +1,7 @@
-"""The product of dense matrices: torch's own, called through torch or, inside compiled loops, by its address.
+"""The product of dense matrices that torch's library contains, as functions that compiled loops can call.
 
-Where matrices are small, calling torch between two loops costs a good part of what the product does. Most builds of
-torch contain BLAS under the names that Fortran gave it; loops then call the same code directly, with the same bits.
-Where a build has no such names, `GEMM` is None, and loops have torch called between them.
+Most builds of torch have BLAS inside, under the names that Fortran gave it. Where a build has no such names, `GEMM` is
+None, and whoever wants a product calls torch.
 """
 
 from __future__ import annotations
@@ -13,20 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from glasu.compiling import COMPILES
-
-Array = NDArray[Any]
-
-
-def dense_product(
-    left: Array, left_turned: bool, right: Array, right_turned: bool, kept: Any, taken: Any, out: Array
-) -> None:
-    """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
-    one, other, total = (torch.from_numpy(array) for array in (left, right, out))
-    one, other = one.t() if left_turned else one, other.t() if right_turned else other
-    torch.addmm(total, one, other, beta=float(kept), alpha=float(taken), out=total)
 
 
 def _functions(*names: str) -> list[Any] | None:
