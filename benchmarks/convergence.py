@@ -132,6 +132,7 @@ def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights:
         def keep(parts: object, client: Client = client, found: list[Tensor] = found) -> None:
             found.append(torch.cat([_gradient_of(parameter) for parameter in client.model.parameters()]))
 
+        assert client.hand is None  # else a plain step is part of going back, and leaves no gradients
         client.optimizer.step = keep  # type: ignore[method-assign, assignment]
     run(clients)
     return torch.cat([torch.stack(found) for found in rows], dim=1)

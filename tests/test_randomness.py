@@ -83,6 +83,11 @@ def test_a_word_is_the_documented_function_of_key_and_counter(key, counter):
     assert words(low, high, np.array([counter])).tolist() == [expected]
 
 
+def test_a_stream_has_the_halves_of_its_key():
+    for stream in (Stream(0, "dropout", round=3, layer=2), Stream(1, "batch")):
+        assert stream.halves() == halves(stream.key())
+
+
 def test_words_at_different_counters_differ_and_so_do_those_of_keys_that_differ_in_one_bit():
     found = words(*halves(KEY), np.arange(10_000))
     assert len(np.unique(found)) == 10_000

@@ -223,10 +223,18 @@ def test_factors_that_do_not_fit_are_refused():
     for wrong in (
         (left, False, right.T.copy(), False, 0.0, 1.0, out),
         (left, False, right, False, 0.0, 1.0, out.T.copy()),
-        (left.astype(np.float32), False, right, False, 0.0, 1.0, out),
     ):
         with pytest.raises(ValueError, match="do not fit"):
             loops.dense_product(*wrong)
+    for kinds in (
+        (np.float32, np.float64, np.float64),
+        (np.int32,) * 3,
+        (np.complex64,) * 3,
+        (np.float32, np.int32, np.float32),
+    ):
+        one, other, total = (each.astype(kind) for each, kind in zip((left, right, out), kinds, strict=True))
+        with pytest.raises(ValueError, match="floats of one precision"):
+            loops.dense_product(one, False, other, False, 0.0, 1.0, total)
     with pytest.raises(ValueError, match="one after the other"):
         loops.dense_product(np.ones((4, 6))[:, ::2], False, right, False, 0.0, 1.0, out)
     np.testing.assert_array_equal(out, 1)
@@ -320,8 +328,8 @@ def test_classifiers_are_computed_alike(dtype, dropped):
         drops = *halves(9), np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
         read, at_hidden = np.empty((2, 12, 9), dtype)
         result, at_weight, at_bias = np.empty((12, 4), dtype), np.ones((9, 4), dtype), np.ones(4, dtype)
-        path.masked_product(hidden, drops, weight, bias, read, result)
-        path.masked_product_gradients(read, gradient, drops, weight, at_weight, at_bias, at_hidden)
+        path.classifier(hidden, drops, weight, bias, read, result)
+        path.classifier_gradients(read, gradient, drops, weight, at_weight, at_bias, at_hidden)
         found.append((read, result, at_weight, at_bias, at_hidden))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype

@@ -6,14 +6,20 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
 
-from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, resolve
 from glasu.data.datasets import load_parties
 from glasu.protocol.actor import Client
-from glasu.runtime.simulation import simulate
+from glasu.protocol.client import client_script
+from glasu.protocol.server import server_script
+from glasu.runtime.inprocess import run_in_process
+from glasu.runtime.meter import Meter
+from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.timing import Stopwatch
 
 
 @pytest.mark.parametrize("method", ["glasu", "simulated", "standalone"])
@@ -81,6 +87,36 @@ def test_what_the_next_round_reads_is_gathered_once_and_as_soon_as_it_is_agreed(
     assert len(by_party) == 3
     for rounds in by_party.values():
         assert rounds == [[max(0, index - ahead), index] for index in range(5)]
+
+
+@pytest.mark.parametrize("ending", ["the last round", "early", "going back"])
+def test_what_was_ahead_is_forgotten_when_it_does_not_come(ending, monkeypatch):
+    gathered = note_batches(monkeypatch)
+    stop_at = 0.01 if ending == "early" else 0.0
+    train = TrainConfig(num_rounds=8, sampler="neighbor", batch_size=8, evaluate_every=2, stop_at=stop_at)
+    config = resolve(RunConfig(model=ModelConfig(hidden=8), train=train), 1500)[0]
+    clients = make_clients(config, load_parties(RunConfig(data=DataConfig(name="demo"))))
+    scripts, ahead = [client_script(client) for client in clients], [client.look_ahead for client in clients]
+    states = [client.state() for client in clients]
+    rounds = []
+
+    def leave(event):
+        rounds.append(event)
+        if ending == "going back" and len(rounds) == 3:
+            raise KeyboardInterrupt
+
+    server = server_script(make_server(config, clients))
+    with suppress(KeyboardInterrupt):
+        run_in_process(server, scripts, Meter(), Stopwatch(lambda: 0.0), leave, meanwhile=ahead)
+    if ending == "going back":
+        for client, state in zip(clients, states, strict=True):
+            client.restore(state)
+    before = len(gathered)
+    assert before == 3 * {"the last round": 8, "early": 3, "going back": 3}[ending]
+    for client in clients:
+        client.look_ahead()
+        assert client._ready is None
+    assert len(gathered) == before
 
 
 TWICE = """

@@ -18,7 +18,9 @@ from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.keys import Key, Phase
 from glasu.model.dropout import no_dropout
-from glasu.protocol.messages import Evaluated, Joint, Message, Partial, Proposal
+from glasu.model.sampler import Sampler
+from glasu.protocol.actor import Client
+from glasu.protocol.messages import Evaluated, Gradient, Joint, Message, Partial, Proposal, TensorMessage
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import decode, encode
@@ -471,6 +473,59 @@ def test_a_value_that_is_not_finite_stops_the_run_where_it_is_first_seen(keys, f
         simulate(tiny_parties(owner=keys.get("labels")), config)
     assert "learning_rate" in str(caught.value)
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(("kind", "keys"), [(Partial, {}), (Gradient, {"backward": "joint", "num_local_steps": 1})])
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"a": 3e38, "b": 3e38}, r"from server: \w+: all parties sent finite values, but their sum is not"),
+        ({"a": -3e38, "b": -3e38, "c": -3e38}, "all parties sent finite values, but their sum is not"),
+        ({"b": np.inf, "c": -np.inf}, r"party 'b', .*: expected finite values, got NaN or infinity"),
+        ({"c": np.nan}, r"party 'c', .*: expected finite values, got NaN or infinity"),
+    ],
+    ids=str,
+)
+def test_a_sum_that_is_not_finite_is_not_sent_on(kind, keys, values, found):
+    seen = []
+
+    def carry(message):
+        seen.append(message)
+        name = "abc"[message.key.client] if message.key.client in range(3) else ""
+        if type(message) is kind and message.key.round == 1 and name in values:
+            return replace(message, value=np.full_like(message.value, values[name]))
+        return message
+
+    config = settings(num_rounds=3, precision="fp32", evaluate_every=100, **keys)
+    with pytest.raises(TrainingError, match=found) as caught:
+        simulate(tiny_parties(), config, carry=carry)
+    assert "learning_rate" in str(caught.value)
+    assert all(np.isfinite(message.value).all() for message in seen if isinstance(message, TensorMessage))
+
+
+def test_a_clients_time_is_that_between_messages_by_what_it_does(monkeypatch):
+    now, calls = [0.0], dict.fromkeys(("passes", "blocks", "probabilities"), 0)
+
+    def takes(owner, name, seconds):
+        method = getattr(owner, name)
+
+        def slow(*args, **keys):
+            calls[name] += 1
+            now[0] += seconds
+            return method(*args, **keys)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    takes(Client, "passes", 1)
+    takes(Sampler, "blocks", 100)
+    takes(Client, "probabilities", 10_000)
+    config = settings(num_rounds=4, evaluate_every=2, **{"sampler": "neighbor", "batch_size": 4, "fanout": 1})
+    seconds = simulate(tiny_parties(), config, clock=lambda: now[0], workers=1).report.seconds
+    assert min(calls.values()) > 0
+    assert seconds["compute"] == calls["passes"]
+    assert seconds["sampling"] == 100 * calls["blocks"]
+    assert seconds["evaluation"] == 10_000 * calls["probabilities"]
+    assert seconds["communication"] == 0
 
 
 # --- every party alone -------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from glasu.model.split import ClientModel
 
 Array = NDArray[Any]
 Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
-NO_KEY = np.uint64(0), np.uint64(0), np.uint8(0)
+NO_KEY = np.uint64(0), np.uint64(0)
 NO_DRAWS = np.empty((0, 0), np.uint8)
 NOTHING = np.empty((0, 0))
 NOWHERE = np.empty(0, np.int64)
-TO_WRITE = (0.0, 1.0)  # what an array keeps of itself, and takes of a product
+TO_WRITE = (0.0, 1.0)  # a target keeps nothing of itself, and takes the gradient as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class _Linear:
 
     weight: Array
     bias: Array
-    learning: Array  # what changes by dL/dW: the gradient, or the weight itself
+    target: Array  # what changes by dL/dW: its gradient, or the weight itself
     at_bias: Array
 
     @classmethod
@@ -52,7 +52,7 @@ class _GCNII:
     """The weight of a gcnii layer, what changes by its gradient, and the layer's constants."""
 
     weight: Array
-    learning: Array
+    target: Array
     constants: Constants  # s, k and t of `ByHand`
 
     @classmethod
@@ -98,11 +98,13 @@ class Hand:
 
 def _all_but(weights: Sequence[Tensor]) -> list[slice]:
     """Return where the other weights lie in the vector of all."""
-    parts = [slice(0, 0)]
+    parts, end = [], 0
     for weight in sorted(weights, key=Tensor.storage_offset):
         start = int(weight.storage_offset())
-        parts[-1:] = [slice(parts[-1].start, start), slice(start + weight.numel(), None)]
-    return [part for part in parts if part.start != part.stop]
+        if end < start:
+            parts.append(slice(end, start))
+        end = start + weight.numel()
+    return [*parts, slice(end, None)]
 
 
 class _Kept(NamedTuple):
@@ -129,12 +131,12 @@ class ByHand(Passes):
             hand: the weights.
             inputs: what the layers read.
             dropout: the masks of this step.
-            descent: what an array that learns keeps of itself, and takes of a gradient.
+            descent: what a target keeps of itself, and takes of a gradient.
         """
         super().__init__(inputs, dropout)
         self.hand, self.pending, self.descent = hand, hand.pending, descent
         self._kept: dict[int, _Kept] = {}
-        self._products: list[tuple[Array, Array, Array]] = []  # what learns, and two matrices: dL/dW = P^T G
+        self._products: list[tuple[Array, Array, Array]] = []  # what changes by dL/dW = P^T G, P and G
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
         self._at_initial: Array | None = None  # the gradient there of the layers so far, at the rows of the last one
@@ -168,7 +170,7 @@ class ByHand(Passes):
         hidden, norm = self._normalized(last, joint)
         drops, read = self._drops(last, hidden), np.empty_like(hidden)
         made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
-        kernels.masked_product(hidden, drops, own.weight, own.bias, read, made)
+        kernels.classifier(hidden, drops, own.weight, own.bias, read, made)
         self._kept[last] = _Kept(read, made, drops, norm)
         return torch.from_numpy(made)
 
@@ -181,7 +183,7 @@ class ByHand(Passes):
         kept = self._kept.pop(last)
         back = np.empty_like(kept.read)
         found = gradient.contiguous().numpy()
-        kernels.masked_product_gradients(kept.read, found, kept.drops, own.weight, own.learning, own.at_bias, back)
+        kernels.classifier_gradients(kept.read, found, kept.drops, own.weight, own.target, own.at_bias, back)
         return self._before_norm(last, torch.from_numpy(back), kept.norm)
 
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
@@ -194,7 +196,7 @@ class ByHand(Passes):
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
         about = matrix.parts, kept.drops, own.constants, own.weight, kept.made, found
         kernels.gcnii_layer_gradients(*about, gated, more, places, at_initial, back)
-        self._products.append((own.learning, kept.read, gated))
+        self._products.append((own.target, kept.read, gated))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), kept.norm)
 
@@ -206,20 +208,20 @@ class ByHand(Passes):
         if isinstance(self._read, Tensor):
             found[places] += self._at_initial
             gated = np.where(self._initial > 0, found, found.dtype.type(0))
-            self._products.append((own.learning, self._read.contiguous().numpy(), gated))
+            self._products.append((own.target, self._read.contiguous().numpy(), gated))
             np.sum(gated, 0, out=own.at_bias)
         else:
             about = self._read.parts, self._initial, self._at_initial, places, found
             numbers = found.dtype.type(kept), found.dtype.type(taken)
-            kernels.rectified_gradients(*about, *numbers, own.learning, own.at_bias)
-        for learning, read, gated in self._products:
-            kernels.dense_product(read, True, gated, False, kept, taken, learning)
+            kernels.rectified_gradients(*about, *numbers, own.target, own.at_bias)
+        for target, read, gated in self._products:
+            kernels.dense_product(read, True, gated, False, kept, taken, target)
 
     def _drops(self, layer: int, read: Array) -> Drops:
         """Return by what the input of a layer is multiplied; its bytes are not drawn yet."""
         mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:
-            return *NO_KEY, kind(1), NO_DRAWS
+            return *NO_KEY, np.uint8(0), kind(1), NO_DRAWS
         return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
 
     def _normalized(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:

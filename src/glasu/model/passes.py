@@ -33,7 +33,7 @@ class Inputs:
 class Passes(ABC):
     """Forward: `encode`, `layer` 0..L-1, `logits`. Back: `back_from_logits`, `back` L-1..0, `back_to_features`.
 
-    Going back leaves the gradients of the weights; `begin_back` first.
+    `begin_back` first. Going back leaves the gradients of the `pending` weights; the others have changed by theirs.
     """
 
     pending: Sequence[slice] = ALL  # the weights that going back has not changed yet, in the vector of all
@@ -68,7 +68,7 @@ class Passes(ABC):
 
     @abstractmethod
     def back_to_features(self, gradient: Tensor | None) -> None:
-        """Go back through the encoder, given the gradient at H_m[0]."""
+        """Go back through the encoder, given the gradient at H_m[0]; whatever of the weights changes, changes now."""
 
 
 class Taped(Passes):

@@ -197,6 +197,10 @@ class Client:
         if sample is not None and (self._ready is None or self._ready[0] is not sample):
             self._ready = sample, self.gather(sample)
 
+    def forget_ahead(self) -> None:
+        """Gather nothing ahead any more, and keep nothing of it: what came next does not come."""
+        self.coming, self._ready = lambda: None, None
+
     def batch(self, sample: Sample) -> Batch:
         """Return what the layers read for a sample to learn from."""
         if self._ready is not None and self._ready[0] is sample:
@@ -222,7 +226,7 @@ class Client:
         return Taped(self.model, batch, dropout, recording=step is not None)
 
     def back_from_loss(self, passes: Passes, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
-        """Return the client's loss at H_m[L], and its gradient there; the classifier's is added up."""
+        """Return the client's loss at H_m[L], and its gradient there; the passes keep the classifier's."""
         assert batch.labels is not None
         value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
         return self.finite(value, batch.round), passes.back_from_logits(gradient)
@@ -262,12 +266,11 @@ class Client:
 
     def exact_start(self) -> tuple[Hidden | FeatureRows, Tensor | None]:
         """Return H_m[0] and H_m^0 for all nodes; of a graph that is sampled, the features stay where they are."""
-        with self.watch.measure("evaluation"):
-            if self.config.train.sampler != "full":
-                shape = (self.party.num_nodes, self.party.num_features)
-                return exact_start(self.model, FeatureRows(shape, self.features))
-            with torch.no_grad():
-                return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
+        if self.config.train.sampler != "full":
+            shape = (self.party.num_nodes, self.party.num_features)
+            return exact_start(self.model, FeatureRows(shape, self.features))
+        with torch.no_grad():
+            return self.model.encode(self.features(np.arange(self.party.num_nodes)), no_dropout())
 
     def empty_rows(self, count: int) -> Tensor:
         """Return room for so many rows of H_m^+[l]."""
@@ -277,13 +280,7 @@ class Client:
         self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield H_m^+[l] at `targets` with every edge: which of the targets, and their rows."""
-        chunks = exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
-        while True:
-            with self.watch.measure("evaluation"):
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
+        return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
 
     def joint_shape(self, partial: Tensor) -> tuple[int, int]:
         """Return the shape of H[l+1], given H_m^+[l]."""
@@ -370,6 +367,7 @@ class Client:
         """Become what `state` describes."""
         if state.config_digest != self.config.digest():
             raise ConfigError("the saved state belongs to a run with other settings; start afresh.")
+        self.forget_ahead()
         self.model.load_state_dict(dict(state.weights))
         self.model.train()
         self.training_nodes = self._own_training_nodes()

@@ -11,7 +11,7 @@ from glasu.protocol.backward import client_joint_round
 from glasu.protocol.evaluation import client_evaluation
 from glasu.protocol.inference import client_inference
 from glasu.protocol.label_owner import client_gradient
-from glasu.protocol.messages import Evaluated, Exchange, RoundDone, Script
+from glasu.protocol.messages import Evaluated, Exchange, RoundDone, Script, Verdict, timed
 from glasu.protocol.sampling import (
     Agreement,
     Sample,
@@ -24,27 +24,21 @@ from glasu.protocol.update import local_update
 
 
 def client_script(client: Client) -> Script:
-    """Train from the client's present round to the end, select the best weights, and test them.
-
-    All of a client's time between two messages is "compute", but for what is measured inside by another name.
-    """
-    script, computing, answers = _client_script(client), client.watch.measure("compute"), None
-    while True:
-        with computing:
-            try:
-                item = next(script) if answers is None else script.send(answers)
-            except StopIteration:
-                return
-        answers = yield item
+    """Train from the client's present round to the end, select the best weights, and test them."""
+    return timed(_whole_training(client), client.watch.measure("compute"))
 
 
-def _client_script(client: Client) -> Script:
+def _whole_training(client: Client) -> Script:
     if not client.stopped:
         yield from client_rounds(client)
     client.model.load_state_dict(client.best_weights)
-    client.tested, _ = yield from client_evaluation(client, client.config.train.num_rounds + 1, "test")
+    client.tested, _ = yield from _evaluation(client, client.config.train.num_rounds + 1, "test")
     if client.selection is not None:
         yield Evaluated(client.selection.best_round, "test", client.tested, party=client.party.name)
+
+
+def _evaluation(client: Client, round_index: int, split: str) -> Exchange[tuple[dict[str, float], Verdict | None]]:
+    return timed(client_evaluation(client, round_index, split), client.watch.measure("evaluation"))
 
 
 def client_rounds(client: Client) -> Script:
@@ -66,7 +60,10 @@ def client_rounds(client: Client) -> Script:
             yield from _evaluate_when_due(client)
             yield RoundDone(sample.round, loss, client.party.name)
             if client.stopped:
-                return
+                break
+        if client.stopped:
+            break
+    client.forget_ahead()
 
 
 def _next_sample(samples: Sequence[Sample], ahead: Agreement | None) -> Sample | None:
@@ -98,7 +95,7 @@ def _evaluate_when_due(client: Client) -> Script:
     train, done = client.config.train, client.round
     if done % train.evaluate_every and done != train.num_rounds:
         return
-    metrics, verdict = yield from client_evaluation(client, done, "validation")
+    metrics, verdict = yield from _evaluation(client, done, "validation")
     if verdict is None:
         assert client.selection is not None
         client.selection = client.selection.after(metrics[SELECTED_BY[train.task]], done)

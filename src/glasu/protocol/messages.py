@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
 from glasu.keys import Key, Phase
+from glasu.timing import Measurement
 
 Array = NDArray[Any]
 NO_NUMBERS: NDArray[np.float64] = np.empty(0)
@@ -143,6 +144,19 @@ Result = TypeVar("Result")
 Exchange = Generator[Sequence[Message] | Event, Sequence[Message], Result]  # yields what to send, is sent the answers
 Script = Exchange[None]
 Reply = TypeVar("Reply", bound=Message)
+
+
+def timed(script: Exchange[Result], measurement: Measurement) -> Exchange[Result]:
+    """Drive a script and measure its own time, from message to message; what it measures itself is taken off."""
+    answers: Sequence[Message] | None = None
+    while True:
+        with measurement:
+            try:
+                item = next(script) if answers is None else script.send(answers)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+        answers = yield item
 
 
 def exchange(message: Message, kind: type[Reply]) -> Exchange[Reply]:

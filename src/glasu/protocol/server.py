@@ -193,15 +193,21 @@ class Server:
         self._refuse_other_shapes(kind, senders)
         return senders
 
-    def _refuse_infinite(self, kind: Kind, senders: Sequence[TensorMessage], computed: Array) -> None:
-        """Refuse a tensor that holds something else than numbers, given a sum of them all.
+    def _refuse_infinite(self, kind: Kind, senders: Sequence[TensorMessage], total: Array) -> None:
+        """Refuse tensors whose sum is not finite: who sent something else than numbers, or all of them together.
 
-        What is not finite in one of them is not finite in the sum: one look tells whether to look at each.
+        What is not finite in one of them is not finite in the sum: one look at it tells whether to look at each.
         """
-        if not np.logical_and.reduce(np.isfinite(computed), axis=None):
-            self._refuse_each_infinite(kind, senders)
+        if np.logical_and.reduce(np.isfinite(total), axis=None):
+            return
+        self._refuse_senders_of_infinity(kind, senders)
+        raise TrainingError(
+            f"{self._key(SERVER)}: {kind}: all parties sent finite values, but their sum is not; training diverged, "
+            "and nothing was sent on. Lower train.learning_rate."
+        )
 
-    def _refuse_each_infinite(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
+    def _refuse_senders_of_infinity(self, kind: Kind, senders: Sequence[TensorMessage]) -> None:
+        """Refuse the first tensor that holds something else than numbers."""
         for message in senders:
             if not self.encodings[kind].is_finite(message.value):
                 why = "expected finite values, got NaN or infinity; training diverged there, and nothing was sent on."
@@ -231,7 +237,7 @@ class Server:
         if kind == "representation":
             self.rows[key.layer] = start + num_rows
         if not aggregation.adds:  # nothing to compute, so nothing is rounded a second time
-            self._refuse_each_infinite(kind, senders)
+            self._refuse_senders_of_infinity(kind, senders)
             return aggregation.aggregate([message.value for message in senders])
 
         def compute(rows: slice) -> list[Array]:
@@ -265,7 +271,7 @@ class Server:
                 expects = f"expected a gradient from party {owner!r} alone, who has the labels"
                 self._refuse(message, f"{expects}, got a {type(message).__name__} from party {self.roster[client]!r}.")
         (sender,) = self.senders("gradient", messages)
-        self._refuse_each_infinite("gradient", [sender])
+        self._refuse_senders_of_infinity("gradient", [sender])
         return sender.value
 
     def _note_losses(self, messages: Sequence[Message]) -> None:

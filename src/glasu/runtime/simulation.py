@@ -182,7 +182,7 @@ def simulate(
                 each,
                 observers,
                 before_sending,
-                [client.look_ahead for client in clients],
+                meanwhile=[client.look_ahead for client in clients],
             )
     losses = tuple(server.losses) if server is not None else accounts.recorder.mean_losses()
     alone = not joint and config.train.method != "centralized"

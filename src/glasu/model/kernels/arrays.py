@@ -202,21 +202,21 @@ def rectified_gradients(
     gradient: Array,
     kept: Any,
     taken: Any,
-    learning: Array,
+    target: Array,
     bias: Array,
 ) -> None:
-    """Go back through `rectified`: make kept * learning + taken * dL/dweight of `learning`, write dL/dbias.
+    """Go back through `rectified`: make kept * target + taken * dL/dweight of `target`, write dL/dbias.
 
     The gradient at the result is what is given, to which `more` is added at some places.
     """
     indptr, indices, data = matrix
-    learning[:] = kept * learning if kept else 0
+    target[:] = kept * target if kept else 0
     bias[:] = 0
     gradient[places] += more
     gated = np.where(result > 0, gradient, 0)
     for row in gated:  # one after the other, for numpy's own sum adds in another order
         bias += row
-    add_transposed(indptr, indices, taken * data, gated, learning)
+    add_transposed(indptr, indices, taken * data, gated, target)
 
 
 def gcnii_support(
@@ -317,18 +317,17 @@ def gcnii_layer_gradients(
     gcnii_gradients(matrix, drops, share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
 
 
-def masked_product(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
-    """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result."""
+def classifier(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
+    """Write what a linear layer reads, `hidden` times a mask, and what it makes of that: read @ weight + bias."""
     low, high, threshold, scale, draws = drops
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     read[:] = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
     result[:] = bias
-    for column, factors in zip(read.T, weight, strict=True):  # one after the other, for a product adds in another order
-        result += column[:, None] * factors
+    dense_product(read, False, weight, False, 1.0, 1.0, result)
 
 
-def masked_product_gradients(
+def classifier_gradients(
     read: Array,
     gradient: Array,
     drops: Drops,
@@ -337,14 +336,13 @@ def masked_product_gradients(
     at_bias: Array,
     at_hidden: Array,
 ) -> None:
-    """Write the gradients of what `masked_product` read, given that of its result."""
+    """Write the gradients of what `classifier` read, given that of its result."""
     _, _, threshold, scale, draws = drops
-    at_weight[:], at_bias[:], at_hidden[:] = 0, 0, 0
-    for source, found in zip(read, gradient, strict=True):
-        at_weight += source[:, None] * found
-        at_bias += found
-    for factors, found in zip(weight.T, gradient.T, strict=True):
-        at_hidden += factors * found[:, None]
+    dense_product(read, True, gradient, False, 0.0, 1.0, at_weight)
+    dense_product(gradient, False, weight, True, 0.0, 1.0, at_hidden)
+    at_bias[:] = 0
+    for row in gradient:  # one after the other, for numpy's own sum adds in another order
+        at_bias += row
     if len(draws):
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
 

@@ -311,6 +311,7 @@ else:
     around_products = compiled
     SGEMM, DGEMM = blas.GEMM
     PLAIN, TURNED = np.uint8(ord("n")), np.uint8(ord("t"))
+    SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
     @compiled
     def dense_product(
@@ -319,8 +320,11 @@ else:
         """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
         depth, same = left.shape[0 if left_turned else 1], right.shape[1 if right_turned else 0]
         rows, columns = left.shape[1 if left_turned else 0], right.shape[0 if right_turned else 1]
-        if depth != same or out.shape != (rows, columns) or not left.itemsize == right.itemsize == out.itemsize:
+        if depth != same or out.shape != (rows, columns):
             raise ValueError("the factors of a product do not fit.")
+        alike = left.dtype == out.dtype and right.dtype == out.dtype
+        if not (alike and (out.dtype == SINGLE or out.dtype == DOUBLE)):
+            raise ValueError("the factors of a product and what it is added to must be floats of one precision.")
         if not (left.flags.c_contiguous and right.flags.c_contiguous and out.flags.c_contiguous):
             raise ValueError("the rows of a product must lie one after the other.")
         # BLAS counts by columns, and reads what lies here as the transposed: out^T = right^T left^T. It is given
@@ -368,18 +372,18 @@ def rectified_gradients(
     gradient: Array,
     kept: Any,
     taken: Any,
-    learning: Array,
+    target: Array,
     bias: Array,
 ) -> None:
-    """Go back through `rectified`: make kept * learning + taken * dL/dweight of `learning`, write dL/dbias.
+    """Go back through `rectified`: make kept * target + taken * dL/dweight of `target`, write dL/dbias.
 
     The gradient at the result is what is given, to which `more` is added at some places.
     """
     indptr, indices, data = matrix
     if kept == 0:
-        learning[:] = 0  # whatever stood there
+        target[:] = 0  # whatever stood there
     elif kept != 1:
-        learning *= kept
+        target *= kept
     bias[:] = 0
     for row in range(len(places)):
         total, other = gradient[places[row]], more[row]
@@ -392,7 +396,7 @@ def rectified_gradients(
             gated[column] = found[column] if made[column] > 0 else 0
             bias[column] += gated[column]
         for k in range(indptr[row], indptr[row + 1]):
-            value, total = taken * data[k], learning[indices[k]]
+            value, total = taken * data[k], target[indices[k]]
             if value != 0:
                 for column in range(len(gated)):
                     total[column] += value * gated[column]
@@ -535,33 +539,47 @@ def gcnii_layer_gradients(
 
 
 @compiled
-def masked_product(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
-    """Write `hidden` times a mask (that of `gcnii_support`) into `read`, and read @ weight + bias into the result.
-
-    For the few columns of a classifier: a row's result stays in the nearest cache.
-    """
+def masked(hidden: Array, drops: Drops, read: Array) -> None:
+    """Write `hidden` times the mask of `gcnii_support`, whose bytes are drawn."""
     low, high, threshold, scale, draws = drops
     zero = scale - scale
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     for row in range(len(hidden)):
-        source, target, total = hidden[row], read[row], result[row]
+        source, target = hidden[row], read[row]
         for column in range(len(source)):
             target[column] = source[column]
         if len(draws):
             drawn = draws[row]
-            for column in range(len(source)):
+            for column in range(len(target)):
                 target[column] *= scale if drawn[column] >= threshold else zero
-        for column in range(len(total)):
-            total[column] = bias[column]
-        for k in range(len(target)):
-            value, factors = target[k], weight[k]
-            for column in range(len(total)):
-                total[column] += value * factors[column]
+
+
+@around_products
+def classifier(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
+    """Write what a linear layer reads, `hidden` times a mask, and what it makes of that: read @ weight + bias."""
+    masked(hidden, drops, read)
+    result[:] = bias
+    dense_product(read, False, weight, False, 1.0, 1.0, result)
 
 
 @compiled
-def masked_product_gradients(
+def classifier_sums(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
+    """Add up the gradient of a bias, and multiply that of what was read by the mask."""
+    _, _, threshold, scale, draws = drops
+    zero = scale - scale
+    at_bias[:] = zero
+    for row in range(len(gradient)):
+        for column in range(len(at_bias)):
+            at_bias[column] += gradient[row, column]
+    for row in range(len(draws)):
+        drawn, total = draws[row], at_hidden[row]
+        for column in range(len(total)):
+            total[column] *= scale if drawn[column] >= threshold else zero
+
+
+@around_products
+def classifier_gradients(
     read: Array,
     gradient: Array,
     drops: Drops,
@@ -570,24 +588,10 @@ def masked_product_gradients(
     at_bias: Array,
     at_hidden: Array,
 ) -> None:
-    """Write the gradients of what `masked_product` read, given that of its result."""
-    _, _, threshold, scale, draws = drops
-    zero = scale - scale
-    at_weight[:], at_bias[:] = zero, zero
-    for row in range(len(read)):
-        source, found, back = read[row], gradient[row], at_hidden[row]
-        for column in range(len(found)):
-            at_bias[column] += found[column]
-        for k in range(len(source)):
-            value, factors, target, total = source[k], weight[k], at_weight[k], zero
-            for column in range(len(found)):
-                target[column] += value * found[column]
-                total += factors[column] * found[column]
-            back[k] = total
-        if len(draws):
-            drawn = draws[row]
-            for k in range(len(back)):
-                back[k] *= scale if drawn[k] >= threshold else zero
+    """Write the gradients of what `classifier` read, given that of its result."""
+    dense_product(read, True, gradient, False, 0.0, 1.0, at_weight)
+    dense_product(gradient, False, weight, True, 0.0, 1.0, at_hidden)
+    classifier_sums(gradient, drops, at_bias, at_hidden)
 
 
 @compiled

@@ -21,7 +21,7 @@ from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client
-from glasu.protocol.messages import Event
+from glasu.protocol.messages import Event, timed
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
@@ -227,7 +227,7 @@ class _Predicting:
 
     def _drive(self, session: Session, client: Client) -> tuple[NodeSet, NDArray[Any]]:
         """Run the script to its end, and return which nodes this party receives, and their class probabilities."""
-        script, answers = client_asking(client, self.asked), None
+        script, answers = timed(client_asking(client, self.asked), client.watch.measure("evaluation")), None
         while True:
             try:
                 item = next(script) if answers is None else script.send(answers)
