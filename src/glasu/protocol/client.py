@@ -31,6 +31,7 @@ def client_script(client: Client) -> Script:
 def _whole_training(client: Client) -> Script:
     if not client.stopped:
         yield from client_rounds(client)
+    client.forget_ahead()
     client.model.load_state_dict(client.best_weights)
     client.tested, _ = yield from _evaluation(client, client.config.train.num_rounds + 1, "test")
     if client.selection is not None:
@@ -60,10 +61,7 @@ def client_rounds(client: Client) -> Script:
             yield from _evaluate_when_due(client)
             yield RoundDone(sample.round, loss, client.party.name)
             if client.stopped:
-                break
-        if client.stopped:
-            break
-    client.forget_ahead()
+                return
 
 
 def _next_sample(samples: Sequence[Sample], ahead: Agreement | None) -> Sample | None:
