@@ -99,7 +99,7 @@ def test_no_import_goes_against_the_order():
         ("glasu.config", "if TYPE_CHECKING:\n    from glasu.data.party import Graph"),
         ("glasu.report", "from .runtime import meter"),
         ("glasu.protocol.server", "from ..runtime.wire import encode"),
-        ("glasu.keys", "from glasu.randomness import Stream"),
+        ("glasu.wire.message_key", "from glasu.randomness import Stream"),
         ("glasu.cli.train", "from glasu import train"),
         ("glasu.runtime.simulation", "from glasu.experiments.search import search"),
         ("glasu.protocol.server", "import glasu"),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from glasu.codec.tensors import Int8
 from glasu.config import ModelConfig
-from glasu.keys import Key, Phase
 from glasu.model.aggregation import Concat, Mean, aggregation_of
+from glasu.wire.encodings import Int8
+from glasu.wire.message_key import Key, Phase
 
 KINDS = [Mean, Concat]
 SIZES = [1, 2, 3, 5]

@@ -7,11 +7,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from glasu.codec.tensors import BFloat16, Int8, Plain, alike
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import TrainingError
-from glasu.keys import Key, Phase
 from glasu.model.aggregation import Mean
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
@@ -19,6 +17,8 @@ from glasu.protocol.actor import Client
 from glasu.protocol.sampling import Sample
 from glasu.protocol.update import local_update
 from glasu.timing import Stopwatch
+from glasu.wire.encodings import BFloat16, Int8, Plain, alike
+from glasu.wire.message_key import Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
 SECRET = b"a secret of thirty-two bytes ..."

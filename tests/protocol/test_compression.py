@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from glasu.codec.tensors import BFloat16, Int8, Plain, encodings_of
 from glasu.errors import ProtocolError, TrainingError
-from glasu.keys import Key, Phase
 from glasu.protocol import server as server_module
 from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Partial, Scores, TensorMessage
 from glasu.protocol.server import Server, Sizes
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
+from glasu.wire.encodings import BFloat16, Int8, Plain, encodings_of
+from glasu.wire.message_key import Key, Phase
 from protocol.monolith import identical, run, settings, tiny_parties
 from protocol.test_stale_updates import spied
 

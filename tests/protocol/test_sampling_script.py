@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
-from glasu.keys import Phase
 from glasu.protocol.messages import Agreed
 from glasu.runtime.simulation import simulate
+from glasu.wire.message_key import Phase
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
 N, TRAIN, VALIDATION, TEST = 24, 12, 6, 6

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from glasu.codec.tensors import Plain, alike
 from glasu.model.aggregation import Aggregation
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
+from glasu.wire.encodings import Plain, alike
 from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 

@@ -16,7 +16,6 @@ import glasu
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
-from glasu.keys import Key, Phase
 from glasu.model.dropout import no_dropout
 from glasu.model.sampler import Sampler
 from glasu.protocol.actor import Client
@@ -24,6 +23,7 @@ from glasu.protocol.messages import Evaluated, Gradient, Joint, Message, Partial
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import decode, encode
+from glasu.wire.message_key import Key, Phase
 from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
 EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, stale steps, both kinds of riding along

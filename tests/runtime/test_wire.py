@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glasu
-from glasu.codec.tensors import BFloat16, Int8
 from glasu.errors import ProtocolError
-from glasu.keys import SERVER, Key, Phase
 from glasu.protocol import messages
 from glasu.protocol.messages import Message, Metrics, Partial, Proposal, TensorMessage, Verdict, Waiting
 from glasu.runtime.meter import Meter
 from glasu.runtime.wire import DTYPES, EXPECTED, HEADER, KINDS, SECTION, TAGS, VERSION, decode, encode, measured
+from glasu.wire.encodings import BFloat16, Int8
+from glasu.wire.message_key import SERVER, Key, Phase
 
 quick = settings(deadline=None, max_examples=60)
 KEY = Key(run=bytes(range(12)), phase=Phase.TRAINING, client=1, round=3, layer=1)

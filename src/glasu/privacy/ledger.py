@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from glasu.keys import Key
+from glasu.wire.message_key import Key
 
 
 @dataclass

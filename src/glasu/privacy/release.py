@@ -1,7 +1,7 @@
 """Release: the one gate through which anything leaves a client.
 
 It has two halves. *Perturb* (clip, noise, grid) changes what the client contributes. *Encode* decides how that travels
-(`glasu.codec`). `extract_others` sees the result of both: what every reader makes of the bytes. Every release is
+(`glasu.wire`). `extract_others` sees the result of both: what every reader makes of the bytes. Every release is
 entered in the ledger.
 """
 
@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasu.codec import ids
-from glasu.codec.tensors import Encoding, Kind, Plain
-from glasu.keys import Key
 from glasu.privacy.ledger import Ledger
+from glasu.wire import ids
+from glasu.wire.encodings import Encoding, Kind, Plain
+from glasu.wire.message_key import Key
 
 
 class Perturbation(Protocol):

@@ -12,11 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
 from glasu.data.party import PartyData, labelled
 from glasu.errors import ConfigError, ProtocolError, TrainingError
-from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
 from glasu.model.by_hand import TO_WRITE, ByHand, Hand
@@ -37,6 +35,8 @@ from glasu.protocol.sampling import Sample
 from glasu.protocol.state import ClientState, Selection
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.timing import Stopwatch
+from glasu.wire.encodings import Kind, encodings_of
+from glasu.wire.message_key import RUN_BYTES, Key, Phase
 
 NOBODY = -1  # the label owner's index when everybody has the labels
 EMPTY: NodeSet = np.empty(0, np.int64)

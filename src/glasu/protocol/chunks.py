@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from glasu.errors import ProtocolError
-from glasu.keys import Phase
 from glasu.protocol.messages import NO_NUMBERS, Exchange, Message, Reply, Script, TensorMessage, checked
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.protocol.server import Server

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError, TrainingError
-from glasu.keys import Phase
 from glasu.model import metrics
 from glasu.protocol.chunks import answer_rows, exchange_rows, first_row
 from glasu.protocol.inference import client_inference, server_inference
@@ -29,6 +28,7 @@ from glasu.protocol.messages import (
     exchange,
 )
 from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

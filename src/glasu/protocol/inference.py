@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from glasu.keys import Phase
 from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.messages import Exchange, Joint, Message, Partial, Script
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glasu.keys import Phase
 from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.messages import Exchange, Gradient, JointGradient, Message, Script, Waiting
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

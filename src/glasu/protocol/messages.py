@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.keys import Key, Phase
 from glasu.timing import Measurement
+from glasu.wire.message_key import Key, Phase
 
 Array = NDArray[Any]
 NO_NUMBERS: NDArray[np.float64] = np.empty(0)
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TensorMessage(Message):
-    """A message about the rows of one tensor, in the form in which they travel (`glasu.codec.tensors`)."""
+    """A message about the rows of one tensor, in the form in which they travel (`glasu.wire.encodings`)."""
 
     value: Array
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.keys import Phase
 from glasu.protocol.evaluation import announce, client_prediction, server_announcement, server_prediction
 from glasu.protocol.messages import Exchange
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.keys import Phase
 from glasu.protocol.messages import Agreed, Event, Exchange, Message, Proposal, Result, Script, exchange
 from glasu.randomness import contains
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import Draw, NodeSet

@@ -13,10 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.codec.tensors import Kind, encodings_of
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError
-from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import server_backward
@@ -45,6 +43,8 @@ from glasu.protocol.sampling import (
     windows,
 )
 from glasu.protocol.state import Selection, ServerState
+from glasu.wire.encodings import Kind, encodings_of
+from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 ROWS_AT_ONCE = 4096  # what the server computes with has at most so many rows, whatever arrives
 

@@ -16,7 +16,6 @@ from glasu.data.digest import data_digest
 from glasu.data.partition import pool_parties, share_edges
 from glasu.data.party import PartyData
 from glasu.errors import DataError
-from glasu.keys import RUN_BYTES
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client
@@ -30,6 +29,7 @@ from glasu.runtime.keeper import SERVER, Keeper, Tell, keeping
 from glasu.runtime.meter import Meter
 from glasu.runtime.saver import Role
 from glasu.timing import Clock, Stopwatch
+from glasu.wire.message_key import RUN_BYTES
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from glasu.data.digest import data_digest
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import AlignmentError, ConfigError, DataError
-from glasu.keys import Phase
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
@@ -39,6 +38,7 @@ from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run, prepare
 from glasu.timing import Stopwatch
+from glasu.wire.message_key import Phase
 
 SCHEMA = 1
 

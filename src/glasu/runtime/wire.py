@@ -3,8 +3,8 @@
 header (48 bytes)   magic, version, kind, number of sections, key, length of what follows
 section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
 
-Tensors come here encoded already (`glasu.codec.tensors`), for everyone computes with the values as they were encoded;
-node sets become bytes here (`glasu.codec.ids`), which changes none of them.
+Tensors come here encoded already (`glasu.wire.encodings`), for everyone computes with the values as they were encoded;
+node sets become bytes here (`glasu.wire.ids`), which changes none of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.codec import ids
 from glasu.errors import ProtocolError
-from glasu.keys import RUN_BYTES, Key, Phase
 from glasu.protocol.messages import (
     NO_NUMBERS,
     Agreed,
@@ -35,6 +33,8 @@ from glasu.protocol.messages import (
     Verdict,
     Waiting,
 )
+from glasu.wire import ids
+from glasu.wire.message_key import RUN_BYTES, Key, Phase
 
 MAGIC, VERSION = b"GLSU", 2  # any change of what bytes mean is another version; there is no reading of older ones
 HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
-from glasu.keys import Phase
 from glasu.protocol.messages import RoundDone
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.network import hub as hubs
 from glasu.runtime.network import session as sessions
 from glasu.runtime.saver import Saver
 from glasu.runtime.simulation import simulate
+from glasu.wire.message_key import Phase
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_faults import same_end
 from runtime.network.test_runs import tiny

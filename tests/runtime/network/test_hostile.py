@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, GlasuError
-from glasu.keys import Phase
 from glasu.protocol import server as servers
 from glasu.protocol.messages import Gradient, Message, Metrics, Partial, Proposal, Scores, TensorMessage, Waiting
 from glasu.runtime.checkpoint import Store
@@ -22,6 +21,7 @@ from glasu.runtime.network import frames
 from glasu.runtime.network import session as sessions
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import HEADER, encode
+from glasu.wire.message_key import Phase
 from runtime.network.cluster import Cluster
 from runtime.network.test_faults import same_end
 from runtime.network.test_runs import tiny

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glasu.codec import ids
 from glasu.errors import ProtocolError
-from glasu.keys import Key, Phase
 from glasu.protocol import chunks
 from glasu.protocol.messages import Partial
 from glasu.runtime.network import frames
@@ -21,6 +19,8 @@ from glasu.runtime.network.frames import ROOM, Assembler, Limits, control, piece
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import HEADER, SECTION, Head, decode, encode, read_header
+from glasu.wire import ids
+from glasu.wire.message_key import Key, Phase
 from runtime.network.test_runs import tiny
 
 MANY = 1 << 40

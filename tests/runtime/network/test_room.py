@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
-from glasu.keys import SERVER, Key, Phase
 from glasu.protocol import chunks
 from glasu.protocol.messages import Awaited, Gradient, Joint, Partial
 from glasu.runtime.network import frames
@@ -24,6 +23,7 @@ from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.links import Stream
 from glasu.runtime.simulation import simulate
 from glasu.runtime.wire import decode, encode
+from glasu.wire.message_key import SERVER, Key, Phase
 from runtime.network.cluster import Cluster, Role
 from runtime.network.test_runs import tiny
 

@@ -15,7 +15,7 @@ import sys, tempfile, threading
 from pathlib import Path
 import numpy as np
 from glasu.config import ModelConfig, RunConfig, TrainConfig, resolve
-from glasu.keys import Key, Phase
+from glasu.wire.message_key import Key, Phase
 from glasu.protocol import chunks
 from glasu.protocol.messages import Partial
 from glasu.protocol.server import Server, Sizes

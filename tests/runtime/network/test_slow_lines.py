@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from glasu.errors import TrainingError
-from glasu.keys import Key, Phase
 from glasu.kits.kit import open_kit
 from glasu.protocol.messages import Partial
 from glasu.runtime.network.frames import CONTROL, PIECE, Assembler, control, pieces
 from glasu.runtime.network.streams import Line, listening
 from glasu.runtime.wire import encode
+from glasu.wire.message_key import Key, Phase
 from runtime.network.test_hub import HELLO, Desk
 
 RATE = 1e6  # bytes per second

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
-from glasu.keys import RUN_BYTES
 from glasu.runtime.network.foreign import SENTENCES, printable
 from glasu.runtime.wire import VERSION
+from glasu.wire.message_key import RUN_BYTES
 
 Facts = Mapping[str, Any]
 Purpose = Literal["training", "prediction"]

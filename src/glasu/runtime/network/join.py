@@ -23,7 +23,6 @@ from glasu.errors import (
     SettingsError,
     TransportError,
 )
-from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client
@@ -47,6 +46,7 @@ from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import client_from_plain, client_to_plain
 from glasu.runtime.trained import TrainedModel
 from glasu.timing import Clock
+from glasu.wire.message_key import ATTEMPTS
 
 Tell = Callable[[str], None]
 DEFAULTS = RunConfig().comparable()

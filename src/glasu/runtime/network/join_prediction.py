@@ -17,7 +17,6 @@ from glasu.config import resolve
 from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError, GlasuError, SettingsError, TransportError
-from glasu.keys import ATTEMPTS
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client
@@ -46,6 +45,7 @@ from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained import TrainedModel, load_weights
 from glasu.timing import Clock
+from glasu.wire.message_key import ATTEMPTS
 
 
 @dataclass(frozen=True, eq=False)

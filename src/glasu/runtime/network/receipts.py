@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glasu.errors import EquivocationError
-from glasu.keys import Key, Phase
 from glasu.runtime.network.frames import ROOM
+from glasu.wire.message_key import Key, Phase
 
 Group = tuple[int, int]  # phase and round
 

@@ -13,7 +13,6 @@ from typing import Any
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
 from glasu.errors import CheckpointError, ConfigError, GlasuError
-from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
@@ -35,6 +34,7 @@ from glasu.runtime.network.streams import listening
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import server_from_plain, server_to_plain
 from glasu.timing import Clock
+from glasu.wire.message_key import RUN_BYTES
 
 FAREWELL = 10.0  # seconds that parties have to hear that all is done, and to hang up
 

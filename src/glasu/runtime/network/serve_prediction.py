@@ -12,7 +12,6 @@ from typing import Any
 from glasu.config import RunConfig, resolve
 from glasu.data.files import write_atomically
 from glasu.errors import ConfigError, GlasuError
-from glasu.keys import RUN_BYTES
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Event, Exchange, Message
 from glasu.protocol.prediction import server_asked
@@ -29,6 +28,7 @@ from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.serve import FAREWELL, opened, roster_change, settings_apart
 from glasu.runtime.network.streams import listening
 from glasu.timing import Clock
+from glasu.wire.message_key import RUN_BYTES
 
 
 def serve_prediction(

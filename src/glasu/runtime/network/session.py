@@ -19,7 +19,6 @@ from glasu.errors import (
     TransportError,
     public_reason,
 )
-from glasu.keys import Key
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
 from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
@@ -37,6 +36,7 @@ from glasu.runtime.network.frames import (
 from glasu.runtime.network.reasons import ANOTHER_RUN, refusal_told
 from glasu.runtime.network.streams import Line, unreachable
 from glasu.runtime.wire import Head, decode, encode
+from glasu.wire.message_key import Key
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short --wait is

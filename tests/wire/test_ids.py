@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from glasu.codec import ids
-from glasu.codec.ids import LARGEST, decode, encode, encoded_size, rises
 from glasu.errors import ProtocolError
+from glasu.wire import ids
+from glasu.wire.ids import LARGEST, decode, encode, encoded_size, rises
 
 quick = settings(deadline=None, max_examples=200)
 EDGES = [0, 1, 126, 127, 128, 129, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**28 - 1, 2**28, LARGEST - 1, LARGEST]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.keys import Key
 from glasu.randomness import Stream
+from glasu.wire.message_key import Key
 
 Array = NDArray[Any]
 Kind = Literal["representation", "gradient", "probabilities"]

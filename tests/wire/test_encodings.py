@@ -11,10 +11,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from glasu.codec.tensors import BFloat16, Encoding, Int8, Plain, alike, encodings_of
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.keys import SERVER, TO_ONE, Key, Phase
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, alike, encodings_of
+from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
 WIDTH = 4
