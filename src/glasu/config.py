@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from glasu.config_section import Section, require, shown
 from glasu.errors import ConfigError
-from glasu.section import Section, require, shown
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]

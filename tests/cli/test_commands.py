@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from glasu.cli.main import COMMANDS, Terminated, main
-from small import SMALL
+from support.small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SMALL_RUN = (
@@ -431,7 +431,7 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
 
 
 def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
-    from glasu.data.files import held
+    from glasu.files import held
 
     with held(tmp_path / "run" / "checkpoints"):
         refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cli.test_commands import SMALL_RUN, glasu, refused
-from glasu.data.files import held
+from glasu.files import held
 from glasu.kits.provision import provision
 
 

@@ -21,11 +21,11 @@ from glasu.cli import reproduce as reproduce_command
 from glasu.cli.main import main
 from glasu.config import RunConfig
 from glasu.data.datasets import load_parties
-from glasu.data.files import held
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import paper, plan, reproduce, results, tables
 from glasu.experiments.figures import averaged
 from glasu.experiments.settings import METHODS, settings, tuned
+from glasu.files import held
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
 SMALL = {

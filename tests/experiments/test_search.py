@@ -34,7 +34,7 @@ from glasu.experiments.outcome import MARKS, Terms
 from glasu.experiments.search import Progress, search
 from glasu.experiments.space import config_at
 from glasu.experiments.trial import load_once, run_trial
-from small import SMALL
+from support.small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 RUN = (

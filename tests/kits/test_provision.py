@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from glasu.data.files import held
 from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.files import held
 from glasu.kits import folders
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import add, provision, remove, renew, revoke, still_good

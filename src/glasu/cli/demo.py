@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.progress import shown
     from glasu.data.datasets import load_parties
-    from glasu.data.files import write_atomically
-    from glasu.page import HEADINGS, render, table_row
+    from glasu.files import write_atomically
+    from glasu.html_report import HEADINGS, render, table_row
     from glasu.runtime.simulation import simulate
 
     reports = {}

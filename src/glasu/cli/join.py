@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.data.files import held
+    from glasu.files import held
     from glasu.kits.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
@@ -117,7 +117,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
     import numpy as np
 
     from glasu.data.asked import asked_nodes
-    from glasu.data.files import held
+    from glasu.files import held
     from glasu.runtime.network.join_prediction import join_prediction
 
     helps = args.predict == NOTHING

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
-    from glasu.data.files import held
+    from glasu.files import held
     from glasu.kits.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address

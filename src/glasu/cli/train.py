@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.progress import say, shown
     from glasu.data.datasets import load
-    from glasu.data.files import write_atomically
     from glasu.data.statistics import summary
+    from glasu.files import write_atomically
     from glasu.runtime.keeper import checkpoint_folder
     from glasu.runtime.simulation import simulate
     from glasu.runtime.trained import TrainedModel

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu import __version__
-from glasu.data.files import write_atomically
 from glasu.data.places import cache_folder
 from glasu.data.workspace import SUFFIX, Folder, Memory, Workspace, Written, mapped, values_sha256
 from glasu.errors import DataError
+from glasu.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

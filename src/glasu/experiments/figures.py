@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from glasu.experiments import plan
 from glasu.experiments.results import CURVE, Result
 from glasu.experiments.tables import Table, by_cell, mean
-from glasu.page import COLOURS, PLOT, TICKS, document
+from glasu.html_report import COLOURS, PLOT, TICKS, document
 
 AXES = {"round": "rounds", "bytes": "megabytes moved by all parties together", "seconds": "CPU seconds"}
 Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.data.datasets import load
-from glasu.data.files import held, write_atomically
 from glasu.data.statistics import summary
 from glasu.errors import DataError, GlasuError
 from glasu.experiments.execution import Progress, run_missing
@@ -17,6 +16,7 @@ from glasu.experiments.figures import render
 from glasu.experiments.plan import TABLES, Run, plan
 from glasu.experiments.results import Result, as_csv, curves_as_csv, stored
 from glasu.experiments.tables import Table, as_markdown, tables
+from glasu.files import held, write_atomically
 
 QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
 

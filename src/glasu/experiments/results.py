@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from glasu import __version__
-from glasu.data.files import write_atomically
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
+from glasu.files import write_atomically
 from glasu.report import RunReport, percent
 
 EPOCH = 4  # counted up when a change to the program changes what runs find; older results are run again

@@ -20,11 +20,11 @@ import tomli_w
 
 from glasu import __version__
 from glasu.config import RunConfig
-from glasu.data.files import held, write_atomically
+from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, label, read_space
+from glasu.files import held, write_atomically
 from glasu.report import percent
-from glasu.section import require
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
+from glasu.config_section import require, shown
 from glasu.errors import ConfigError
-from glasu.section import require, shown
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
 TRIED = 300  # combinations that are tried in RunConfig before a search

@@ -20,11 +20,11 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from glasu.config_section import shown
 from glasu.errors import ConfigError, DataError
 from glasu.experiments.outcome import MARKS, Outcome
 from glasu.experiments.space import Choices, Point, Range, Space
 from glasu.randomness import Stream
-from glasu.section import shown
 
 NAME = "glasu search"
 PRUNER = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=MARKS * 3 // 10)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from glasu.data.files import held
 from glasu.errors import ConfigError
+from glasu.files import held
 
 RETIRED = "retired"
 

@@ -21,8 +21,8 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from glasu.data.files import write_atomically
 from glasu.errors import ConfigError, TransportError
+from glasu.files import write_atomically
 from glasu.kits.authority import KIT_DAYS, Signed, issue, new_authority, revocation_list
 from glasu.kits.certificate import Passport, read_certificate
 from glasu.kits.folders import at_work, move, retire, write_folder

@@ -12,8 +12,8 @@ from typing import Any
 
 import tomli_w
 
-from glasu.data.files import write_atomically
 from glasu.errors import TransportError
+from glasu.files import write_atomically
 from glasu.kits.certificate import Passport
 
 SCHEMA = 1

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from glasu.data.files import write_atomically
 from glasu.errors import CheckpointError, ConfigError, DataError
+from glasu.files import write_atomically
 
 MAGIC, SCHEMA = b"GLCP", 1
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # the latter of the JSON with which the body begins

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
-from glasu.data.files import held, write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, TrainingError
+from glasu.files import held, write_atomically
 from glasu.protocol.messages import Event, RoundDone
 from glasu.runtime.checkpoint import SUFFIX, Snapshot, Store
 from glasu.runtime.inprocess import Observer

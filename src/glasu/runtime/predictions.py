@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from glasu.data.files import put_in_place
 from glasu.data.tables import write_table
+from glasu.files import put_in_place
 
 
 def write_predictions(

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
-from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import AlignmentError, ConfigError, DataError
+from glasu.files import write_atomically
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest

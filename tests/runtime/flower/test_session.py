@@ -15,7 +15,7 @@ from glasu.data.folders import write_party
 from glasu.kits.provision import provision
 from glasu.runtime.simulation import simulate
 from runtime.flower.fleet import Fleet, write_node_key
-from small import SMALL
+from support.small import SMALL
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
-from small import SMALL
+from support.small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SMALL_RUN = (

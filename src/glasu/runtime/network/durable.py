@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glasu.data.files import write_atomically
 from glasu.errors import DataError
+from glasu.files import write_atomically
 
 
 class Durable:

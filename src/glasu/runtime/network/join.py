@@ -12,7 +12,6 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.digest import data_digest
-from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import (
     CheckpointError,
@@ -23,6 +22,7 @@ from glasu.errors import (
     SettingsError,
     TransportError,
 )
+from glasu.files import write_atomically
 from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
 from glasu.protocol.actor import Client

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.config import resolve
-from glasu.data.files import write_atomically
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError, GlasuError, SettingsError, TransportError
+from glasu.files import write_atomically
 from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
 from glasu.protocol.actor import Client

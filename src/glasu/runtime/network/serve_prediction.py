@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.data.files import write_atomically
 from glasu.errors import ConfigError, GlasuError
+from glasu.files import write_atomically
 from glasu.kits.kit import Kit
 from glasu.protocol.messages import Event, Exchange, Message
 from glasu.protocol.prediction import server_asked

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from glasu.data.files import held
 from glasu.errors import ConfigError, DataError
+from glasu.files import held
 
 
 def test_a_folder_that_is_held_is_another_commands_until_that_ends(tmp_path):
