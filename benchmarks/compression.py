@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
+from glasu.data.sources.catalog import load_parties
 from glasu.experiments.execution import execute
 from glasu.experiments.plan import Run
 from glasu.experiments.results import Result, store, stored

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.demo import news_service
 from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_fraction
 from glasu.data.party import PartyData
+from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
 from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script

@@ -30,8 +30,8 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import to_dense_adj
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData, Splits
+from glasu.data.sources.catalog import load_parties
 from tables import markdown, place, show
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}

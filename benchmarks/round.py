@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData
+from glasu.data.sources.catalog import load_parties
 from glasu.protocol.actor import Batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, PyGPasses, by_dict

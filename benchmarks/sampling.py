@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData
-from glasu.data.reddit import STAND_IN
+from glasu.data.sources.catalog import load_parties
+from glasu.data.sources.reddit import STAND_IN
 from glasu.model.blocks import Draw
 from glasu.model.sampler import Sampler, training_batch
 from glasu.runtime.inprocess import one_thread_each

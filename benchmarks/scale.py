@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load
 from glasu.data.party import PartyData
-from glasu.data.reddit import STAND_IN
+from glasu.data.sources.catalog import load
+from glasu.data.sources.reddit import STAND_IN
 from glasu.protocol.messages import Evaluated, Event, RoundDone
 from glasu.runtime.simulation import simulate
 from tables import markdown, place, positive, show

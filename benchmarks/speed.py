@@ -15,10 +15,10 @@ import statistics
 from dataclasses import replace
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.partition import partition, splits_per_class
 from glasu.data.party import PartyData
-from glasu.data.synthetic import synthetic
+from glasu.data.sources.catalog import load_parties
+from glasu.data.sources.synthetic import synthetic
 from glasu.runtime.inprocess import one_thread_each
 from tables import markdown, place, show
 from timing import PHASES, Timing, paper_settings, timed_rounds

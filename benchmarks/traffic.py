@@ -12,8 +12,8 @@ from itertools import product
 from typing import Literal
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.demo import news_service
 from glasu.data.party import PartyData
+from glasu.data.sources.demo import news_service
 from glasu.runtime.simulation import simulate
 from tables import markdown, place, show
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load_parties
+from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.demo import news_service
+from glasu.data.sources.demo import news_service
 from glasu.runtime import simulation
 from glasu.runtime.simulation import simulate
 

@@ -272,7 +272,7 @@ def test_a_machine_that_is_too_small_is_one_line_and_exit_code_1(run_file, tmp_p
     def fail(*arguments: object, **more: object) -> None:
         raise error
 
-    monkeypatch.setattr("glasu.data.datasets.load", fail)
+    monkeypatch.setattr("glasu.data.sources.catalog.load", fail)
     for command in ("train", "split"):
         result = glasu(command, run_file, "--out", tmp_path / "run")
         refused(result, f"glasu {command}: ", type(error).__name__, str(error), code=1)
@@ -400,7 +400,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
 
 def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):
     from glasu.config import RunConfig
-    from glasu.data.datasets import load_parties
+    from glasu.data.sources.catalog import load_parties
     from glasu.runtime.simulation import simulate
 
     class CrashError(Exception):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from glasu.data.asked import asked_nodes
 from glasu.data.folders import read_party
+from glasu.data.query_ids import asked_nodes
 from glasu.errors import DataError
 
 ID, OTHER, NUMBER, LABEL = "P-canary-17", "P-canary-18", "97531.8642", "canarydiagnosis"

@@ -15,16 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.data import cache as cache_module
-from glasu.data import conversion, edges, party, synthetic, workspace
-from glasu.data.conversion import open_parties, open_whole, write_parties, write_whole
-from glasu.data.datasets import load
+from glasu.data import edges, party
+from glasu.data.cache import conversion, workspace
+from glasu.data.cache import entries as cache_module
+from glasu.data.cache.conversion import open_parties, open_whole, write_parties, write_whole
+from glasu.data.cache.store import Entry
+from glasu.data.cache.workspace import Folder, Memory
 from glasu.data.edges import collected, divide_edges
 from glasu.data.folders import write_party
 from glasu.data.partition import WholeGraph, partition
 from glasu.data.party import Graph, PartyData, Splits, mean_length
-from glasu.data.store import Entry
-from glasu.data.workspace import Folder, Memory
+from glasu.data.sources import synthetic
+from glasu.data.sources.catalog import load
 from glasu.randomness import Stream
 from glasu.runtime.simulation import train
 

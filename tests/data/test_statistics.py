@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load
 from glasu.data.partition import WholeGraph
 from glasu.data.party import Graph, PartyData
+from glasu.data.sources.catalog import load
 from glasu.data.statistics import PAPER_TABLE, Statistics, describe, differences, summary
 
 

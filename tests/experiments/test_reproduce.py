@@ -20,7 +20,7 @@ import glasu
 from glasu.cli import reproduce as reproduce_command
 from glasu.cli.main import main
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import paper, plan, reproduce, results, tables
 from glasu.experiments.figures import averaged

@@ -27,7 +27,7 @@ import glasu
 from glasu.cli.main import main
 from glasu.cli.search import number_of_bytes
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments import trial as trials_module
 from glasu.experiments.outcome import MARKS, Terms

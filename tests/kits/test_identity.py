@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.data.names import check_party_name
 from glasu.data.party import Graph, PartyData
+from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.kits.authority import issue, new_authority
 from glasu.kits.certificate import read_certificate

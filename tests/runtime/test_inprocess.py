@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, resolve
-from glasu.data.datasets import load_parties
+from glasu.data.sources.catalog import load_parties
 from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.server import server_script

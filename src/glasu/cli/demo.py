@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from rich.table import Table
 
     from glasu.cli.progress import shown
-    from glasu.data.datasets import load_parties
+    from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
     from glasu.html_report import HEADINGS, render, table_row
     from glasu.runtime.simulation import simulate

@@ -154,7 +154,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
 def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:
     """Read the party's data; None where that fails, and why."""
-    from glasu.data.cache import open_folder
+    from glasu.data.cache.entries import open_folder
     from glasu.runtime.doctor.findings import Finding
 
     try:

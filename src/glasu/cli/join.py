@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
-    from glasu.data.cache import open_folder
+    from glasu.data.cache.entries import open_folder
     from glasu.runtime.network.join import join
 
     party = open_folder(args.party, args.missing)
@@ -116,7 +116,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
     """Take part in a prediction, and say what this party received."""
     import numpy as np
 
-    from glasu.data.asked import asked_nodes
+    from glasu.data.query_ids import asked_nodes
     from glasu.files import held
     from glasu.runtime.network.join_prediction import join_prediction
 

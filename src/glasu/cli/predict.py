@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     refuse_file_of_a_party(args.out)
     output_folder(args.out.parent)
 
-    from glasu.data.datasets import load_parties
+    from glasu.data.sources.catalog import load_parties
     from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained import TrainedModel
 

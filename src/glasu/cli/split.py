@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args).replace(train=method)
 
     from glasu.cli.progress import say
-    from glasu.data.datasets import load
     from glasu.data.folders import refuse_existing, write_party
+    from glasu.data.sources.catalog import load
     from glasu.data.statistics import summary
 
     loaded = load(config)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out)
 
     from glasu.cli.progress import say, shown
-    from glasu.data.datasets import load
+    from glasu.data.sources.catalog import load
     from glasu.data.statistics import summary
     from glasu.files import write_atomically
     from glasu.runtime.keeper import checkpoint_folder

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from glasu.data.workspace import Workspace
+    from glasu.data.cache.workspace import Workspace
 
 BUCKET_EDGES = 1 << 23  # edges that are sorted at a time
 

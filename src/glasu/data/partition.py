@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import scipy.sparse as sp
 
+from glasu.data.cache.workspace import Memory
 from glasu.data.edges import divide_edges
 from glasu.data.party import Features, Graph, Known, PartyData, Splits, compact
-from glasu.data.workspace import Memory
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 

@@ -12,8 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from glasu.data.names import check_party_name
-from glasu.data.workspace import row_pieces
+from glasu.data.cache.workspace import row_pieces
+from glasu.data.party_name import check_party_name
 from glasu.errors import DataError
 
 Features: TypeAlias = NDArray[np.float32] | sp.csr_array

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import scipy.sparse as sp
 
+from glasu.data.cache.store import stored
 from glasu.data.partition import WholeGraph
-from glasu.data.store import stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

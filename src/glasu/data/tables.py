@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from glasu.data.flaws import csv_flaw, csv_header, refuse_unreadable, repeated
+from glasu.data.table_errors import csv_flaw, csv_header, refuse_unreadable, repeated
 from glasu.errors import DataError
 
 if TYPE_CHECKING:

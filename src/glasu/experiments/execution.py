@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.data.datasets import Loaded, load
+from glasu.data.sources.catalog import Loaded, load
 from glasu.errors import TrainingError
 from glasu.experiments.plan import Run
 from glasu.experiments.processes import end_with_the_parent, interrupts_blocked

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glasu.data.datasets import load
+from glasu.data.sources.catalog import load
 from glasu.data.statistics import summary
 from glasu.errors import DataError, GlasuError
 from glasu.experiments.execution import Progress, run_missing

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.party import PartyData
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.outcome import MARKS, Outcome, Terms
 from glasu.experiments.space import config_at

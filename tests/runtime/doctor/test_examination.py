@@ -15,8 +15,8 @@ import pytest
 
 from glasu.cli.main import build_parser, main
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
 from glasu.kits.kit import open_kit
 from glasu.runtime.doctor import examination

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
+from glasu.data.sources.catalog import load_parties
 from glasu.kits.provision import provision
 from glasu.runtime.simulation import simulate
 from runtime.flower.fleet import Fleet, write_node_key

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data.asked import asked_nodes
 from glasu.data.folders import write_party
+from glasu.data.query_ids import asked_nodes
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.kits.kit import open_kit
 from glasu.kits.provision import add

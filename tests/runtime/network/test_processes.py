@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from glasu.config import RunConfig
-from glasu.data.datasets import load_parties
 from glasu.data.folders import write_party
+from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
 from support.small import SMALL

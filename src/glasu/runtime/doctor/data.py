@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from glasu.config import RunConfig
+from glasu.data.cache.workspace import row_pieces
 from glasu.data.party import Graph, PartyData, labelled
-from glasu.data.workspace import row_pieces
 from glasu.errors import GlasuError
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.doctor.machine import disk_finding

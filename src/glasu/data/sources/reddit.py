@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
+from glasu.data.cache.workspace import Memory, Workspace, row_pieces
 from glasu.data.edges import collected
-from glasu.data.npz import UNREADABLE, read_arrays
 from glasu.data.partition import WholeGraph
 from glasu.data.party import Graph, Splits, compact
-from glasu.data.workspace import Memory, Workspace, row_pieces
+from glasu.data.sources.npz import UNREADABLE, read_arrays
 from glasu.errors import DataError
 
 if TYPE_CHECKING:

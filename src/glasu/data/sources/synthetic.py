@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from glasu.data.cache.workspace import Memory, Workspace
 from glasu.data.edges import collected
 from glasu.data.partition import WholeGraph
-from glasu.data.workspace import Memory, Workspace
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:

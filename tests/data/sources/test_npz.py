@@ -7,9 +7,9 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load, load_parties, load_whole
-from glasu.data.npz import read_npz
-from glasu.data.relations import undirected_graph
+from glasu.data.sources.catalog import load, load_parties, load_whole
+from glasu.data.sources.multi_relational import undirected_graph
+from glasu.data.sources.npz import read_npz
 from glasu.errors import ConfigError, DataError
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
+from glasu.data.cache.workspace import PIECE_BYTES
 from glasu.data.edges import divide_edges
 from glasu.data.partition import WholeGraph, feature_bounds, party_name
 from glasu.data.party import (
@@ -24,15 +25,14 @@ from glasu.data.party import (
     mean_root,
     squared_lengths,
 )
-from glasu.data.workspace import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from glasu.data.store import Entry
-    from glasu.data.workspace import Workspace
+    from glasu.data.cache.store import Entry
+    from glasu.data.cache.workspace import Workspace
 
 SPLITS = ("train", "validation", "test")
 Facts = dict[str, Any]

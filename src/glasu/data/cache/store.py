@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu import __version__
-from glasu.data.places import cache_folder
-from glasu.data.workspace import SUFFIX, Folder, Memory, Workspace, Written, mapped, values_sha256
+from glasu.data.cache.workspace import SUFFIX, Folder, Memory, Workspace, Written, mapped, values_sha256
+from glasu.data.paths import cache_folder
 from glasu.errors import DataError
 from glasu.files import write_atomically
 

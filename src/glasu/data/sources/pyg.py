@@ -10,7 +10,7 @@ from io import StringIO
 from typing import Any
 
 from glasu.data.partition import WholeGraph
-from glasu.data.places import cache_folder
+from glasu.data.paths import cache_folder
 from glasu.errors import ConfigError, DataError
 
 PREFIX = "pyg:"

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.datasets import load, load_parties, load_whole
+from glasu.data.sources.catalog import load, load_parties, load_whole
 from glasu.errors import ConfigError, DataError
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from glasu.data.flaws import csv_flaw
-from glasu.data.relations import Relations, undirected_graph
+from glasu.data.sources.multi_relational import Relations, undirected_graph
+from glasu.data.table_errors import csv_flaw
 from glasu.data.tables import Table
 from glasu.errors import DataError
 

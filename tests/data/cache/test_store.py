@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data import store
-from glasu.data.store import key_of, stored, stored_from_files
-from glasu.data.workspace import Folder, Memory
+from glasu.data.cache import store
+from glasu.data.cache.store import key_of, stored, stored_from_files
+from glasu.data.cache.workspace import Folder, Memory
 from glasu.errors import DataError
 
 ABOUT = {"kind": "test", "seed": 1}
@@ -184,7 +184,7 @@ IN_A_PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from glasu.data.store import stored
+from glasu.data.cache.store import stored
 
 def build(workspace):
     numbers = workspace.growing("numbers", np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.data.alignment import align_in_clear
-from glasu.data.conversion import (
+from glasu.data.cache.conversion import (
     open_data,
     open_division,
     open_parties,
@@ -17,11 +17,11 @@ from glasu.data.conversion import (
     write_splits,
     write_whole,
 )
+from glasu.data.cache.store import stored, stored_from_files
+from glasu.data.cache.workspace import Memory, Workspace
 from glasu.data.folders import party_files, read_party
 from glasu.data.partition import WholeGraph, partition, splits_by_fraction
-from glasu.data.store import stored, stored_from_files
-from glasu.data.synthetic import synthetic
-from glasu.data.workspace import Memory, Workspace
+from glasu.data.sources.synthetic import synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,10 +7,10 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data import datasets
-from glasu.data.datasets import load_parties, load_whole
 from glasu.data.folders import write_party
 from glasu.data.party import PartyData
+from glasu.data.sources import catalog as datasets
+from glasu.data.sources.catalog import load_parties, load_whole
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glasu.data.places import cache_folder, data_root
+from glasu.data.paths import cache_folder, data_root
 
 
 def test_the_cache_is_where_the_environment_says_or_in_the_users_cache_folder(monkeypatch, tmp_path):

@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glasu.config import refuse_other_count
-from glasu.data import herigraph, reddit
 from glasu.data.alignment import check_parties, keep_labels
-from glasu.data.cache import open_aligned, open_files, open_folder, open_partition, open_splits_of, open_synthetic
-from glasu.data.demo import news_service
-from glasu.data.npz import read_npz
+from glasu.data.cache.entries import (
+    open_aligned,
+    open_files,
+    open_folder,
+    open_partition,
+    open_splits_of,
+    open_synthetic,
+)
 from glasu.data.partition import WholeGraph, pool_parties, share_edges, splits_per_class
-from glasu.data.places import cache_folder, data_root
-from glasu.data.pyg import PREFIX, read_pyg
+from glasu.data.paths import cache_folder, data_root
+from glasu.data.sources import herigraph, reddit
+from glasu.data.sources.demo import news_service
+from glasu.data.sources.npz import read_npz
+from glasu.data.sources.pyg import PREFIX, read_pyg
 from glasu.data.statistics import Statistics, describe
 from glasu.errors import ConfigError, DataError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.datasets import load, load_parties
-from glasu.data.herigraph import read_herigraph
+from glasu.data.sources.catalog import load, load_parties
+from glasu.data.sources.herigraph import read_herigraph
 from glasu.errors import DataError
 
 NODES = 60

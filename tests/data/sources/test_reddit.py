@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.datasets import load_parties, load_whole
+from glasu.data.sources.catalog import load_parties, load_whole
 from glasu.errors import DataError
 
 NODES = 100

@@ -7,8 +7,8 @@ from sklearn.linear_model import LogisticRegression
 
 from glasu.config import DataConfig, RunConfig
 from glasu.data.alignment import check_parties
-from glasu.data.demo import DEPARTMENTS, INTERESTS, news_service
-from glasu.data.synthetic import synthetic
+from glasu.data.sources.demo import DEPARTMENTS, INTERESTS, news_service
+from glasu.data.sources.synthetic import synthetic
 
 
 @pytest.fixture(scope="module")

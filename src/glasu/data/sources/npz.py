@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from glasu.data.party import Features, Splits
-from glasu.data.relations import Relations, undirected_graph
+from glasu.data.sources.multi_relational import Relations, undirected_graph
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
