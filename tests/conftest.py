@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.kits.tls import require_tls_1_3
+from glasu.pki.tls import require_tls_1_3
 
 require_tls_1_3()  # before a test file imports grpc
 

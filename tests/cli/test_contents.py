@@ -8,7 +8,7 @@ import pytest
 
 from cli.test_commands import SMALL_RUN, glasu, refused
 from glasu.files import held
-from glasu.kits.provision import provision
+from glasu.pki.provision import provision
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cli.test_commands import GLASU, glasu, refused
-from glasu.kits.kit import open_kit
-from glasu.kits.refusal import refusal
+from glasu.pki.kit import open_kit
+from glasu.pki.refusal import refusal
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from glasu.errors import ConfigError
 if TYPE_CHECKING:
     from glasu.cli.log import Log
     from glasu.data.party import PartyData
-    from glasu.kits.kit import Kit
+    from glasu.pki.kit import Kit
 
 INTERRUPTED = "whoever else takes part waits; the same command goes on"
 WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.files import held
-    from glasu.kits.kit import open_kit
+    from glasu.pki.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 

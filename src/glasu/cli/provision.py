@@ -14,7 +14,7 @@ from glasu.cli.arguments import named_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glasu.kits.kit import Kit
+    from glasu.pki.kit import Kit
 
 EXAMPLE = "glasu provision --parties a,b,c --host localhost --out kits"
 
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> None:
     if (args.revoke or args.remove) and args.days is not None:
         raise ConfigError(f"--days {args.days}: no kit is made that could expire; leave it out.")
 
-    from glasu.kits import provision
-    from glasu.kits.authority import KIT_DAYS
+    from glasu.pki import provision
+    from glasu.pki.authority import KIT_DAYS
     from glasu.runtime.contents import refuse_contents_of_others
 
     days = KIT_DAYS if args.days is None else args.days

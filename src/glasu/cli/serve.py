@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 if TYPE_CHECKING:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.kits.kit import Kit
+    from glasu.pki.kit import Kit
 
 INTERRUPTED = "parties that have come wait; the same command goes on"
 FOR_STRAGGLERS = "for some seconds only: parties that have not heard it may ask"
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.files import held
-    from glasu.kits.kit import open_kit
+    from glasu.pki.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.kits.provision import provision
+from glasu.pki.provision import provision
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.runtime.doctor import examination
 from glasu.runtime.doctor import visit as visiting
 from glasu.runtime.doctor.examination import examine

@@ -14,8 +14,8 @@ import pytest
 
 from glasu.data.party import Graph, Splits
 from glasu.errors import ProtocolError
-from glasu.kits.kit import open_kit
-from glasu.kits.provision import provision
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import provision
 from glasu.report import versions
 from glasu.runtime.doctor import machine
 from glasu.runtime.doctor.data import SPARE, data_findings, settings_findings

@@ -12,7 +12,7 @@ import pytest
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from glasu.kits.provision import provision
+from glasu.pki.provision import provision
 from glasu.runtime.simulation import simulate
 from runtime.flower.fleet import Fleet, write_node_key
 from support.small import SMALL

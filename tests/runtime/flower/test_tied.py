@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.kits.provision import provision
+from glasu.pki.provision import provision
 from glasu.runtime.flower.command import TIED, running
 
 SETTINGS = '[data]\nname = "synthetic"\n'

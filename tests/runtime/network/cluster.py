@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import TransportError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.report import RunReport
 from glasu.runtime.network import hub as hubs
 from glasu.runtime.network import serve as serving

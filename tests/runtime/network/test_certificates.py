@@ -15,8 +15,8 @@ from queue import SimpleQueue
 import pytest
 
 from glasu.errors import AbsenceError, TransportError
-from glasu.kits.kit import open_kit
-from glasu.kits.provision import provision, revoke
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import provision, revoke
 from glasu.runtime.network.frames import control
 from glasu.runtime.network.reasons import plain_reason, refusal_told
 from glasu.runtime.network.session import Session
@@ -184,7 +184,7 @@ import sys
 from pathlib import Path
 import grpc
 from glasu.errors import TransportError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.runtime.network.streams import Line, listening
 kit = open_kit(Path(sys.argv[1]))
 try:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from glasu.errors import AbsenceError, ConfigError, DataError, TrainingError, TransportError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Evaluated, RoundDone
 from glasu.runtime import checkpoint as checkpoints
 from glasu.runtime.network import join as joining

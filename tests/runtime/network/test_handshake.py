@@ -14,8 +14,8 @@ import pytest
 
 from glasu.data.party import Splits
 from glasu.errors import AbsenceError, ConfigError
-from glasu.kits.kit import open_kit
-from glasu.kits.provision import add, remove
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import add, remove
 from glasu.runtime.network import join as joining
 from glasu.runtime.network import own_part
 from glasu.runtime.network import session as sessions

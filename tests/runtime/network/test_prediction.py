@@ -14,8 +14,8 @@ import pytest
 from glasu.data.folders import write_party
 from glasu.data.query_ids import asked_nodes
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
-from glasu.kits.kit import open_kit
-from glasu.kits.provision import add
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import add
 from glasu.protocol import chunks as chunking
 from glasu.protocol.messages import Scores
 from glasu.runtime.network import join_prediction as predicting

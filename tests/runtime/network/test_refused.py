@@ -31,9 +31,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from glasu.kits.authority import Signed, issue, new_authority
-from glasu.kits.kit import open_kit, pem
-from glasu.kits.provision import AUTHORITY, AUTHORITY_KEY, provision, revoke
+from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.kit import open_kit, pem
+from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY, provision, revoke
 from runtime.network.test_certificates import answer
 from runtime.network.test_processes import SMALL_RUN
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import TrainingError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Partial
 from glasu.runtime.network.frames import CONTROL, PIECE, Assembler, control, pieces
 from glasu.runtime.network.streams import Line, listening

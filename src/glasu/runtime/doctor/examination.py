@@ -10,7 +10,7 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError, public_reason
-from glasu.kits.kit import Kit
+from glasu.pki.kit import Kit
 from glasu.report import versions
 from glasu.runtime.doctor.findings import EVERYBODY, Finding, Verdict, from_plain, read_facts, to_plain
 from glasu.runtime.doctor.machine import disk_finding

@@ -11,10 +11,10 @@ from pathlib import Path
 from cryptography import x509
 
 from glasu.errors import TransportError
-from glasu.kits.certificate import Passport, read_certificate
-from glasu.kits.identity import Role
-from glasu.kits.kit import Kit, open_kit, pem
-from glasu.kits.presented import party_context
+from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.identity import Role
+from glasu.pki.kit import Kit, open_kit, pem
+from glasu.pki.peer_certificate import party_context
 from glasu.runtime.contents import JOINING, SERVING
 from glasu.runtime.doctor.findings import Finding, Level
 
@@ -96,7 +96,7 @@ def road_finding(kit: Kit, address: str, now: datetime) -> tuple[Finding, bool]:
     return _met(address, server, now), False
 
 
-def _met(address: str, server: Passport | None, now: datetime) -> Finding:
+def _met(address: str, server: CertificateInfo | None, now: datetime) -> Finding:
     if server is None or server.role != "server":
         return Finding("server", "bad", f"what answers at {address} is not a server of GLASU")
     whose = f"reached at {address}; its certificate is of {', '.join(server.hosts)}"

@@ -13,7 +13,7 @@ from typing import Any
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError, ProtocolError, TransportError
-from glasu.kits.kit import Kit
+from glasu.pki.kit import Kit
 from glasu.report import versions
 from glasu.runtime.doctor.data import data_findings, settings_findings
 from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told

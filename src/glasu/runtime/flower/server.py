@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 from glasu.runtime.flower.command import Command, running
 from glasu.runtime.flower.settings import ServerSettings
 

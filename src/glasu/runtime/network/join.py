@@ -23,8 +23,8 @@ from glasu.errors import (
     TransportError,
 )
 from glasu.files import write_atomically
-from glasu.kits.kit import Kit
 from glasu.model.split import weights_digest
+from glasu.pki.kit import Kit
 from glasu.protocol.actor import Client
 from glasu.protocol.client import client_script
 from glasu.protocol.messages import Event, Message, RoundDone

@@ -17,8 +17,8 @@ from glasu.config import resolve
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError, GlasuError, SettingsError, TransportError
 from glasu.files import write_atomically
-from glasu.kits.kit import Kit
 from glasu.model.blocks import NodeSet
+from glasu.pki.kit import Kit
 from glasu.protocol.actor import Client
 from glasu.protocol.messages import Event, timed
 from glasu.protocol.prediction import client_asking

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glasu.kits.kit import Kit
-from glasu.kits.presented import hosts_presented
+from glasu.pki.kit import Kit
+from glasu.pki.peer_certificate import hosts_presented
 
 REFUSED = "refused: "  # waiting does not mend what begins so
 UNKNOWN_NAME = "is not known here"

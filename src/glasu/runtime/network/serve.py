@@ -13,7 +13,7 @@ from typing import Any
 from glasu.config import RunConfig, resolve
 from glasu.errors import CheckpointError, ConfigError, GlasuError
 from glasu.files import write_atomically
-from glasu.kits.kit import Kit
+from glasu.pki.kit import Kit
 from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState

@@ -12,7 +12,7 @@ from typing import Any
 from glasu.config import RunConfig, resolve
 from glasu.errors import ConfigError, GlasuError
 from glasu.files import write_atomically
-from glasu.kits.kit import Kit
+from glasu.pki.kit import Kit
 from glasu.protocol.messages import Event, Exchange, Message
 from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes

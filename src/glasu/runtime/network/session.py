@@ -19,7 +19,7 @@ from glasu.errors import (
     TransportError,
     public_reason,
 )
-from glasu.kits.kit import Kit
+from glasu.pki.kit import Kit
 from glasu.protocol.messages import Message
 from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (

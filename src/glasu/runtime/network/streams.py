@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
-from glasu.kits.kit import Kit, with_revocations_of_now
-from glasu.kits.refusal import peer_name, refusal
-from glasu.kits.tls import require_tls_1_3
+from glasu.pki.kit import Kit, with_revocations_of_now
+from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.tls import require_tls_1_3
 from glasu.runtime.network.frames import MAX_FRAME
 from glasu.runtime.network.links import Stream, put_soon
 from glasu.runtime.network.reasons import UNREADABLE, advice, plain_reason
@@ -58,7 +58,7 @@ def _refuse_older_tls() -> None:
     if not ONLY_TLS_1_3:
         raise TransportError(
             "grpc was imported before glasu could hold it to TLS 1.3, so it would speak TLS 1.2, too; call "
-            "glasu.kits.tls.require_tls_1_3() before the first `import grpc` of this program."
+            "glasu.pki.tls.require_tls_1_3() before the first `import grpc` of this program."
         )
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from glasu.errors import TransportError
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 
 DAY = timedelta(days=1)
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 from cryptography import x509
 
-from glasu.kits.certificate import Passport, read_certificate
-from glasu.kits.identity import Role, role_of
-from glasu.kits.kit import Kit
+from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.identity import Role, role_of
+from glasu.pki.kit import Kit
 
 
 def refusal(
@@ -46,7 +46,7 @@ def peer_name(peer_certificate_pem: bytes) -> str | None:
     return None if peer is None else peer.name
 
 
-def _not_ours(peer: Passport, authority: x509.Certificate) -> str:
+def _not_ours(peer: CertificateInfo, authority: x509.Certificate) -> str:
     if peer.issued_by(authority):
         return ""
     if peer.is_self_signed:
@@ -58,7 +58,7 @@ def _stated(what: str, predicate: str) -> str:
     return f"the {what} {predicate}" if predicate else ""
 
 
-def _wrong_bearer(peer: Passport, wanted: Role) -> str:
+def _wrong_bearer(peer: CertificateInfo, wanted: Role) -> str:
     if peer.name is None:
         return "the certificate names neither a party nor the server"
     if peer.role != role_of(peer.name):
@@ -66,7 +66,7 @@ def _wrong_bearer(peer: Passport, wanted: Role) -> str:
     return "" if peer.role == wanted else f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
 
 
-def _not_admitted(peer: Passport, kit: Kit) -> str:
+def _not_admitted(peer: CertificateInfo, kit: Kit) -> str:
     if kit.role == "server" and peer.name not in kit.roster:
         return f"party {peer.name!r} is not on the roster ({', '.join(kit.roster)})"
     if peer.serial in kit.revoked:
@@ -75,7 +75,7 @@ def _not_admitted(peer: Passport, kit: Kit) -> str:
     return ""
 
 
-def _false_claim(peer: Passport, claimed: str | None) -> str:
+def _false_claim(peer: CertificateInfo, claimed: str | None) -> str:
     if claimed in (None, peer.name):
         return ""
     return f"the peer calls itself {claimed!r}, but its certificate is that of {peer.name!r}"

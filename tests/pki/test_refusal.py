@@ -13,9 +13,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.kits.authority import Signed, issue, new_authority
-from glasu.kits.kit import Kit, open_kit, pem
-from glasu.kits.refusal import peer_name, refusal
+from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.kit import Kit, open_kit, pem
+from glasu.pki.refusal import peer_name, refusal
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)

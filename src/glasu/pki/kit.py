@@ -1,7 +1,7 @@
 """Kit: what a server or a party needs to prove who it is; a folder that `glasu provision` wrote, opened and checked.
 
     open_kit(folder, role=None, *, now=None) -> Kit
-    refusal(peer_certificate_pem, kit, *, claimed=None, now=None) -> str     in glasu.kits.refusal
+    refusal(peer_certificate_pem, kit, *, claimed=None, now=None) -> str     in glasu.pki.refusal
 
 ca.pem            certificate of the private CA
 certificate.pem   certificate of the server or the party; its SAN is the identity
@@ -12,7 +12,7 @@ revoked.pem       at the server: the CA's signed list of certificates that are n
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
            grpc.ssl_server_credentials([(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True)
            refusal(context.auth_context()["x509_pem_cert"][0], kit), and kit.roster.index(name) for a client's index,
-           where name = glasu.kits.refusal.peer_name(pem). Before grpc is imported: glasu.kits.tls.require_tls_1_3().
+           where name = glasu.pki.refusal.peer_name(pem). Before grpc is imported: glasu.pki.tls.require_tls_1_3().
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from glasu.errors import GlasuError, TransportError
-from glasu.kits.certificate import Passport, fingerprint, read_certificate
-from glasu.kits.identity import SERVER, Role, check_roster, role_of
+from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
+from glasu.pki.identity import SERVER, Role, check_roster, role_of
 
 CA, CERTIFICATE, KEY, MANIFEST, REVOKED = "ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"
 SCHEMA = 1
@@ -103,7 +103,7 @@ def with_revocations_of_now(kit: Kit) -> Kit:
     return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 
 
-def manifest_of(own: Passport, authority: x509.Certificate, roster: tuple[str, ...]) -> dict[str, Any]:
+def manifest_of(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> dict[str, Any]:
     """Return the contents of kit.toml: what the certificate says in plain words and, at the server, the roster."""
     content = {
         "schema": SCHEMA,
@@ -122,7 +122,7 @@ def pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def open_certificate(path: Path) -> Passport:
+def open_certificate(path: Path) -> CertificateInfo:
     """Read a file that holds exactly one certificate."""
     found = read_certificate(_content(path))
     if found is None:
@@ -130,7 +130,7 @@ def open_certificate(path: Path) -> Passport:
     return found
 
 
-def check_key(path: Path, own: Passport) -> bytes:
+def check_key(path: Path, own: CertificateInfo) -> bytes:
     """Return a private key that others cannot read and that belongs to the certificate."""
     content = _content(path)
     mode = path.stat().st_mode & 0o777
@@ -167,7 +167,7 @@ def _content(path: Path) -> bytes:
         raise TransportError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}.") from None
 
 
-def _check_certificates(folder: Path, authority: Passport, own: Passport, now: datetime) -> None:
+def _check_certificates(folder: Path, authority: CertificateInfo, own: CertificateInfo, now: datetime) -> None:
     if not (authority.is_authority and authority.is_self_signed):
         raise TransportError(f"{folder / CA}: is not the certificate of a CA; {_AGAIN}.")
     if not own.issued_by(authority.certificate):
@@ -180,7 +180,7 @@ def _check_certificates(folder: Path, authority: Passport, own: Passport, now: d
             raise TransportError(f"{folder / name}: {outdated}; {advice}")
 
 
-def _name(path: Path, own: Passport) -> str:
+def _name(path: Path, own: CertificateInfo) -> str:
     if own.name is None or own.role != role_of(own.name):
         raise TransportError(f"{path}: names neither a party nor the server; {_AGAIN}.")
     return own.name
@@ -199,7 +199,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_manifest(path: Path, manifest: dict[str, Any], authority: Passport, own: Passport) -> None:
+def _check_manifest(path: Path, manifest: dict[str, Any], authority: CertificateInfo, own: CertificateInfo) -> None:
     roster = manifest.get("roster", [])
     expected = manifest_of(own, authority.certificate, ())
     for key in ("role", "name", "expires", "serial", "fingerprint", "ca_fingerprint", "hosts"):

@@ -21,7 +21,7 @@ from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
 SERVER = "server"  # the server's name, and its folder's
-RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties, see glasu.kits.provision
+RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties, see glasu.pki.provision
 USAGE: dict[Role, x509.ObjectIdentifier] = {
     "server": ExtendedKeyUsageOID.SERVER_AUTH,
     "party": ExtendedKeyUsageOID.CLIENT_AUTH,

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 import pytest
 
-from glasu.kits.kit import Kit, open_kit
-from glasu.kits.provision import provision, renew, revoke
-from glasu.kits.refusal import peer_name, refusal
-from glasu.kits.tls import require_tls_1_3
+from glasu.pki.kit import Kit, open_kit
+from glasu.pki.provision import provision, renew, revoke
+from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.tls import require_tls_1_3
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="there is no openssl command to compare with")
@@ -267,12 +267,12 @@ def test_over_grpc_a_revoked_party_is_refused_with_the_reason_and_its_next_kit_i
 SERVE_UNTIL_INPUT_ENDS = """
 import sys
 from pathlib import Path
-from glasu.kits.tls import require_tls_1_3
+from glasu.pki.tls import require_tls_1_3
 if sys.argv[2] == "strict":
     assert require_tls_1_3()
 import grpc
 from concurrent.futures import ThreadPoolExecutor
-from glasu.kits.kit import open_kit
+from glasu.pki.kit import open_kit
 kit = open_kit(Path(sys.argv[1]))
 server = grpc.server(ThreadPoolExecutor(1))
 pair = [(kit.key_pem, kit.certificate_pem)]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from glasu.data.party import Graph, PartyData
 from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
-from glasu.kits.authority import issue, new_authority
-from glasu.kits.certificate import read_certificate
-from glasu.kits.identity import SERVER, check_roster, host_names, identity_uri, name_in_uri
-from glasu.kits.kit import pem
+from glasu.pki.authority import issue, new_authority
+from glasu.pki.certificate import read_certificate
+from glasu.pki.identity import SERVER, check_roster, host_names, identity_uri, name_in_uri
+from glasu.pki.kit import pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AUTHORITY = new_authority(NOW)

@@ -9,11 +9,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from glasu.kits.identity import USAGE, Role, name_in_uri
+from glasu.pki.identity import USAGE, Role, name_in_uri
 
 
 @dataclass(frozen=True)
-class Passport:
+class CertificateInfo:
     """The contents of one certificate that decide whom it speaks for, and when."""
 
     certificate: x509.Certificate
@@ -56,7 +56,7 @@ class Passport:
         return self.issued_by(self.certificate)
 
 
-def read_certificate(pem: bytes) -> Passport | None:
+def read_certificate(pem: bytes) -> CertificateInfo | None:
     """Return what one PEM certificate says; None where it is not one, whatever else it may be."""
     try:
         (certificate,) = x509.load_pem_x509_certificates(pem)
@@ -76,7 +76,7 @@ def read_certificate(pem: bytes) -> Passport | None:
     assert isinstance(names, x509.SubjectAlternativeName)
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-    return Passport(
+    return CertificateInfo(
         certificate=certificate,
         role=next((role for role, oid in USAGE.items() if list(usage) == [oid]), None),
         name=name_in_uri(uris[0]) if len(uris) == 1 else None,

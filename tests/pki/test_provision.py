@@ -12,10 +12,10 @@ from cryptography import x509
 
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import held
-from glasu.kits import folders
-from glasu.kits.kit import open_kit
-from glasu.kits.provision import add, provision, remove, renew, revoke, still_good
-from glasu.kits.refusal import refusal
+from glasu.pki import folders
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import add, provision, remove, renew, revoke, still_good
+from glasu.pki.refusal import refusal
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -368,8 +368,8 @@ def crashing(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         move(folder, place)
 
     move = folders.move
-    monkeypatch.setattr("glasu.kits.provision.move", limited)
-    monkeypatch.setattr("glasu.kits.folders.move", limited)
+    monkeypatch.setattr("glasu.pki.provision.move", limited)
+    monkeypatch.setattr("glasu.pki.folders.move", limited)
 
 
 @pytest.mark.parametrize("after", range(4))
@@ -421,7 +421,7 @@ def test_a_crash_between_the_register_and_the_list_is_healed_by_revoking_again(o
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("glasu.kits.provision._publish", fail)
+        patch.setattr("glasu.pki.provision._publish", fail)
         with pytest.raises(Crash):
             revoke(out, ["a"])
     assert open_kit(out / "server").revoked == frozenset()

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from glasu.errors import ConfigError
-from glasu.kits.identity import USAGE, host_names, identity_uri, role_of
+from glasu.pki.identity import USAGE, host_names, identity_uri, role_of
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
 CLOCK_SKEW = timedelta(minutes=5)  # a peer's clock may be late by this much on the first day

@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from glasu.errors import ConfigError, TransportError
 from glasu.files import write_atomically
-from glasu.kits.authority import KIT_DAYS, Signed, issue, new_authority, revocation_list
-from glasu.kits.certificate import Passport, read_certificate
-from glasu.kits.folders import at_work, move, retire, write_folder
-from glasu.kits.identity import RESERVED, SERVER, check_roster, host_names
-from glasu.kits.kit import (
+from glasu.pki.authority import KIT_DAYS, Signed, issue, new_authority, revocation_list
+from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.folders import at_work, move, retire, write_folder
+from glasu.pki.identity import RESERVED, SERVER, check_roster, host_names
+from glasu.pki.issued import Register
+from glasu.pki.kit import (
     CA,
     CERTIFICATE,
     KEY,
@@ -40,7 +41,6 @@ from glasu.kits.kit import (
     open_kit,
     pem,
 )
-from glasu.kits.register import Register
 
 AUTHORITY, AUTHORITY_KEY, REGISTER = "ca", "ca-key.pem", "ca.toml"
 
@@ -64,7 +64,7 @@ class _Office:
         signed = revocation_list(self.authority, self.register.revoked(), self.now)
         return signed.public_bytes(Encoding.PEM)
 
-    def manifest(self, own: Passport) -> bytes:
+    def manifest(self, own: CertificateInfo) -> bytes:
         """Return kit.toml for a certificate."""
         return tomli_w.dumps(manifest_of(own, self.authority.certificate, self.register.roster)).encode()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from socket import create_connection
 
-from glasu.kits.certificate import read_certificate
-from glasu.kits.kit import CERTIFICATE, KEY, Kit
+from glasu.pki.certificate import read_certificate
+from glasu.pki.kit import CERTIFICATE, KEY, Kit
 
 PATIENCE = 5.0  # seconds
 

@@ -14,7 +14,7 @@ import tomli_w
 
 from glasu.errors import TransportError
 from glasu.files import write_atomically
-from glasu.kits.certificate import Passport
+from glasu.pki.certificate import CertificateInfo
 
 SCHEMA = 1
 
@@ -29,7 +29,7 @@ class Issued:
     revoked: datetime | None = None
 
     @classmethod
-    def of(cls, own: Passport) -> Issued:
+    def of(cls, own: CertificateInfo) -> Issued:
         assert own.name is not None
         return cls(name=own.name, serial=own.serial, expires=own.expires)
 
@@ -42,7 +42,7 @@ class Register:
     hosts: tuple[str, ...]
     issued: tuple[Issued, ...] = ()
 
-    def with_issued(self, certificates: Iterable[Passport]) -> Register:
+    def with_issued(self, certificates: Iterable[CertificateInfo]) -> Register:
         """Enter new certificates."""
         return dataclasses.replace(self, issued=(*self.issued, *map(Issued.of, certificates)))
 
