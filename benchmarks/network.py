@@ -103,7 +103,7 @@ LOOPBACK = Line()
 
 
 class Relay(threading.Thread):
-    """Passes bytes on between the parties and the server, as late and as slowly as a line would."""
+    """Step bytes on between the parties and the server, as late and as slowly as a line would."""
 
     def __init__(self, target: int, line: Line) -> None:
         super().__init__(daemon=True)

@@ -17,16 +17,16 @@ from glasu.data.party import PartyData, labelled
 from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
-from glasu.model.by_hand import TO_WRITE, ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import FeatureRows, exact_layer, exact_start
+from glasu.model.fused.gcnii import TO_WRITE, FusedStep, Hand
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.loss import loss_and_gradient
 from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.passes import Inputs, Passes, Taped
 from glasu.model.sampler import Sampler, training_batch
 from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel, input_scale
+from glasu.model.step import AutogradStep, Inputs, Step
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Release
 from glasu.protocol.chunks import message_chunks
@@ -217,21 +217,21 @@ class Client:
             labels = self.labels(nodes[-1]) if self.has_labels and to_learn else None
             return Batch(self.features(nodes[0]), blocks, tuple(rows), sample.round, labels)
 
-    def passes(self, batch: Batch, step: int | None) -> Passes:
+    def passes(self, batch: Batch, step: int | None) -> Step:
         """Return the passes of one local step through the layers; None: of an evaluation, which goes forward only."""
         dropout = self.dropout(batch.round, step)
         dense = self.sampler.keeps_matrices and any(block.dense is not None for block in batch.blocks)
         if self.hand is not None and not dense:
-            return ByHand(self.hand, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE)
-        return Taped(self.model, batch, dropout, recording=step is not None)
+            return FusedStep(self.hand, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE)
+        return AutogradStep(self.model, batch, dropout, recording=step is not None)
 
-    def back_from_loss(self, passes: Passes, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
+    def back_from_loss(self, passes: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the client's loss at H_m[L], and its gradient there; the passes keep the classifier's."""
         assert batch.labels is not None
         value, gradient = loss_and_gradient(self.config.train.task, passes.logits(joint), batch.labels)
         return self.finite(value, batch.round), passes.back_from_logits(gradient)
 
-    def back(self, passes: Passes, layer: int, gradient: Tensor) -> Tensor | None:
+    def back(self, passes: Step, layer: int, gradient: Tensor) -> Tensor | None:
         """Return the gradient at H_m[l], given that at what H_m^+[l] was when it had passed the gate."""
         if layer in self.model.aggregation_layers:
             gradient = self.release.clip_gradient(passes.partials[layer], gradient)
@@ -241,7 +241,7 @@ class Client:
         """Return G, the gradient of the loss of step 0 at H[L]."""
         return self.back_from_loss(self.passes(batch, 0), joint, batch)[1]
 
-    def end_step(self, passes: Passes, gradient: Tensor | None) -> None:
+    def end_step(self, passes: Step, gradient: Tensor | None) -> None:
         """Go back through the encoder, given the gradient at H_m[0], and change the weights."""
         passes.back_to_features(gradient)
         self.optimizer.step(passes.pending)

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glasu.model.passes import Passes
+    from glasu.model.step import Step
     from glasu.privacy.release import Sent
     from glasu.protocol.actor import Client
     from glasu.protocol.server import Server
 
 
 def client_inference(
-    client: Client, passes: Passes, round_index: int, phase: Phase = Phase.TRAINING
+    client: Client, passes: Step, round_index: int, phase: Phase = Phase.TRAINING
 ) -> Exchange[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
     """Client column: compute, send, receive, layer by layer.
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from glasu.model.passes import Passes
+from glasu.model.step import Step
 from glasu.protocol.actor import Batch, Client
 
 
 def local_update(
     client: Client,
     batch: Batch,
-    passes: Passes,
+    passes: Step,
     others: Mapping[int, Tensor],
     *,
     joint: Tensor | None = None,
@@ -42,7 +42,7 @@ def local_update(
     return value
 
 
-def local_forward(client: Client, passes: Passes, others: Mapping[int, Tensor]) -> Tensor:
+def local_forward(client: Client, passes: Step, others: Mapping[int, Tensor]) -> Tensor:
     """Compute H_m^{t,q}[L] from the others' parts and the client's present weights."""
     hidden = passes.encode()
     for layer in range(client.config.model.num_layers):
@@ -53,7 +53,7 @@ def local_forward(client: Client, passes: Passes, others: Mapping[int, Tensor]) 
     return hidden
 
 
-def local_backward(client: Client, passes: Passes, gradient: Tensor | None) -> None:
+def local_backward(client: Client, passes: Step, gradient: Tensor | None) -> None:
     """Go back from H_m^{t,q}[L] to the features, and change the weights."""
     for layer in reversed(range(client.config.model.num_layers)):
         assert gradient is not None

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
-from glasu.model.by_hand import ByHand, Hand
 from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.fused.gcnii import FusedStep, Hand
 from glasu.model.loss import loss_and_gradient
 from glasu.model.optimizer import Optimizer, laid_out
-from glasu.model.passes import Inputs, Passes, Taped
 from glasu.model.sparse import SparseRows
 from glasu.model.split import NORMALIZATION, ClientModel
+from glasu.model.step import AutogradStep, Inputs, Step
 from glasu.randomness import Stream
 
 NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
@@ -66,10 +66,10 @@ def inputs_of(model: ClientModel, *, dense: bool = False) -> Inputs:
     return Inputs(features, blocks, tuple(rows))
 
 
-def by_hand(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Passes:
+def by_hand(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
     hand = Hand.of(model)
     assert hand is not None
-    return ByHand(hand, inputs, dropout)
+    return FusedStep(hand, inputs, dropout)
 
 
 def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
@@ -82,7 +82,7 @@ def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
     return model.classify(hidden, dropout)
 
 
-def forward(passes: Passes) -> Tensor:
+def forward(passes: Step) -> Tensor:
     hidden = passes.encode()
     for layer in range(LAYERS):
         hidden = passes.layer(layer, hidden)
@@ -90,7 +90,7 @@ def forward(passes: Passes) -> Tensor:
     return passes.logits(hidden)
 
 
-def back(passes: Passes, gradient: Tensor) -> None:
+def back(passes: Step, gradient: Tensor) -> None:
     passes.begin_back()
     found: Tensor | None = passes.back_from_logits(gradient)
     for layer in reversed(range(LAYERS)):
@@ -106,11 +106,11 @@ def gradients(model: ClientModel) -> dict[str, Tensor]:
 WAYS = {
     "by hand": (by_hand, {}),
     "by hand, layer norms": (by_hand, {"normalization": "layer"}),
-    "taped": (Taped, {}),
-    "taped, layer norms": (Taped, {"normalization": "layer"}),
-    "gcn": (Taped, {"backbone": "gcn"}),
-    "gat": (Taped, {"backbone": "gat", "heads": 2}),
-    "sage with skips": (Taped, {"backbone": "sage", "residual": True}),
+    "taped": (AutogradStep, {}),
+    "taped, layer norms": (AutogradStep, {"normalization": "layer"}),
+    "gcn": (AutogradStep, {"backbone": "gcn"}),
+    "gat": (AutogradStep, {"backbone": "gat", "heads": 2}),
+    "sage with skips": (AutogradStep, {"backbone": "sage", "residual": True}),
 }
 
 
@@ -147,13 +147,13 @@ def test_single_precision_is_near(rate):
     torch.testing.assert_close(forward(passes), logits.detach())
 
 
-@pytest.mark.parametrize("make", [by_hand, Taped])
+@pytest.mark.parametrize("make", [by_hand, AutogradStep])
 def test_the_gradient_between_two_layers_is_that_of_finite_differences(make):
     model, dropout = model_of(), dropout_of(0.3)
     inputs = inputs_of(model)
     layer = 1
 
-    def value(hidden: Tensor) -> tuple[Passes, Tensor]:
+    def value(hidden: Tensor) -> tuple[Step, Tensor]:
         passes = make(model, inputs, dropout)
         passes.encode()
         return passes, passes.layer(layer, hidden)
@@ -183,7 +183,7 @@ def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, de
     assert hand is not None
     for step in range(3):
         own.learning_rate = other.param_groups[0]["lr"] = 0.1 / (1 + step)
-        passes = ByHand(hand, inputs, dropout, own.descent)
+        passes = FusedStep(hand, inputs, dropout, own.descent)
         probe = torch.randn(12, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         torch.testing.assert_close(forward(passes), plainly(twin, inputs, dropout).detach())
         back(passes, probe)
@@ -200,7 +200,7 @@ def test_nothing_changes_before_all_gradients_are_known():
     hand, inputs = Hand.of(model, directly=True), inputs_of(model)
     assert hand is not None
     before = [weight.detach().clone() for weight in model.parameters()]
-    passes = ByHand(hand, inputs, no_dropout(), (1.0, -0.1))
+    passes = FusedStep(hand, inputs, no_dropout(), (1.0, -0.1))
     found: Tensor | None = passes.back_from_logits(torch.ones_like(forward(passes)))
     for layer in reversed(range(LAYERS)):
         assert found is not None
@@ -234,7 +234,7 @@ def test_layers_with_another_order_of_sums_or_another_weight_are_taped(keys):
 
 def test_a_way_that_only_goes_forward_keeps_no_tape():
     model = model_of(backbone="gcn")
-    passes = Taped(model, inputs_of(model), no_dropout(), recording=False)
+    passes = AutogradStep(model, inputs_of(model), no_dropout(), recording=False)
     assert not forward(passes).requires_grad
     assert not passes._tapes
 

@@ -20,8 +20,8 @@ from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.kernels.arrays import Constants, Drops
 from glasu.model.layers import GCNIILayer, Hidden
 from glasu.model.optimizer import ALL
-from glasu.model.passes import Inputs, Passes
 from glasu.model.split import ClientModel
+from glasu.model.step import Inputs, Step
 
 Array = NDArray[Any]
 Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
@@ -53,7 +53,7 @@ class _GCNII:
 
     weight: Array
     target: Array
-    constants: Constants  # s, k and t of `ByHand`
+    constants: Constants  # s, k and t of `FusedStep`
 
     @classmethod
     def of(cls, layer: GCNIILayer, *, directly: bool) -> _GCNII:
@@ -116,7 +116,7 @@ class _Kept(NamedTuple):
     norm: Norm | None
 
 
-class ByHand(Passes):
+class FusedStep(Step):
     """gcnii on sparse blocks: with P = A (H * mask) + s H0, a layer makes H+ = ReLU(k P + t P W) of H.
 
     Its gradients, with G = dL/dH+ where H+ > 0, else 0:

@@ -1,6 +1,7 @@
 """The passes of one step through a client's layers, forward and back; what happens between layers is the protocol's.
 
-`Taped` has torch derive every layer's gradient, for any backbone; `glasu.model.by_hand` has gcnii's written out.
+`AutogradStep` has torch derive every layer's gradient, for any backbone; `glasu.model.fused.gcnii` has gcnii's written
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Inputs:
     initial_rows: tuple[NDArray[np.int64], ...]  # per layer: where S_m[l+1] stands in S_m[0]
 
 
-class Passes(ABC):
+class Step(ABC):
     """Forward: `encode`, `layer` 0..L-1, `logits`. Back: `back_from_logits`, `back` L-1..0, `back_to_features`.
 
     `begin_back` first. Going back leaves the gradients of the `pending` weights; the others have changed by theirs.
@@ -71,7 +72,7 @@ class Passes(ABC):
         """Go back through the encoder, given the gradient at H_m[0]; whatever of the weights changes, changes now."""
 
 
-class Taped(Passes):
+class AutogradStep(Step):
     """Any backbone: each layer is a tape of its own, so that `back` can stop between any two."""
 
     def __init__(self, model: ClientModel, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> None:
