@@ -30,8 +30,8 @@ from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_
 from glasu.data.party import PartyData
 from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
-from glasu.protocol.actor import Client
-from glasu.protocol.client import client_script
+from glasu.protocol.client import Client
+from glasu.protocol.rounds import client_script
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter

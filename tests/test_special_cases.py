@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from glasu.data.party import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import make_clients, prepare, simulate
-from protocol.monolith import (
+from support.monolith import (
     ALL_LAYERS,
     Monolith,
     assert_same,

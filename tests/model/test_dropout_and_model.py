@@ -18,7 +18,7 @@ from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.layers import Projection
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, input_scale, weights_digest
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
 

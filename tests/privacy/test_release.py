@@ -13,7 +13,7 @@ from glasu.errors import TrainingError
 from glasu.model.aggregation import Mean
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
 from glasu.protocol.sampling import Sample
 from glasu.protocol.update import local_update
 from glasu.timing import Stopwatch

@@ -10,10 +10,10 @@ import pytest
 
 from glasu.errors import ProtocolError
 from glasu.protocol import chunks
+from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, JointGradient, Partial, TensorMessage
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import decode, encode
-from protocol.monolith import run, settings, tiny_parties
+from support.monolith import run, settings, tiny_parties
 
 MODES = [
     *({"aggregation": kind, "labels": who} for kind, who in itertools.product(("mean", "concat"), ("all", "b"))),

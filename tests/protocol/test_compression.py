@@ -18,8 +18,8 @@ from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
 from glasu.wire.encodings import BFloat16, Int8, Plain, encodings_of
 from glasu.wire.message_key import Key, Phase
-from protocol.monolith import identical, run, settings, tiny_parties
 from protocol.test_stale_updates import spied
+from support.monolith import identical, run, settings, tiny_parties
 
 HIDDEN, M = 6, 3
 ROUNDED = ["bf16", "int8"]

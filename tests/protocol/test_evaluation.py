@@ -14,7 +14,7 @@ from glasu.protocol.messages import Evaluated, Evaluating, Scores
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
-from protocol.monolith import NUM_CLASSES, Monolith, assert_same, gradients, identical, run, settings, tiny_parties
+from support.monolith import NUM_CLASSES, Monolith, assert_same, gradients, identical, run, settings, tiny_parties
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protocol.monolith import (
+from support.monolith import (
     ALL_LAYERS,
     SOME_LAYERS,
     Monolith,

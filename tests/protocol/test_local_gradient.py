@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 AGGREGATIONS = ["mean", "concat"]
 BACKBONES = ["gcn", "gcnii", "sage", "gat"]

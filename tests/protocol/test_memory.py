@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from glasu.data.party import Graph, PartyData, Splits
-from protocol.monolith import run, settings
+from support.monolith import run, settings
 
 
 class Enough(Exception):  # noqa: N818

@@ -13,7 +13,7 @@ from glasu.errors import ProtocolError
 from glasu.protocol.messages import Agreed
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
-from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
 N, TRAIN, VALIDATION, TEST = 24, 12, 6, 6
 HEADER, SECTION, NODE = 48, 12, 1  # bytes; all ids here are below 128

@@ -9,7 +9,7 @@ from glasu.model.aggregation import Aggregation
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.wire.encodings import Plain, alike
-from protocol.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 
 
 def extract(whole, joint, sent, m):

@@ -7,15 +7,15 @@ import torch
 
 from glasu.errors import ConfigError
 from glasu.privacy.release import GaussianNoise
-from glasu.protocol.client import client_script
 from glasu.protocol.messages import Evaluated, Partial, RoundDone
+from glasu.protocol.rounds import client_script
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
-from protocol.monolith import identical, settings, tiny_parties, watched
+from support.monolith import identical, settings, tiny_parties, watched
 
 ROUNDS = 5
 SETTINGS = {

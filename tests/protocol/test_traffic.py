@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glasu.runtime.wire import encode
-from protocol.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
+from glasu.protocol.message_bytes import encode
+from support.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
 
 HEADER, SECTION, LOSS, NODE = 48, 12, 8, 1  # bytes; all ids here are below 128
 VALUE = {"fp32": 4, "fp64": 8, "bf16": 2}

@@ -11,7 +11,7 @@ from torch_geometric.nn import SAGEConv
 import glasu
 from glasu.errors import ConfigError
 from glasu.runtime.estimator import GLASUClassifier
-from protocol.monolith import settings, tiny_parties
+from support.monolith import settings, tiny_parties
 
 QUICK = {"hidden": 8, "num_rounds": 4, "num_local_steps": 2, "learning_rate": 0.05}
 

@@ -13,8 +13,8 @@ import torch
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, resolve
 from glasu.data.sources.catalog import load_parties
-from glasu.protocol.actor import Client
-from glasu.protocol.client import client_script
+from glasu.protocol.client import Client
+from glasu.protocol.rounds import client_script
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import run_in_process
 from glasu.runtime.meter import Meter

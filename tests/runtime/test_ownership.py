@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import glasu
-from protocol.monolith import settings, tiny_parties
+from support.monolith import settings, tiny_parties
 
 
 def parties_with_other_labels_at_the_first():

@@ -12,12 +12,12 @@ import pytest
 
 from glasu.config import RunConfig
 from glasu.errors import CheckpointError, ConfigError, TrainingError
+from glasu.protocol.message_bytes import encode
 from glasu.runtime import checkpoint
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate, train
-from glasu.runtime.wire import encode
-from protocol.monolith import settings, tiny_parties
+from support.monolith import settings, tiny_parties
 
 ROUNDS = 3
 CASES = {

@@ -18,13 +18,13 @@ from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.model.dropout import no_dropout
 from glasu.model.sampler import Sampler
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
+from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Evaluated, Gradient, Joint, Message, Partial, Proposal, TensorMessage
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import decode, encode
 from glasu.wire.message_key import Key, Phase
-from protocol.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
 
 EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, stale steps, both kinds of riding along
     "backbone": "gcnii",
@@ -44,7 +44,7 @@ EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, 
 CHILD = """
 import sys
 sys.path[:0] = [{tests!r}]
-from protocol.monolith import settings, tiny_parties
+from support.monolith import settings, tiny_parties
 from glasu.runtime.simulation import simulate
 import torch
 torch.set_num_threads(2)

@@ -14,7 +14,7 @@ from glasu.runtime.meter import Meter
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
-from protocol.monolith import Monolith, settings, tiny_parties
+from support.monolith import Monolith, settings, tiny_parties
 
 KINDS = {
     "mean": {"aggregation_layers": (1, 3)},

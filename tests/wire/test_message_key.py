@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
+from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Proposal, Verdict
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
-from glasu.runtime.wire import encode
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
-from protocol.monolith import run, settings, tiny_parties
+from support.monolith import run, settings, tiny_parties
 
 FROM_SERVER = (Joint, JointGradient, JointScores, Agreed, Verdict)
 MODES = [

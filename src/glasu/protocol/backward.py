@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glasu.protocol.actor import Batch, Client
+    from glasu.protocol.client import Batch, Client
     from glasu.protocol.server import Server
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
-    from glasu.protocol.actor import Client
+    from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 Mask: TypeAlias = NDArray[np.bool_]  # of the asked nodes: which of them one client asked for

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from glasu.model.step import Step
     from glasu.privacy.release import Sent
-    from glasu.protocol.actor import Client
+    from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 

@@ -14,7 +14,7 @@ from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
-    from glasu.protocol.actor import Client
+    from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 

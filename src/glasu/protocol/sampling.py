@@ -22,7 +22,7 @@ from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import Draw, NodeSet
-    from glasu.protocol.actor import Client
+    from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 

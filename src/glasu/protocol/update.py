@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from glasu.model.step import Step
-from glasu.protocol.actor import Batch, Client
+from glasu.protocol.client import Batch, Client
 
 
 def local_update(

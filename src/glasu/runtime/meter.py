@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from glasu.protocol.message_bytes import measured
 from glasu.protocol.messages import Message
-from glasu.runtime.wire import measured
 
 
 @dataclass

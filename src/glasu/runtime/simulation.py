@@ -18,9 +18,9 @@ from glasu.data.party import PartyData
 from glasu.errors import DataError
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
-from glasu.protocol.actor import Client
-from glasu.protocol.client import client_script
+from glasu.protocol.client import Client
 from glasu.protocol.messages import Event
+from glasu.protocol.rounds import client_script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import Accounts

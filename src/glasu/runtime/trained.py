@@ -30,7 +30,7 @@ from glasu.files import write_atomically
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.messages import Script
 from glasu.protocol.server import Server

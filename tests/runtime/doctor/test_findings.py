@@ -25,7 +25,7 @@ from glasu.runtime.doctor.together import compare
 from glasu.runtime.network.handshake import protocol_facts
 from glasu.runtime.network.own_part import id_facts
 from glasu.runtime.network.streams import listening
-from protocol.monolith import settings, tiny_parties
+from support.monolith import settings, tiny_parties
 
 
 def now():

@@ -16,11 +16,11 @@ from glasu.data.party import Splits
 from glasu.errors import AbsenceError, ConfigError
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove
+from glasu.protocol.message_bytes import VERSION
 from glasu.runtime.network import join as joining
 from glasu.runtime.network import own_part
 from glasu.runtime.network import session as sessions
 from glasu.runtime.network.handshake import REMEDIES, differences, remedy, two_columns
-from glasu.runtime.wire import VERSION
 from runtime.network import cluster as clusters
 from runtime.network.cluster import Cluster, SeenHub
 from runtime.network.test_runs import tiny

@@ -15,12 +15,12 @@ import pytest
 
 from glasu.errors import ConfigError, GlasuError
 from glasu.protocol import server as servers
+from glasu.protocol.message_bytes import HEADER, encode
 from glasu.protocol.messages import Gradient, Message, Metrics, Partial, Proposal, Scores, TensorMessage, Waiting
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.network import frames
 from glasu.runtime.network import session as sessions
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import HEADER, encode
 from glasu.wire.message_key import Phase
 from runtime.network.cluster import Cluster
 from runtime.network.test_faults import same_end

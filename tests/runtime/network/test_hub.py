@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError
+from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Proposal
 from glasu.report import versions
 from glasu.runtime.network import durable as durables
@@ -21,7 +22,6 @@ from glasu.runtime.network.hub import Hub
 from glasu.runtime.network.links import Stream
 from glasu.runtime.network.own_part import id_facts, label_facts
 from glasu.runtime.network.session import Session
-from glasu.runtime.wire import encode
 from glasu.wire.message_key import Key, Phase
 from runtime.network.test_runs import tiny
 

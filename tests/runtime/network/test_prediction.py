@@ -17,6 +17,7 @@ from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add
 from glasu.protocol import chunks as chunking
+from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Scores
 from glasu.runtime.network import join_prediction as predicting
 from glasu.runtime.network import serve_prediction as serving
@@ -26,7 +27,6 @@ from glasu.runtime.network.join_prediction import join_prediction
 from glasu.runtime.network.serve_prediction import serve_prediction
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained import TrainedModel
-from glasu.runtime.wire import encode
 from runtime.network.cluster import Cluster, Killed, Role, SeenHub
 from runtime.network.test_runs import tiny
 

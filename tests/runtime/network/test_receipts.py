@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
 from glasu.protocol import chunks
+from glasu.protocol.message_bytes import HEADER, SECTION, Head, decode, encode, read_header
 from glasu.protocol.messages import Partial
 from glasu.runtime.network import frames
 from glasu.runtime.network.frames import ROOM, Assembler, Limits, control, pieces, read_control
 from glasu.runtime.network.receipts import Receipts
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import HEADER, SECTION, Head, decode, encode, read_header
 from glasu.wire import ids
 from glasu.wire.message_key import Key, Phase
 from runtime.network.test_runs import tiny

@@ -13,6 +13,7 @@ import pytest
 
 from glasu.errors import ProtocolError
 from glasu.protocol import chunks
+from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Awaited, Gradient, Joint, Partial
 from glasu.runtime.network import frames
 from glasu.runtime.network import hub as hubs
@@ -22,7 +23,6 @@ from glasu.runtime.network.frames import PIECE, PIECE_BYTES, RECEIPT, Limits, co
 from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.links import Stream
 from glasu.runtime.simulation import simulate
-from glasu.runtime.wire import decode, encode
 from glasu.wire.message_key import SERVER, Key, Phase
 from runtime.network.cluster import Cluster, Role
 from runtime.network.test_runs import tiny

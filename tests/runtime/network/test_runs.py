@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from glasu.runtime.simulation import simulate
-from protocol.monolith import settings, tiny_parties
 from runtime.network.cluster import Cluster
 from runtime.test_inprocess import note_batches
+from support.monolith import settings, tiny_parties
 
 MODES = list(itertools.product(("mean", "concat"), ("all", "b"), ("full", "neighbor", "shared")))
 

@@ -25,7 +25,7 @@ from glasu.runtime.network.frames import CONTROL, PIECE, RECEIPT, WINDOW, Limits
 from glasu.runtime.network.handshake import STATED
 from glasu.runtime.network.hub import Hub
 from glasu.runtime.network.links import Stream
-from glasu.runtime.wire import HEADER, encode, read_header
+from glasu.protocol.message_bytes import HEADER, encode, read_header
 
 nodes, aggregation, hidden, run = int(sys.argv[1]), sys.argv[2], 64, bytes(12)
 config, _ = resolve(

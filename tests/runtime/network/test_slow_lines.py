@@ -13,10 +13,10 @@ import pytest
 
 from glasu.errors import TrainingError
 from glasu.pki.kit import open_kit
+from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Partial
 from glasu.runtime.network.frames import CONTROL, PIECE, Assembler, control, pieces
 from glasu.runtime.network.streams import Line, listening
-from glasu.runtime.wire import encode
 from glasu.wire.message_key import Key, Phase
 from runtime.network.test_hub import HELLO, Desk
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, ProtocolError
+from glasu.protocol.message_bytes import Head
 from glasu.protocol.messages import Awaited
 from glasu.runtime.network.fence import Fence
 from glasu.runtime.network.foreign import printable
@@ -22,7 +23,6 @@ from glasu.runtime.network.handshake import (
     unstated,
 )
 from glasu.runtime.network.links import Hello, Link
-from glasu.runtime.wire import Head
 from glasu.wire.message_key import ATTEMPTS, Phase
 
 SAME_VERSION = "do both have the same version of GLASU?"

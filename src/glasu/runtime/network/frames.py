@@ -16,8 +16,8 @@ from typing import Any
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.protocol import chunks
+from glasu.protocol.message_bytes import HEADER, SECTION, Head, read_header, room_for
 from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Message, Partial, Scores
-from glasu.runtime.wire import HEADER, SECTION, Head, read_header, room_for
 from glasu.wire.message_key import RUN_BYTES, Key, Phase
 
 CONTROL, PIECE, RECEIPT = 0, 1, 2

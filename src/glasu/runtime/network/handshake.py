@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
+from glasu.protocol.message_bytes import VERSION
 from glasu.runtime.network.foreign import SENTENCES, printable
-from glasu.runtime.wire import VERSION
 from glasu.wire.message_key import RUN_BYTES
 
 Facts = Mapping[str, Any]

@@ -23,6 +23,7 @@ from glasu.errors import (
     TrainingError,
     public_reason,
 )
+from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Awaited, Message
 from glasu.runtime.network.admission import Admission, check_head
 from glasu.runtime.network.durable import Durable
@@ -43,7 +44,6 @@ from glasu.runtime.network.frames import (
 from glasu.runtime.network.handshake import Facts
 from glasu.runtime.network.links import Hello, Link, Statement, Stream, read_hello, stated_facts, stated_rounds
 from glasu.runtime.network.receipts import Receipts
-from glasu.runtime.wire import Head, decode, encode
 
 Tell = Callable[[str], None]
 OnNonsense = Literal["stop", "wait"]

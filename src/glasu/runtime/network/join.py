@@ -25,9 +25,9 @@ from glasu.errors import (
 from glasu.files import write_atomically
 from glasu.model.split import weights_digest
 from glasu.pki.kit import Kit
-from glasu.protocol.actor import Client
-from glasu.protocol.client import client_script
+from glasu.protocol.client import Client
 from glasu.protocol.messages import Event, Message, RoundDone
+from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others

@@ -19,7 +19,7 @@ from glasu.errors import ConfigError, DataError, GlasuError, SettingsError, Tran
 from glasu.files import write_atomically
 from glasu.model.blocks import NodeSet
 from glasu.pki.kit import Kit
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
 from glasu.protocol.messages import Event, timed
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions

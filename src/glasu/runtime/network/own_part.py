@@ -11,7 +11,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import choose_splits
-from glasu.protocol.actor import Client
+from glasu.protocol.client import Client
 from glasu.report import versions
 from glasu.runtime.network.handshake import (
     KIND,

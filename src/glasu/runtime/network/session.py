@@ -20,6 +20,7 @@ from glasu.errors import (
     public_reason,
 )
 from glasu.pki.kit import Kit
+from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
@@ -35,7 +36,6 @@ from glasu.runtime.network.frames import (
 )
 from glasu.runtime.network.reasons import ANOTHER_RUN, refusal_told
 from glasu.runtime.network.streams import Line, unreachable
-from glasu.runtime.wire import Head, decode, encode
 from glasu.wire.message_key import Key
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0

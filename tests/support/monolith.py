@@ -17,9 +17,9 @@ from torch import Tensor
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
 from glasu.data.party import Graph, PartyData, Splits
-from glasu.protocol.actor import Client
-from glasu.protocol.client import client_script
+from glasu.protocol.client import Client
 from glasu.protocol.messages import Evaluated, Message, RoundDone
+from glasu.protocol.rounds import client_script
 from glasu.protocol.server import Server, server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process
 from glasu.runtime.meter import Meter

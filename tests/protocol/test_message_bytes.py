@@ -16,9 +16,20 @@ from hypothesis import strategies as st
 import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
+from glasu.protocol.message_bytes import (
+    DTYPES,
+    EXPECTED,
+    HEADER,
+    KINDS,
+    SECTION,
+    TAGS,
+    VERSION,
+    decode,
+    encode,
+    measured,
+)
 from glasu.protocol.messages import Message, Metrics, Partial, Proposal, TensorMessage, Verdict, Waiting
 from glasu.runtime.meter import Meter
-from glasu.runtime.wire import DTYPES, EXPECTED, HEADER, KINDS, SECTION, TAGS, VERSION, decode, encode, measured
 from glasu.wire.encodings import BFloat16, Int8
 from glasu.wire.message_key import SERVER, Key, Phase
 
