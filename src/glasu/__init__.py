@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from glasu.report import RunReport as RunReport
     from glasu.runtime.estimator import GLASUClassifier as GLASUClassifier
     from glasu.runtime.simulation import train as train
-    from glasu.runtime.trained import TrainedModel as TrainedModel
+    from glasu.runtime.trained_model import TrainedModel as TrainedModel
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ _HOMES = {
     "RunReport": "glasu.report",
     "Splits": "glasu.data.party",
     "TrainConfig": "glasu.config",
-    "TrainedModel": "glasu.runtime.trained",
+    "TrainedModel": "glasu.runtime.trained_model",
     "TrainingError": "glasu.errors",
     "TransportError": "glasu.errors",
     "WireConfig": "glasu.config",

@@ -15,7 +15,7 @@ from glasu.protocol import server as server_module
 from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Partial, Scores, TensorMessage
 from glasu.protocol.server import Server, Sizes
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import BFloat16, Int8, Plain, encodings_of
 from glasu.wire.message_key import Key, Phase
 from protocol.test_stale_updates import spied

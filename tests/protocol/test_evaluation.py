@@ -13,7 +13,7 @@ from glasu.protocol import chunks as chunking
 from glasu.protocol.messages import Evaluated, Evaluating, Scores
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from support.monolith import NUM_CLASSES, Monolith, assert_same, gradients, identical, run, settings, tiny_parties
 
 

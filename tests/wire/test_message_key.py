@@ -14,7 +14,7 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Proposal, Verdict
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 from support.monolith import run, settings, tiny_parties
 

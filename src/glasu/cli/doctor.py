@@ -76,13 +76,13 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.examination import examine
     from glasu.runtime.doctor.findings import Verdict, told
     from glasu.runtime.doctor.folder import server_folder
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.handshake import for_network
     from glasu.runtime.network.streams import check_address
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
     tell = Log(args, "server").tell
@@ -124,11 +124,11 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.doctor.findings import Verdict, told
     from glasu.runtime.doctor.folder import party_folder
     from glasu.runtime.doctor.machine import kit_findings, present
     from glasu.runtime.network.streams import check_address
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.server, "--server")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)

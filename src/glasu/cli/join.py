@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
     from glasu.config import RunConfig
     from glasu.files import held
     from glasu.pki.kit import open_kit
-    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     refuse_contents_of_others(args.out, "party", kit.name)

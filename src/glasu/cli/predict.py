@@ -25,14 +25,14 @@ def run(args: argparse.Namespace) -> None:
     if args.out.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--out {args.out}: must end with .parquet or .csv.")
 
-    from glasu.runtime.contents import refuse_file_of_a_party
+    from glasu.runtime.output_dir import refuse_file_of_a_party
 
     refuse_file_of_a_party(args.out)
     output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
     from glasu.runtime.predictions import write_predictions
-    from glasu.runtime.trained import TrainedModel
+    from glasu.runtime.trained_model import TrainedModel
 
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.pki import provision
     from glasu.pki.authority import KIT_DAYS
-    from glasu.runtime.contents import refuse_contents_of_others
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     days = KIT_DAYS if args.days is None else args.days
     if args.parties:

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.files import held
     from glasu.pki.kit import open_kit
-    from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)

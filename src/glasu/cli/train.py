@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
-    from glasu.runtime.contents import refuse_contents_of_others
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     refuse_contents_of_others(args.out, "train")
     out = output_folder(args.out)
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.files import write_atomically
     from glasu.runtime.keeper import checkpoint_folder
     from glasu.runtime.simulation import simulate
-    from glasu.runtime.trained import TrainedModel
+    from glasu.runtime.trained_model import TrainedModel
 
     loaded = load(config)
     about = (summary(loaded.statistics, config.data.name), *loaded.notes)

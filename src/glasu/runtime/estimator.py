@@ -17,7 +17,7 @@ from glasu.model.layers import Convolution
 from glasu.model.metrics import SELECTED_BY, evaluate
 from glasu.report import RunReport
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 
 
 class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

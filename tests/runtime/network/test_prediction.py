@@ -26,7 +26,7 @@ from glasu.runtime.network.handshake import for_network
 from glasu.runtime.network.join_prediction import join_prediction
 from glasu.runtime.network.serve_prediction import serve_prediction
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from runtime.network.cluster import Cluster, Killed, Role, SeenHub
 from runtime.network.test_runs import tiny
 

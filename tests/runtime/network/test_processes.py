@@ -20,7 +20,7 @@ from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from support.small import SMALL
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]

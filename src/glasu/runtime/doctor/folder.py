@@ -10,10 +10,10 @@ from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.runtime.checkpoint import SUFFIX, refuse_to_begin_among_others
-from glasu.runtime.contents import JOINING, OTHER_DATA
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.serve import goes_on, opened
+from glasu.runtime.output_dir import JOINING, OTHER_DATA
 
 TOGETHER = "at the server and at every party"
 ANOTHER = f"to train anew, give another --out, or --fresh, {TOGETHER}"

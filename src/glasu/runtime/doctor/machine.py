@@ -15,8 +15,8 @@ from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit, pem
 from glasu.pki.peer_certificate import party_context
-from glasu.runtime.contents import JOINING, SERVING
 from glasu.runtime.doctor.findings import Finding, Level
+from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
 CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; certificates are valid from 5 minutes before they are made

@@ -31,7 +31,6 @@ from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.report import versions
 from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
-from glasu.runtime.contents import JOINING, OTHER_DATA
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -42,9 +41,10 @@ from glasu.runtime.network.handshake import in_one_line, offered, refuse_unfit_f
 from glasu.runtime.network.own_part import build_client, fitted, label_facts, party_facts, unexpected
 from glasu.runtime.network.session import NewAttempt, Session
 from glasu.runtime.network.status import Status
+from glasu.runtime.output_dir import JOINING, OTHER_DATA
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import client_from_plain, client_to_plain
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Clock
 from glasu.wire.message_key import ATTEMPTS
 

@@ -24,7 +24,6 @@ from glasu.protocol.messages import Event, timed
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
-from glasu.runtime.contents import JOINING
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
@@ -42,8 +41,9 @@ from glasu.runtime.network.handshake import (
 from glasu.runtime.network.join import Tell
 from glasu.runtime.network.own_part import build_client, party_facts
 from glasu.runtime.network.session import NewAttempt, Session
+from glasu.runtime.output_dir import JOINING
 from glasu.runtime.predictions import write_predictions
-from glasu.runtime.trained import TrainedModel, load_weights
+from glasu.runtime.trained_model import TrainedModel, load_weights
 from glasu.timing import Clock
 from glasu.wire.message_key import ATTEMPTS
 

@@ -20,7 +20,6 @@ from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import SERVER_PARTS, Accounts
 from glasu.runtime.checkpoint import START, SUFFIX, Store, greatest_common, refuse_to_begin_among_others
-from glasu.runtime.contents import SERVING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.foreign import printable
@@ -31,6 +30,7 @@ from glasu.runtime.network.links import Statement
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.status import Status, View
 from glasu.runtime.network.streams import listening
+from glasu.runtime.output_dir import SERVING
 from glasu.runtime.saver import Saver, is_due
 from glasu.runtime.states import server_from_plain, server_to_plain
 from glasu.timing import Clock

@@ -18,7 +18,6 @@ from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
-from glasu.runtime.contents import PREDICTING
 from glasu.runtime.meter import Meter
 from glasu.runtime.network.durable import Durable
 from glasu.runtime.network.frames import Limits
@@ -27,6 +26,7 @@ from glasu.runtime.network.hub import Hub, NewProcess, OnNonsense, Tell
 from glasu.runtime.network.receipts import begins_exchange
 from glasu.runtime.network.serve import FAREWELL, opened, roster_change, settings_apart
 from glasu.runtime.network.streams import listening
+from glasu.runtime.output_dir import PREDICTING
 from glasu.timing import Clock
 from glasu.wire.message_key import RUN_BYTES
 

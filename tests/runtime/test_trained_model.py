@@ -13,7 +13,7 @@ from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.runtime.meter import Meter
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
-from glasu.runtime.trained import TrainedModel
+from glasu.runtime.trained_model import TrainedModel
 from support.monolith import Monolith, settings, tiny_parties
 
 KINDS = {
