@@ -107,8 +107,8 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 
 def _metrics(text: str, listen: str) -> Finding:
     """Try to listen where Prometheus will ask."""
+    from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
     from glasu.runtime.doctor.findings import Finding
-    from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
 
     refuse_where_parties_come(text, listen)
     address = metrics_address(text)

@@ -117,7 +117,7 @@ def _predict(
 def _train(
     args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[..., None]
 ) -> None:
-    from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
+    from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
     from glasu.runtime.network.serve import serve
     from glasu.runtime.network.status import View
 

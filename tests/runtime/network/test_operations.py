@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.runtime.network.metrics import metrics_address, metrics_served, refuse_where_parties_come
+from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
 from runtime.network.cluster import Cluster
 from runtime.network.test_runs import tiny
 

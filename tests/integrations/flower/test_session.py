@@ -14,7 +14,7 @@ from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.pki.provision import provision
 from glasu.runtime.simulation import simulate
-from runtime.flower.fleet import Fleet, write_node_key
+from support.fleet import Fleet, write_node_key
 from support.small import SMALL
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")

@@ -15,9 +15,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
+from glasu.integrations.flower.command import Command, running
+from glasu.integrations.flower.settings import ServerSettings
 from glasu.pki.kit import open_kit
-from glasu.runtime.flower.command import Command, running
-from glasu.runtime.flower.settings import ServerSettings
 
 TTL = 30 * 86400.0  # seconds; by default Flower gives up a message, and the training with it, after 12 hours
 PAUSE = 1.0

@@ -157,7 +157,8 @@ class Fleet:
     def commands(self) -> list[str]:
         """Return the glasu commands that run here now."""
         lines = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-        return [line for line in lines if "glasu.runtime.flower.tied" in line and str(self.folder) in line]
+        started = "glasu.integrations.flower.child_process"
+        return [line for line in lines if started in line and str(self.folder) in line]
 
     def _run_config(self, session: str, changes: dict[str, str]) -> str:
         own = {

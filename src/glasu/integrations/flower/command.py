@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-TIED = [sys.executable, "-m", "glasu.runtime.flower.tied"]
+TIED = [sys.executable, "-m", "glasu.integrations.flower.child_process"]
 GRACE = 20.0  # seconds that a command has to end by itself; more than a server takes to hang up
 
 

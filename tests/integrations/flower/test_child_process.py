@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from glasu.integrations.flower.command import TIED, running
 from glasu.pki.provision import provision
-from glasu.runtime.flower.command import TIED, running
 
 SETTINGS = '[data]\nname = "synthetic"\n'
 STARTER = """
@@ -67,5 +67,5 @@ def test_a_command_that_fails_says_its_exit_code():
 
 
 def test_nothing_of_flower_or_grpc_is_loaded_before_the_command():
-    code = "import sys, glasu.runtime.flower.tied; print(sorted({'flwr', 'grpc'} & set(sys.modules)))"
+    code = "import sys, glasu.integrations.flower.child_process; print(sorted({'flwr', 'grpc'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from glasu.errors import GlasuError, TrainingError
-from glasu.runtime.flower.command import running
-from glasu.runtime.flower.settings import PartySettings
+from glasu.integrations.flower.command import running
+from glasu.integrations.flower.settings import PartySettings
 
 
 def tell(line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.runtime.flower.settings import PartySettings, ServerSettings
+from glasu.integrations.flower.settings import PartySettings, ServerSettings
 
 NODE = {"party": "/data/a", "server": "glasu.example.org:9443", "kit": "/kits/a", "out": "/runs"}
 RUN = {"session": "first", "run": "run.toml", "listen": "0.0.0.0:9443", "kit": "/kits/server", "out": "/runs"}

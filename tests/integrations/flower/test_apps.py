@@ -12,7 +12,7 @@ from flwr.app import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
-from glasu.runtime.flower import party, server
+from glasu.integrations.flower import party, server
 
 pytestmark = pytest.mark.slow
 SERVING = SimpleNamespace(code=lambda: None)
