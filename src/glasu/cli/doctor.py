@@ -17,7 +17,7 @@ from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
-    from glasu.runtime.doctor.findings import Finding, Verdict
+    from glasu.network.doctor.findings import Finding, Verdict
 
 INTERRUPTED = "nothing was changed"
 EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out runs/a"
@@ -70,18 +70,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
-    from glasu.runtime.network.handshakes import handshakes_told, own_lines_asked
+    from glasu.network.tls_log import handshakes_told, own_lines_asked
 
     everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.runtime.doctor.examination import examine
-    from glasu.runtime.doctor.findings import Verdict, told
-    from glasu.runtime.doctor.folder import server_folder
-    from glasu.runtime.doctor.machine import kit_findings, present
-    from glasu.runtime.network.handshake import for_network
-    from glasu.runtime.network.streams import check_address
+    from glasu.network.compatibility import for_network
+    from glasu.network.doctor.examination import examine
+    from glasu.network.doctor.findings import Verdict, told
+    from glasu.network.doctor.folder import server_folder
+    from glasu.network.doctor.machine import kit_findings, present
+    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
@@ -108,7 +108,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 def _metrics(text: str, listen: str) -> Finding:
     """Try to listen where Prometheus will ask."""
     from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
-    from glasu.runtime.doctor.findings import Finding
+    from glasu.network.doctor.findings import Finding
 
     refuse_where_parties_come(text, listen)
     address = metrics_address(text)
@@ -124,10 +124,10 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.runtime.doctor.findings import Verdict, told
-    from glasu.runtime.doctor.folder import party_folder
-    from glasu.runtime.doctor.machine import kit_findings, present
-    from glasu.runtime.network.streams import check_address
+    from glasu.network.doctor.findings import Verdict, told
+    from glasu.network.doctor.folder import party_folder
+    from glasu.network.doctor.machine import kit_findings, present
+    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.server, "--server")
@@ -147,7 +147,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
             f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
 
-    from glasu.runtime.doctor.visit import visit
+    from glasu.network.doctor.visit import visit
 
     return visit(party, kit, address, out, own=own, expect=expect, wait=args.wait, tell=tell)
 
@@ -155,7 +155,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:
     """Read the party's data; None where that fails, and why."""
     from glasu.data.cache.entries import open_folder
-    from glasu.runtime.doctor.findings import Finding
+    from glasu.network.doctor.findings import Finding
 
     try:
         return open_folder(folder, missing), []  # type: ignore[arg-type]

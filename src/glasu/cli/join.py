@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.files import held
+    from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
-    from glasu.runtime.network.streams import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
     from glasu.data.cache.entries import open_folder
-    from glasu.runtime.network.join import join
+    from glasu.network.join import join
 
     party = open_folder(args.party, args.missing)
     log = Log(args, party.name)
@@ -118,7 +118,7 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
 
     from glasu.data.query_ids import asked_nodes
     from glasu.files import held
-    from glasu.runtime.network.join_prediction import join_prediction
+    from glasu.network.join_prediction import join_prediction
 
     helps = args.predict == NOTHING
     asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)

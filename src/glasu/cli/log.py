@@ -18,7 +18,7 @@ from glasu.cli.progress import Patience, describe, say, so_far
 from glasu.protocol.messages import Evaluated, Evaluating, Event
 
 if TYPE_CHECKING:
-    from glasu.runtime.network.status import Status
+    from glasu.network.status import Status
 
 
 class Log:

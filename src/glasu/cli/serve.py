@@ -69,14 +69,14 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
     config = read_config(args)
 
-    from glasu.runtime.network.handshakes import handshakes_told, own_lines_asked
+    from glasu.network.tls_log import handshakes_told, own_lines_asked
 
     everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
     from glasu.files import held
+    from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
-    from glasu.runtime.network.streams import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     refuse_contents_of_others(args.out, "server")
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
 def _predict(
     args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
 ) -> None:
-    from glasu.runtime.network.serve_prediction import serve_prediction
+    from glasu.network.serve_prediction import serve_prediction
 
     found = serve_prediction(
         config,
@@ -118,8 +118,8 @@ def _train(
     args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[..., None]
 ) -> None:
     from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
-    from glasu.runtime.network.serve import serve
-    from glasu.runtime.network.status import View
+    from glasu.network.serve import serve
+    from glasu.network.status import View
 
     watched: list[Callable[[], View]] = []
     with ExitStack() as stack:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from glasu.errors import ConfigError
+from glasu.network.status import View
 from glasu.report import versions
-from glasu.runtime.network.status import View
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -1,0 +1,143 @@
+"""--fresh starts over once it is known that the run can begin; until then nothing is removed or forgotten."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+
+import pytest
+
+from glasu.errors import AbsenceError, ConfigError
+from glasu.runtime.simulation import simulate
+from network.test_faults import same_end
+from network.test_prediction import ASKED, trained
+from network.test_runs import tiny
+from network.test_state_file import stopped  # noqa: F401 - a fixture
+from support.cluster import Cluster, Killed, SeenHub
+
+
+def kept(cluster, name=""):
+    """Return all that lies in the folders, or in one, but for how often the commands were started."""
+    files = {path: path.read_bytes() for path in (cluster.folder / name).rglob("*") if path.is_file()}
+    for path in files:
+        if path.name == "joining.json":
+            told = json.loads(files[path])
+            files[path] = {name: told[name] for name in told if name not in ("incarnation", "starts", "met")}
+    return files
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        yield occupied.getsockname()[1]
+
+
+def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):  # noqa: F811
+    before, stopped.port = kept(stopped), taken
+    error = stopped.serve(fresh=True).error()
+    assert isinstance(error, ConfigError)
+    assert "cannot be listened on" in str(error)
+    assert kept(stopped) == before
+    stopped.port = 0
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
+    for name in ("server", *"abc"):  # also who was started again says where it goes on
+        assert any("all parties are there; going on after round 3." in line for line in stopped.lines[name]), name
+
+
+def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):  # noqa: F811
+    before = kept(stopped)
+    server, a = stopped.serve(fresh=True, wait=3.0), stopped.join("a", fresh=True)
+    assert isinstance(server.error(), AbsenceError)
+    assert "waited 3 s for" in str(a.error())
+    assert kept(stopped) == before
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
+
+
+def test_a_party_that_starts_over_stays_when_its_server_starts_over_once_more(stopped):  # noqa: F811
+    server, a = stopped.serve(fresh=True), stopped.join("a", fresh=True)
+    stopped.until("server", "a: prepared")
+    SeenHub.last.fail(Killed())
+    assert isinstance(server.error(), Killed)
+    server, *others = stopped.serve(fresh=True), stopped.join("b", fresh=True), stopped.join("c", fresh=True)
+    for role in (a, *others):
+        role.outcome()
+    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+
+
+def test_a_party_that_reaches_no_server_removes_nothing(stopped):  # noqa: F811
+    before, stopped.port = kept(stopped), 1
+    error = stopped.join("a", fresh=True, wait=0.5).error()
+    assert isinstance(error, AbsenceError)
+    assert kept(stopped) == before
+
+
+def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(stopped):  # noqa: F811
+    server = stopped.serve()
+    before = kept(stopped)
+    error = stopped.join("a", fresh=True).error()
+    assert isinstance(error, ConfigError)
+    assert "start the server with --fresh, too" in str(error)
+    assert kept(stopped) == before
+    for role in [stopped.join(name) for name in "abc"]:
+        role.outcome()
+    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+
+
+def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped):  # noqa: F811
+    stopped.lines.clear()
+    server, b = stopped.serve(fresh=True), stopped.join("b", fresh=True)
+    stopped.until("server", "b: prepared")
+    before = kept(stopped, "a")
+    splits = replace(stopped.parties[0].splits, test=stopped.parties[0].splits.test[:-1])
+    other = replace(stopped.parties[0], splits=splits)  # seen only when it is prepared
+    error = stopped.join("a", fresh=True, party=other).error()
+    assert isinstance(error, ConfigError)
+    assert "splits" in str(error)
+    assert kept(stopped, "a") == before
+    for role in (stopped.join("a", fresh=True), b, stopped.join("c", fresh=True)):
+        role.outcome()
+    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    for name in ("server", *"abc"):
+        assert any("starting over: removed" in line for line in stopped.lines[name]), name
+
+
+def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
+    cluster, _ = trained(kits, tmp_path)
+    cluster.port = 1
+    assert isinstance(cluster.join("b", fresh=True, wait=0.5).error(), AbsenceError)
+    cluster.port = 0
+    assert isinstance(cluster.serve(fresh=True, wait=0.5).error(), AbsenceError)  # nor any party
+    _, found = cluster.predict(b=ASKED)
+    assert len(found["b"].nodes) == len(ASKED)
+
+
+def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, taken):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path, port=taken)
+    assert "cannot be listened on" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())
+    cluster.port = 0
+    served, _ = cluster.run()
+    same_end(served, simulate(parties, config).report)
+
+
+def test_a_server_to_which_no_party_came_may_have_other_settings(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    assert isinstance(cluster.serve(config=config.replace(train={"seed": 5}), wait=0.2).error(), AbsenceError)
+    cluster.port = 0
+    served, _ = cluster.run()
+    same_end(served, simulate(parties, config).report)
+
+
+def test_a_party_that_came_holds_the_server_to_its_settings(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
+    cluster.until("server", "a: prepared")
+    cluster.end(server, a)
+    error = cluster.serve(config=config.replace(train={"seed": 5})).error()
+    assert isinstance(error, ConfigError)
+    assert "train.seed = 0 there, 5 here" in str(error)

@@ -1,0 +1,227 @@
+"""Checkpoints over the network: durable before the next round's first message; full disks, damaged files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
+from glasu.network import client_session as sessions
+from glasu.network import server_session as hubs
+from glasu.protocol.messages import RoundDone
+from glasu.runtime.checkpoint import Store
+from glasu.runtime.saver import Saver
+from glasu.runtime.simulation import simulate
+from glasu.wire.message_key import Phase
+from network.test_faults import same_end
+from network.test_runs import tiny
+from support.cluster import Cluster, SeenHub
+
+ROLES = ("server", "a", "b", "c")
+SLOW = 0.05  # seconds that a checkpoint takes here, so that whoever does not wait for it is seen
+
+
+def order_of(run, monkeypatch):
+    """Run, and return for each role what it did in which order: ("durable", round) and ("sends", round)."""
+    done = {name: [] for name in ROLES}
+    save, exchange, answer = Store.save, sessions.Session.exchange, hubs.Hub.answer
+
+    def spied_save(self, round_index, *content):
+        time.sleep(SLOW)
+        digest = save(self, round_index, *content)
+        done[self.folder.parent.name].append(("durable", round_index))
+        return digest
+
+    def spied_exchange(self, messages, *more):
+        note(self.kit.name, messages[0].key)
+        return exchange(self, messages, *more)
+
+    def spied_answer(self, messages, answers, *more):
+        note("server", messages[0].key)
+        answer(self, messages, answers, *more)
+
+    def note(who, key):
+        if key.phase is Phase.TRAINING:
+            done[who].append(("sends", key.round))  # rounds are counted from 0: this is the round after so many
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "save", spied_save)
+        patch.setattr(sessions.Session, "exchange", spied_exchange)
+        patch.setattr(hubs.Hub, "answer", spied_answer)
+        run()
+    return done
+
+
+def too_early(done, num_rounds):
+    """Return who sent a message of a round before its checkpoint of the rounds until then was durable."""
+    return {
+        (name, index)
+        for name, order in done.items()
+        for index in range(1, num_rounds)
+        if ("durable", index) not in order[: order.index(("sends", index))]
+    }
+
+
+@pytest.mark.parametrize("keys", [{}, {"sampler": "neighbor", "labels": "b"}], ids=str)
+def test_a_checkpoint_is_durable_before_the_first_message_of_the_next_round(keys, kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=4, **keys)
+    done = order_of(Cluster(config, parties, kits, tmp_path).run, monkeypatch)
+    for name, order in done.items():
+        assert [index for what, index in order if what == "durable"] == [1, 2, 3, 4], name
+        assert {index for what, index in order if what == "sends"} == {0, 1, 2, 3}, name
+    assert too_early(done, 4) == set()
+
+
+def test_the_test_before_notices_who_does_not_wait(kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "settle", lambda self: None)
+        done = order_of(Cluster(config, parties, kits, tmp_path).run, patch)
+    assert {name for name, _ in too_early(done, 4)} == set(ROLES)
+
+
+def stop_after(round_index):
+    """Return an observer of the server that ends the run for all when a round is over, after its checkpoint."""
+
+    def observe(event):
+        if isinstance(event, RoundDone) and event.round == round_index:
+            SeenHub.last.fail(TransportError("enough"))
+
+    return observe
+
+
+def checkpoints(cluster, name):
+    return sorted((cluster.folder / name / "checkpoints").glob("*.checkpoint"))
+
+
+@pytest.fixture
+def stopped(kits, tmp_path):
+    """Return a run of four rounds that everyone has left after the third, and its settings and parties."""
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    for role in (cluster.serve(observe=stop_after(2)), *(cluster.join(name) for name in "abc")):
+        assert "enough" in str(role.error())
+    for name in ROLES:
+        assert [path.name for path in checkpoints(cluster, name)] == [
+            f"round-{index:08d}.checkpoint" for index in (2, 3)
+        ]
+    return cluster
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def put_the_older_one(path: Path) -> None:
+    shutil.copy(min(path.parent.glob("*.checkpoint")), path)
+
+
+def put_anothers(path: Path) -> None:
+    other = "a" if path.parents[1].name != "a" else "c"
+    shutil.copy(path.parents[2] / other / "checkpoints" / path.name, path)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty, put_the_older_one, put_anothers])
+@pytest.mark.parametrize("name", ["b", "server"])
+def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped):
+    damage(checkpoints(stopped, name)[-1])
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert any("not used:" in line and "is damaged or was exchanged" in line for line in stopped.lines[name])
+    assert any("going on after round 2." in line for line in stopped.lines["server"])
+    assert not any("going on after round 3." in line for line in stopped.lines["server"])
+
+
+def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
+    older, last = checkpoints(stopped, "b")
+    content = older.read_bytes()
+    older.write_bytes(last.read_bytes())
+    last.write_bytes(content)
+    server = stopped.serve()
+    error = stopped.join("b").error()
+    assert isinstance(error, GlasuError)  # it has none left, and sets nobody back
+    assert "none in common" in str(error)
+    assert sum("is damaged or was exchanged" in line for line in stopped.lines["b"]) == 2
+    last.write_bytes(older.read_bytes())
+    older.write_bytes(content)
+    roles = [stopped.join(name) for name in "abc"]
+    for role in roles:
+        role.outcome()
+    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("server", "serving.json"), ("b", "joining.json")])
+def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(name, memory, stopped):
+    path, start = stopped.folder / name / memory, stopped.serve if name == "server" else partial(stopped.join, name)
+    before = path.read_bytes()
+    path.unlink()
+    error = start().error()
+    assert isinstance(error, ConfigError)
+    assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
+        str(error)
+    )
+    assert f"restore {memory}" in str(error)
+    path.write_bytes(before)
+    report, _ = stopped.run()
+    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert any("going on after round 3." in line for line in stopped.lines["server"])
+
+
+def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped):
+    left = [stopped.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
+    for path in left:
+        path.write_bytes(b"half")
+    server = stopped.serve(observe=stop_after(3))
+    for role in (server, *(stopped.join(name) for name in "abc")):
+        assert "enough" in str(role.error())
+    assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["no space", "a disk that fails"])
+@pytest.mark.parametrize("name", ["b", "server"])
+def test_a_disk_that_is_full_stops_the_run_in_so_many_words_and_costs_nothing(name, code, kits, tmp_path, monkeypatch):
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    folder, fired = tmp_path / name / "checkpoints", []
+
+    def fsync(handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if path.parent == folder and ".round-00000003." in path.name:
+            fired.append(path)
+            raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fsync)
+        roles = {"server": cluster.serve(), **{party: cluster.join(party) for party in "abc"}}
+        errors = {who: role.error() for who, role in roles.items()}
+    assert len(fired) == 1
+    assert isinstance(errors[name], CheckpointError)
+    for who, error in errors.items():
+        assert isinstance(error, GlasuError), who
+        assert error.exit_code == 1
+        assert "cannot be written" in str(error), who
+        assert f"({os.strerror(code)}); earlier ones are intact" in str(error), who
+        assert re.search("start the same commands? again", str(error)), who
+        assert name == "server" or who == "b" or "party 'b'" in str(error)
+    found = sorted(path.name for path in folder.iterdir())
+    assert found == [f"round-{index:08d}.checkpoint" for index in (1, 2)]  # and nothing that was begun
+    report, _ = cluster.run()
+    same_end(report, simulate(parties, config).report)
+    assert any("going on after round 2." in line for line in cluster.lines["server"])
