@@ -1,7 +1,4 @@
-"""Imports follow cli -> experiments -> runtime -> report -> protocol -> privacy | model -> codec | data -> config.
-
-All of them may import blas, compiling, keys, randomness, timing, section and errors.
-"""
+"""Imports follow the order of LEVELS: a module imports only from lower levels, or from its own folder."""
 
 from __future__ import annotations
 
@@ -15,24 +12,26 @@ import glasu
 
 ROOT = Path(glasu.__file__).parent
 LEVELS = {
-    "cli": 10,
-    "experiments": 9,
-    "runtime": 8,
-    "page": 7,
-    "report": 6,
-    "protocol": 5,
-    "privacy": 4,
-    "model": 4,  # neither privacy nor model knows the other
-    "kits": 4,
-    "data": 3,
-    "codec": 3,
-    "config": 2,
-    "blas": 2,
+    "cli": 14,
+    "experiments": 13,
+    "integrations": 13,  # neither experiments nor integrations imports the other
+    "network": 12,
+    "pki": 11,
+    "runtime": 11,  # neither pki nor runtime imports the other
+    "html_report": 10,
+    "report": 9,
+    "protocol": 8,
+    "privacy": 7,
+    "model": 7,  # neither privacy nor model imports the other
+    "wire": 6,
+    "data": 5,
+    "config": 4,
+    "blas": 3,
+    "config_section": 2,
     "compiling": 1,
-    "keys": 1,
+    "files": 1,
     "randomness": 1,
     "timing": 1,
-    "section": 1,
     "errors": 0,
 }
 NO_WORLD = {"asyncio", "grpc", "io", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading", "time"}
@@ -82,6 +81,43 @@ def test_every_module_has_a_place_in_the_order():
     assert {name.split(".")[1] for name in names} <= set(LEVELS)
 
 
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """List the groups of modules that import each other, directly or not (strongly connected components)."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen, stack = set(), [start]
+        while stack:
+            for name in graph[stack.pop()] - seen:
+                seen.add(name)
+                stack.append(name)
+        reached[start] = seen
+    groups = {frozenset(other for other in seen if name in reached[other]) for name, seen in reached.items()}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports; `from package import module` counts as the module."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        found = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        graph[module] = (found & set(sources)) - {module}
+    return graph
+
+
+@pytest.mark.xfail(reason="protocol/ has one cycle of 8 modules", strict=True)
+def test_no_modules_import_each_other_not_even_for_type_checking():
+    assert cycles(import_graph(modules())) == []
+
+
+def test_a_cycle_is_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
 def test_no_import_goes_against_the_order():
     assert [found for name, source in modules().items() for found in violations(source, name)] == []
 
@@ -98,8 +134,8 @@ def test_no_import_goes_against_the_order():
         ("glasu.errors", "from glasu.config_section import Section"),
         ("glasu.config", "if TYPE_CHECKING:\n    from glasu.data.party import Graph"),
         ("glasu.report", "from .runtime import meter"),
-        ("glasu.protocol.server", "from ..runtime.wire import encode"),
-        ("glasu.wire.message_key", "from glasu.randomness import Stream"),
+        ("glasu.protocol.server", "from ..runtime.meter import Meter"),
+        ("glasu.timing", "from glasu.randomness import Stream"),
         ("glasu.cli.train", "from glasu import train"),
         ("glasu.runtime.simulation", "from glasu.experiments.search import search"),
         ("glasu.protocol.server", "import glasu"),
