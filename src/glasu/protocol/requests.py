@@ -1,0 +1,109 @@
+"""Requests that scripts yield. A runtime performs each request and resumes the script with the result.
+
+A script is a generator without I/O. Everything that a client sends between two `Receive` requests is one bundle. A
+bundle and its answers are one exchange, for which a network pays one round trip. Messages arrive in the order in which
+they were sent, at the server per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from glasu.protocol.messages import Message
+from glasu.wire.message_key import Key
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Send:
+    """Client: send one message to the server. The result is None."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Wait for messages. A client gets the next message of the server; the server gets one message of every client.
+
+    The messages must be of the given kinds and about the same phase, round, layer and chunk as `key`.
+    """
+
+    kinds: tuple[type[Message], ...]
+    key: Key
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Server: send one message to every client. The result is None."""
+
+    message: Message
+    rides: bool = False  # part of another script's exchange, set by `Interleave`
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Server: send a different message to every client, in client order. The result is None."""
+
+    messages: tuple[Message, ...]
+    rides: bool = False
+
+
+@dataclass(frozen=True)
+class Save:
+    """Save a state. It must be durable before the next message leaves this role. The result is None."""
+
+    state: Any  # ClientState or ServerState
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """Run two scripts: each exchange of `main` also carries one exchange of `rider`. The result is both results."""
+
+    main: Script[Any]
+    rider: Script[Any]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Run a script and count its computing time under `name`. The result is the script's."""
+
+    script: Script[Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """Event: a round is complete."""
+
+    round: int
+    loss: float | None = None  # None at a client without labels
+    party: str | None = None  # set where parties train alone
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Event: the model was evaluated on a split."""
+
+    round: int
+    split: str
+    metrics: dict[str, float]
+    loss: float | None = None
+    improved: bool = False
+    party: str | None = None  # set where parties train alone
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """Event: progress of a long evaluation at one party."""
+
+    round: int
+    share: float  # between 0 and 1
+    party: str
+
+
+Event = RoundDone | Evaluated | Evaluating
+Request = Send | Receive | Broadcast | Scatter | Save | Interleave | Timed | Event
+Script = Generator[Request, Any, Result]
