@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         old = run_tree(args.old.resolve(), names, Path(first))
         new = run_tree(args.new.resolve(), names, Path(second))
     width = max(map(len, names))
-    print("  ".join([" " * width, *COLUMNS]))
+    print("  ".join([" " * width, *(f"{title:7}" for title in COLUMNS)]))
     details, used, unlisted = [], set(), 0
     for name in names:
         differences = find_differences(old[name], new[name])
@@ -102,12 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = []
         for title, fields in COLUMNS.items():
             found = [field for field in differences if field.split(".")[0] in (*fields, "error")]
-            state = "NOT LISTED" if any(reasons[field] is None for field in found) else "listed"
+            state = "DIFFERS" if any(reasons[field] is None for field in found) else "listed"
             absent = title == "trace" and not found and not all(map(is_traced, (old[name], new[name])))
             absent = absent or (title == "resumed" and not SETTINGS[name].killed)
-            cells.append(f"{state if found else '-' if absent else 'same':{len(title)}}")
+            cells.append(f"{state if found else '-' if absent else 'same':{max(7, len(title))}}")
         print("  ".join([f"{name:{width}}", *cells]))
-    print(*details, sep="\n")
+    for line in details:
+        print(line)
     for setting, field, reason in changes:
         if not args.setting and reason not in used:
             print(f"CHANGES.md lists a difference that was not found: {setting}: {field}: {reason}")
