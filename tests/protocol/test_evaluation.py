@@ -10,7 +10,8 @@ from glasu.data.party import Splits
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
 from glasu.protocol import chunks as chunking
-from glasu.protocol.messages import Evaluated, Evaluating, Scores
+from glasu.protocol.messages import Scores
+from glasu.protocol.requests import Evaluated, Evaluating
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel

@@ -34,7 +34,8 @@ from glasu.network.state_file import Durable
 from glasu.network.status import Status
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, Message, RoundDone
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Event, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.report import versions

@@ -35,7 +35,8 @@ from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import Durable
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, timed
+from glasu.protocol.messages import timed
+from glasu.protocol.requests import Event
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions
 from glasu.runtime.checkpoint import START

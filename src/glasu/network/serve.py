@@ -23,7 +23,8 @@ from glasu.network.state_file import Durable
 from glasu.network.status import Status, View
 from glasu.network.transport import listening
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
