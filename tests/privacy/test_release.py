@@ -197,18 +197,18 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
     )
     client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
     client.release = Release(alike(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
-    batch = client.batch(Sample(0, (nodes, nodes), (client.sampler.draw(nodes, 0, 0),)))
+    batch = client.batch(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
-    client.optimizer.step = lambda parts: None
+    client.learner.optimizer.step = lambda parts: None
     loss = local_update(client, batch, client.passes(batch, 0), others)
 
-    partial = client.model.layers[0](batch.features, None, batch.blocks[0]).relu()
+    partial = client.learner.model.layers[0](batch.features, None, batch.blocks[0]).relu()
     assert partial.norm(dim=1).max() > 0.3
     clipped = torch.stack([0.3 * row / row.norm() if row.detach().norm() > 0.3 else row for row in partial])
-    logits = client.model.classifier(others[1] + clipped / 2)
+    logits = client.learner.model.classifier(others[1] + clipped / 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(nodes % 3))
     assert loss == pytest.approx(expected.item(), rel=1e-12)
-    weight = client.model.layers[0].linear.weight
+    weight = client.learner.model.layers[0].linear.weight
     torch.testing.assert_close(weight.grad, torch.autograd.grad(expected, weight)[0])
 
 

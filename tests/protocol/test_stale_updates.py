@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
-from glasu.model.aggregation import Aggregation
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.wire.encodings import Plain, alike
 from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
+from support.spies import run_with_spies
 
 
 def extract(whole, joint, sent, m):
@@ -152,46 +150,6 @@ def whole_partial(whole, m):
     return H
 
 
-@dataclass
-class Spy:
-    """An aggregation that remembers what passed through it."""
-
-    inner: Aggregation
-    extracted: list = field(default_factory=list)  # (joint, sent, others)
-    merged: list = field(default_factory=list)  # (others, own part, result)
-
-    @property
-    def widening(self):
-        return self.inner.widening
-
-    def extract_others(self, joint, partial):
-        others = self.inner.extract_others(joint, partial)
-        self.extracted.append((joint.clone(), partial.clone(), others.clone()))
-        return others
-
-    def own_gradient(self, gradient):
-        return self.inner.own_gradient(gradient)
-
-    def merge(self, others, partial):
-        merged = self.inner.merge(others, partial)
-        self.merged.append((others, partial.detach().clone(), merged.detach().clone()))
-        return merged
-
-
-def spied(config, parties, **keys):
-    """Run with a spy in the place of every client's aggregation; return the run and the spies."""
-    spies = []
-    inner = keys.pop("arrange", lambda clients: None)
-
-    def arrange(clients):
-        inner(clients)
-        for client in clients:
-            client.aggregation = Spy(client.aggregation)
-            spies.append(client.aggregation)
-
-    return run(config, parties, arrange=arrange, **keys), spies
-
-
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "gat"])
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_steps_have_new_ones(
@@ -199,7 +157,9 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
 ):
     keys = {"aggregation": aggregation, "aggregation_layers": (1, 3), "backbone": backbone}
     config = settings(dropout=0.5, num_local_steps=2, learning_rate=1e-300, num_rounds=2, **keys)  # weights stand still
-    _, spies = spied(config, tiny_parties(), scatter=13, arrange=behind(bits=45))  # so that step 0 computes it again
+    _, spies = run_with_spies(
+        config, tiny_parties(), scatter=13, arrange=behind(bits=45)
+    )  # so that step 0 computes it again
     for spy in spies:
         assert len(spy.extracted) == 4  # two rounds, two layers
         assert len(spy.merged) == 8  # two steps each
@@ -247,7 +207,7 @@ def test_extract_uses_the_tensor_as_it_was_sent(aggregation, protection):
     config = settings(aggregation=aggregation, aggregation_layers=(1, 3), num_local_steps=2)
     carry, seen = recorder()
     parties = tiny_parties()
-    done, spies = spied(config, parties, scatter=14, arrange=behind(**protection), carry=carry)
+    done, spies = run_with_spies(config, parties, scatter=14, arrange=behind(**protection), carry=carry)
     whole = Monolith(config, parties, done.initial)
     for m, spy in enumerate(spies):
         for layer, (joint, sent, others) in zip((1, 3), spy.extracted, strict=True):
@@ -260,7 +220,7 @@ def test_in_local_updates_the_own_part_is_clipped_but_neither_noised_nor_rounded
     config = settings(aggregation_layers=(1, 3), num_local_steps=1)
     carry, seen = recorder()
     parties = tiny_parties()
-    done, spies = spied(config, parties, scatter=15, arrange=behind(clip=0.8, noise=0.3, bits=3), carry=carry)
+    done, spies = run_with_spies(config, parties, scatter=15, arrange=behind(clip=0.8, noise=0.3, bits=3), carry=carry)
     whole = Monolith(config, parties, done.initial)
     for m, spy in enumerate(spies):
         clean = whole.partial(m, 1, whole.partial(m, 0, *whole.start(m)), None).detach()

@@ -21,7 +21,7 @@ from glasu.wire.message_key import Phase
 
 Array = NDArray[Any]
 SECTION = struct.Struct("<BBxxII")
-CHUNK_ROWS = 4096  # rows of a tensor in one message
+CHUNK_ROWS = 4096  # the most rows of a tensor in one message
 
 
 @dataclass(frozen=True)

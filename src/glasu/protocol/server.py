@@ -60,6 +60,7 @@ class Server:
         self.aggregation = aggregation_of(config.model, len(roster))
         self.encodings = encodings_of(config)
         self.progress = ServerProgress()
+        self.chunk_rows = CHUNK_ROWS  # equal at all roles of a run
 
     @property
     def num_clients(self) -> int:
@@ -117,7 +118,7 @@ class Server:
             if flaw := encoding.flaw(message.value, columns):
                 self.refuse(message, f"{content.kind}: {flaw}.")
         self._check_shapes(content.kind, tensors, key)
-        most = CHUNK_ROWS if rows_left is None else max(0, min(CHUNK_ROWS, rows_left))
+        most = self.chunk_rows if rows_left is None else max(0, min(self.chunk_rows, rows_left))
         rows = len(tensors[0].value)
         if rows > most or (rows_left is not None and rows < most):
             wanted = f"at most {most}" if rows_left is None else str(most)
