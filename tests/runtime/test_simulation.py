@@ -284,7 +284,9 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     parties = tiny_parties(1)
     looped = settings(backbone="custom", aggregation_layers=ALL_LAYERS, num_rounds=1)
     client = simulate(parties, looped, convolution=SAGEConv).clients[0]
-    weights = {key.removeprefix("convolution."): value for key, value in client.learner.model.layers[0].state_dict().items()}
+    weights = {
+        key.removeprefix("convolution."): value for key, value in client.learner.model.layers[0].state_dict().items()
+    }
     graph = parties[0].graph
     A = torch.zeros(24, 24, dtype=torch.float64)
     A[graph.edge_index()[1], graph.edge_index()[0]] = 1

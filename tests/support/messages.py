@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -9,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from glasu.protocol.fields import CHUNK_ROWS, Content, FlagField, NodeSetsField, NumbersField, Shapes, TensorField
-from glasu.protocol.messages import MESSAGES, Message
+from glasu.protocol.messages import MESSAGES, Message, Scores
 from glasu.wire.message_key import SERVER, Key, Phase
 
 KEY = Key(run=bytes(range(12)), phase=Phase.TRAINING, client=1, round=3, layer=1)
@@ -24,6 +25,20 @@ keys = st.builds(
     incarnation=st.integers(0, 2**32 - 1),
     attempt=st.integers(0, 2**16 - 1),
 )
+
+
+def with_valid_scores(carry: Callable[[Message], Message] | None = None) -> Callable[[Message], Message]:
+    """Return a `carry` that replaces class probabilities by equal ones; training does not read them.
+
+    Clipping and noise turn probabilities into values that the server refuses.
+    """
+
+    def replace_scores(message: Message) -> Message:
+        if isinstance(message, Scores):
+            message = Scores(message.key, np.full_like(message.value, 1 / message.value.shape[1]))
+        return message if carry is None else carry(message)
+
+    return replace_scores
 
 
 def node_sets(num_nodes: int, max_sets: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:

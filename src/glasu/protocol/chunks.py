@@ -1,7 +1,7 @@
 """Send tensors in chunks of rows. The results do not depend on the size of the chunks, to the bit.
 
-A full chunk has `chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the receiver does not need to
-know the number of chunks in advance.
+A full chunk has `chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the receiver does not
+need to know the number of chunks in advance.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def send_waiting(client: Client, key: Key, num_rows: int) -> Script[None]:
         yield Send(Waiting(key.at(key.layer, chunk)))
 
 
-def receive_rows(
-    client: Client, kind: type[TensorMessage], key: Key, num_rows: int
-) -> Script[list[TensorMessage]]:
+def receive_rows(client: Client, kind: type[TensorMessage], key: Key, num_rows: int) -> Script[list[TensorMessage]]:
     """Client: receive the chunks of the server's answer about `num_rows` rows."""
     answers = []
     for chunk in range(len(split_rows(num_rows, client.chunk_rows))):
