@@ -95,7 +95,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
         if isinstance(event, RoundDone) and event.round + 1 in (WINDOW, last):
             watches = [watch, *(client.watch for client in clients)]
             spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
-            marks.append((time.process_time(), {**spent, "all": clock()}, meter.total, meter.exchanges))
+            marks.append((time.process_time(), {**spent, "all": clock()}, meter.total_bytes, meter.exchanges))
 
     clients = make_clients(config, parties, clock)
     batches = [_noted(client) for client in clients]

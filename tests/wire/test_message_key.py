@@ -160,7 +160,7 @@ def test_one_key_has_one_content_also_in_runs_on_other_data_and_in_predictions_o
     config = settings(num_rounds=2, precision="fp32", aggregation_layers=(1, 3), seed=4)
     for seed in (0, 1):  # the same settings, other data
         parties = tiny_parties(seed=seed)
-        model = TrainedModel.of(simulate(parties, config, meter=Witness(contents)))
+        model = TrainedModel.of(simulate(parties, config, traffic=Witness(contents)))
         for nodes in ([3, 5, 8], [3, 5, 9], [5, 3, 8], [3, 5, 8]):
             model.predict_proba(parties, nodes, meter=Witness(contents))
     assert len(contents) > 50

@@ -31,27 +31,22 @@ def run(args: argparse.Namespace) -> None:
     refuse_contents_of_others(args.out, "train")
     out = output_folder(args.out)
 
-    from glasu.cli.progress import say, shown
+    from glasu.cli.progress import log_shown, shown
     from glasu.data.sources.catalog import load
     from glasu.data.statistics import summary
     from glasu.files import write_atomically
-    from glasu.runtime.keeper import checkpoint_folder
-    from glasu.runtime.simulation import simulate
+    from glasu.runtime.simulation import SimulationOptions, simulate
+    from glasu.runtime.simulation_checkpoints import checkpoint_folder
     from glasu.runtime.trained_model import TrainedModel
 
     loaded = load(config)
     about = (summary(loaded.statistics, config.data.name), *loaded.notes)
-    with checkpoint_folder(out / "checkpoints") as checkpoints:
-        with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
-            simulation = simulate(
-                loaded.parties,
-                config,
-                observe=observe,
-                notes=loaded.notes,
-                checkpoints=checkpoints,
-                fresh=args.fresh,
-                tell=lambda line: say([f"glasu train: {line}"]),
+    with log_shown("glasu train"), checkpoint_folder(out / "checkpoints") as checkpoints:
+        with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
+            options = SimulationOptions(
+                observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
             )
+            simulation = simulate(loaded.parties, config, options)
         TrainedModel.of(simulation).save(out / "model")
         write_atomically(out / "report.json", simulation.report.to_json().encode())
         for finished in checkpoints.glob("*.checkpoint"):

@@ -38,7 +38,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.messages import Event, timed
 from glasu.protocol.prediction import client_asking
 from glasu.report import versions
-from glasu.runtime.checkpoint import START
+from glasu.runtime.checkpointing import START
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.meter import Meter
 from glasu.runtime.output_dir import JOINING

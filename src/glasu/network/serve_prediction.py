@@ -24,7 +24,7 @@ from glasu.protocol.messages import Event, Exchange, Message
 from glasu.protocol.prediction import server_asked
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
-from glasu.runtime.checkpoint import START
+from glasu.runtime.checkpointing import START
 from glasu.runtime.meter import Meter
 from glasu.runtime.output_dir import PREDICTING
 from glasu.timing import Clock

@@ -16,7 +16,7 @@ from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.metrics import SELECTED_BY, evaluate
 from glasu.report import RunReport
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
 
 
@@ -68,7 +68,7 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
         """Train on the parties' labels; `y` is there for scikit-learn's sake and must stay None."""
-        simulation = simulate(parties, self._config(), convolution=self.convolution)
+        simulation = simulate(parties, self._config(), SimulationOptions(convolution=self.convolution))
         self.report_, self.model_ = simulation.report, TrainedModel.of(simulation, self.convolution)
         self.classes_ = np.asarray(self.model_.classes)
         return self

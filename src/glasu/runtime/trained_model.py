@@ -24,6 +24,7 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
+from glasu.data.methods import prepare_parties
 from glasu.data.party import PartyData
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.files import write_atomically
@@ -36,7 +37,7 @@ from glasu.protocol.messages import Script
 from glasu.protocol.server import Server
 from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
 from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run, prepare
+from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
 
@@ -87,7 +88,7 @@ class TrainedModel:
             party: after standalone training, whose model predicts.
             meter: counts what is sent.
         """
-        parties = prepare(self.config, as_parties(parties))
+        parties = prepare_parties(self.config, as_parties(parties))
         self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._alone(party)
