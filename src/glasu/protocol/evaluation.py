@@ -106,8 +106,10 @@ def client_prediction(
     key = client.key(phase, round_index, top)
     message = Scores(key=key, value=client.release.tensor("probabilities", own, key).payload)
     answers = yield from exchange_rows(message, len(own), JointScores)
-    mean = client.read_rows("probabilities", answers, (len(own), own.shape[1]), asked)
-    return np.asarray(mean.numpy())
+    mean = client.read_rows("probabilities", answers, (len(own), own.shape[1]), asked).numpy()
+    if error := metrics.find_probability_error(mean, client.config.train.task):
+        raise ProtocolError(f"party {client.party.name!r}, {key}: class probabilities from the server: {error}.")
+    return np.asarray(mean)
 
 
 def _is_sampled(config: RunConfig, phase: Phase) -> bool:

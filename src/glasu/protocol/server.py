@@ -18,7 +18,7 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError
 from glasu.keys import SERVER, TO_ONE, Key, Phase
 from glasu.model.aggregation import Aggregation, Mean, add, aggregation_of
-from glasu.model.metrics import SELECTED_BY
+from glasu.model.metrics import SELECTED_BY, find_probability_error
 from glasu.protocol.backward import server_backward
 from glasu.protocol.chunks import first_row
 from glasu.protocol.evaluation import server_evaluation
@@ -191,7 +191,20 @@ class Server:
             if flaw := self.encodings[kind].flaw(message.value, columns):
                 self._refuse(message, f"{kind}: {flaw}.")
         self._refuse_other_shapes(kind, senders)
+        if kind == "probabilities":
+            self._check_probabilities(senders)
         return senders
+
+    def _check_probabilities(self, senders: Sequence[TensorMessage]) -> None:
+        """Refuse the first tensor that cannot hold class probabilities.
+
+        A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
+        """
+        self._refuse_senders_of_infinity("probabilities", senders)
+        for message in senders:
+            value = self.encodings["probabilities"].decode(message.value)
+            if error := find_probability_error(value, self.config.train.task):
+                self._refuse(message, f"class probabilities: {error}; they were not aggregated.")
 
     def _refuse_infinite(self, kind: Kind, senders: Sequence[TensorMessage], total: Array) -> None:
         """Refuse tensors whose sum is not finite: who sent something else than numbers, or all of them together.
