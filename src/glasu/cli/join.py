@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, named_path, output_folder, seconds
+from glasu.cli.arguments import add_log, gibibytes, named_path, output_folder, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
+    )
+    parser.add_argument(
+        "--max-memory",
+        type=gibibytes,
+        metavar="GIB",
+        help="refuse settings whose model needs more memory (half of this machine's)",
     )
     parser.add_argument(
         "--predict",
@@ -103,6 +109,7 @@ def run(args: argparse.Namespace) -> None:
             run=args.only,
             fresh=args.fresh,
             wait=args.wait,
+            max_memory=args.max_memory,
             observe=log.observe,
             tell=log.tell,
             status=log.status,

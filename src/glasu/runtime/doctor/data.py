@@ -15,7 +15,7 @@ from glasu.errors import GlasuError
 from glasu.runtime.doctor.findings import Finding
 from glasu.runtime.doctor.machine import disk_finding
 from glasu.runtime.network.handshake import refuse_unfit_for_network
-from glasu.runtime.network.own_part import build_client, fitted, label_facts
+from glasu.runtime.network.own_part import build_client, check_memory, fitted, label_facts
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimiser, the best weights so far
@@ -60,6 +60,7 @@ def settings_findings(
     """Try the server's settings on the data: labels, splits, the model's size; and state what must be equal."""
     try:
         refuse_unfit_for_network(config)
+        check_memory(config, party)
         config, party = fitted(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except GlasuError as error:

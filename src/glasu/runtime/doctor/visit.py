@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from glasu.config import RunConfig
@@ -23,7 +23,7 @@ from glasu.runtime.network.frames import control, read_control
 from glasu.runtime.network.handshake import in_one_line, offered, protocol_facts
 from glasu.runtime.network.own_part import id_facts, unexpected
 from glasu.runtime.network.session import SILENCE, TOLD_EVERY
-from glasu.runtime.network.streams import Line
+from glasu.runtime.network.streams import INBOUND_FRAMES, Line, drain
 
 Tell = Callable[[str], None]
 FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
@@ -114,7 +114,7 @@ class _Call:
 
     def __init__(self, kit: Kit, address: str, wait: float, tell: Tell) -> None:
         self.wait, self.tell = wait, tell
-        self._events: SimpleQueue[bytes | str] = SimpleQueue()
+        self._events: Queue[bytes | str] = Queue(INBOUND_FRAMES)
         self._line = Line(kit, address, lambda line, event: self._events.put(event))
 
     def ask(self, answer: str, question: str, **fields: Any) -> dict[str, Any]:
@@ -137,3 +137,4 @@ class _Call:
 
     def close(self) -> None:
         self._line.close()
+        drain(self._events)

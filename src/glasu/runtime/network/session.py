@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from glasu.errors import (
@@ -35,7 +35,7 @@ from glasu.runtime.network.frames import (
     read_control,
 )
 from glasu.runtime.network.reasons import ANOTHER_RUN, refusal_told
-from glasu.runtime.network.streams import Line, unreachable
+from glasu.runtime.network.streams import INBOUND_FRAMES, Line, drain, unreachable
 from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
@@ -83,7 +83,7 @@ class Session:
         self._hello = hello
         self._line: Line | None = None
         self._delay = 0.0  # before the next attempt to connect
-        self._events: SimpleQueue[tuple[Line, bytes | str]] = SimpleQueue()
+        self._events: Queue[bytes | str] = Queue(INBOUND_FRAMES)  # of the present line
         self._assembler = Assembler(0)
         self._pending: dict[About, bytes] = {}
         self._keys: dict[About, Key] = {}  # of what was sent together
@@ -102,6 +102,7 @@ class Session:
         """Let go of the server."""
         if self._line is not None:
             self._line.finish() if self._goodbye else self._line.close()
+            drain(self._events)
 
     def allow(self, limits: Limits) -> None:
         """Accept answers within these limits; before, none is accepted."""
@@ -256,11 +257,9 @@ class Session:
         deadline = self.clock() + seconds
         while (left := deadline - self.clock()) > 0:
             try:
-                line, event = self._events.get(timeout=min(left, 1.0))
+                return self._events.get(timeout=min(left, 1.0))
             except Empty:
                 continue
-            if line is self._line:
-                return event
         return None
 
     def _connect(self) -> None:
@@ -269,13 +268,13 @@ class Session:
         while True:
             if self._line is not None:
                 self._line.close()
+                drain(self._events)
             if self._delay:
                 time.sleep(self._delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
             self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
             self._assembler = Assembler(0 if self._limits is None else self._limits.largest)
             hello = control("hello", **self._hello())  # before: the server does not wait long for it
-            self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
-            self._line.send(hello)
+            self._open_line().send(hello)
             event = self._next(ANSWER_WITHIN)
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
@@ -297,6 +296,12 @@ class Session:
                 said, at = why, self.clock()
             if self.clock() - since + self._delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
+
+    def _open_line(self) -> Line:
+        """Open a stream with a new queue, which bounds the frames that this party holds unread."""
+        events: Queue[bytes | str] = Queue(INBOUND_FRAMES)
+        self._events, self._line = events, Line(self.kit, self.address, lambda line, event: events.put(event))
+        return self._line
 
     def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
         """Tell whether what a server says is about another run than the one that welcomed this party."""

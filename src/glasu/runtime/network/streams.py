@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -28,6 +28,7 @@ import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
 LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
+INBOUND_FRAMES = 16  # frames, of at most a MiB, that a party holds before it reads; gRPC makes the server wait then
 HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -205,7 +206,8 @@ class Line:
         Args:
             kit: the party's.
             address: of the server, host:port.
-            arrived: is given every frame, and at last in words why the stream ended; in a thread of its own.
+            arrived: called in a separate thread with every frame, and at last with the reason why the stream ended.
+                While it blocks, no further frame is read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
         self._kit, self._address = kit, address
@@ -248,6 +250,13 @@ class Line:
         self._call.add_done_callback(lambda call: done.set())
         done.wait(seconds)
         self.close()
+
+
+def drain(events: Queue[bytes | str]) -> None:
+    """Empty the queue of a closed line, because its thread may be blocked in `put`."""
+    with suppress(Empty):
+        while True:
+            events.get_nowait()
 
 
 def check_address(address: str, option: str) -> str:
