@@ -1,7 +1,8 @@
-"""A server that sends too much, or asks for too much, does not fill a party's memory."""
+"""A server that sends too much, asks for too much, or falls silent: a party stays within its memory and says so."""
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
 from glasu.kits.kit import open_kit
-from glasu.runtime.network.frames import control
+from glasu.runtime.network import session as sessions
+from glasu.runtime.network.frames import ALIVE, control
 from glasu.runtime.network.own_part import check_memory
 from glasu.runtime.network.session import Session
 from glasu.runtime.network.streams import NAME, SERVICE
@@ -24,19 +26,10 @@ FLOOD = 300  # frames of almost a MiB
 
 
 @contextmanager
-def flooding(kits):
-    """Run a server that welcomes a party and sends notices as fast as it can; yield the port and the frames sent."""
-    sent = []
-
-    def answer(frames, context):
-        yield control("welcome", run="00")
-        for number in range(FLOOD):
-            sent.append(number)
-            yield control("notice", line=f"{number} " + "x" * 1_000_000)
-        yield control("goodbye")
-
+def serving(kits, answer):
+    """Run a server whose stream sends the frames of `answer()`; yield its port."""
     server, kit = grpc.server(ThreadPoolExecutor(2)), open_kit(kits / "server", "server")
-    handler = grpc.stream_stream_rpc_method_handler(answer)
+    handler = grpc.stream_stream_rpc_method_handler(lambda frames, context: answer())
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
     pair = [(kit.key_pem, kit.certificate_pem)]
     port = server.add_secure_port(
@@ -44,9 +37,22 @@ def flooding(kits):
     )
     server.start()
     try:
-        yield port, sent
+        yield port
     finally:
         server.stop(1.0).wait()
+
+
+def flood(sent):
+    """Return a function that welcomes a party and sends notices as fast as it can; each is noted in `sent`."""
+
+    def answer():
+        yield control("welcome", run="00")
+        for number in range(FLOOD):
+            sent.append(number)
+            yield control("notice", line=f"{number} " + "x" * 1_000_000)
+        yield control("goodbye")
+
+    return answer
 
 
 def settle(sent):
@@ -59,8 +65,8 @@ def settle(sent):
 
 
 def test_a_party_that_does_not_read_makes_the_server_wait_and_loses_nothing(kits):
-    lines = []
-    with flooding(kits) as (port, sent):
+    lines, sent = [], []
+    with serving(kits, flood(sent)) as port:
         session = Session(open_kit(kits / "a", "party"), f"localhost:{port}", dict, 60.0, lines.append)
         session.open()
         assert settle(sent) < 100
@@ -70,11 +76,33 @@ def test_a_party_that_does_not_read_makes_the_server_wait_and_loses_nothing(kits
 
 
 def test_a_session_that_is_closed_in_a_flood_reads_no_more(kits):
-    with flooding(kits) as (port, sent):
+    sent = []
+    with serving(kits, flood(sent)) as port:
         session = Session(open_kit(kits / "a", "party"), f"localhost:{port}", dict, 60.0, lambda line: None)
         session.open()
         session.close()
         assert settle(sent) < 100
+
+
+def test_a_party_says_that_the_server_is_silent_and_that_it_answers_again(kits, monkeypatch):
+    monkeypatch.setattr(sessions, "SILENT_AFTER", 2.0)
+    lines = []
+
+    def answer():
+        yield control("welcome", run="00")
+        for pause in (1.0, 1.0, 1.0, 4.5):
+            time.sleep(pause)
+            yield ALIVE
+        yield control("goodbye")
+
+    with serving(kits, answer) as port:
+        session = Session(open_kit(kits / "a", "party"), f"localhost:{port}", dict, 60.0, lines.append)
+        session.open()
+        session.wait_for_goodbye()
+        session.close()
+    silent, again = lines  # signs of life are not told, and are not answers: they end a silence
+    assert re.fullmatch(rf"the server at localhost:{port} has been silent for [2-4] s\.", silent)
+    assert again == f"the server at localhost:{port} answers again."
 
 
 DEEP = 10**9

@@ -19,7 +19,7 @@ from glasu.runtime.doctor.data import data_findings, settings_findings
 from glasu.runtime.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.runtime.doctor.machine import clock_finding, road_finding
 from glasu.runtime.network.foreign import SENTENCES, printable
-from glasu.runtime.network.frames import control, read_control
+from glasu.runtime.network.frames import ALIVE, control, read_control
 from glasu.runtime.network.handshake import in_one_line, offered, protocol_facts
 from glasu.runtime.network.own_part import id_facts, unexpected
 from glasu.runtime.network.session import SILENCE, TOLD_EVERY
@@ -127,6 +127,8 @@ class _Call:
                 raise TransportError("it does not answer any more.") from None
             if isinstance(event, str):
                 raise TransportError(f"the connection ended: {printable(event, SENTENCES)}.")
+            if event == ALIVE:
+                continue
             told = read_control(event)
             if told["kind"] == answer:
                 return told

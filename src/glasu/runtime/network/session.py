@@ -24,6 +24,7 @@ from glasu.kits.kit import Kit
 from glasu.protocol.messages import Message
 from glasu.runtime.network.foreign import SENTENCES, printable, printable_lines
 from glasu.runtime.network.frames import (
+    ALIVE,
     CONTROL,
     PIECE,
     RECEIPT,
@@ -40,6 +41,7 @@ from glasu.runtime.wire import Head, decode, encode
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short --wait is
+SILENT_AFTER = 10.0  # seconds without a frame, also without a sign of life, after which a party says so
 TOLD_EVERY = 30.0  # seconds: whoever waits for the server says so at least every minute
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
@@ -253,13 +255,24 @@ class Session:
         return ConfigError(f"the server does not accept this party: {why}")
 
     def _next(self, seconds: float) -> bytes | str | None:
-        """Return the next frame, why the stream ended, or None when nothing came in time."""
-        deadline = self.clock() + seconds
+        """Return the next frame, why the stream ended, or None when nothing came in time.
+
+        Signs of life are no frames: they only end a silence. `tell` reports a silence while it lasts.
+        """
+        deadline, heard, told = self.clock() + seconds, self.clock(), SILENT_AFTER
         while (left := deadline - self.clock()) > 0:
             try:
-                return self._events.get(timeout=min(left, 1.0))
+                event = self._events.get(timeout=min(left, 1.0))
             except Empty:
+                if (silent := self.clock() - heard) >= told:
+                    self.tell(f"the server at {self.address} has been silent for {silent:.0f} s.")
+                    told = silent + TOLD_EVERY
                 continue
+            if told > SILENT_AFTER and not isinstance(event, str):
+                self.tell(f"the server at {self.address} answers again.")
+            if event != ALIVE:
+                return event
+            heard, told = self.clock(), SILENT_AFTER
         return None
 
     def _connect(self) -> None:

@@ -17,7 +17,7 @@ from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
 from glasu.kits.kit import Kit, with_revocations_of_now
 from glasu.kits.refusal import peer_name, refusal
 from glasu.kits.tls import require_tls_1_3
-from glasu.runtime.network.frames import MAX_FRAME
+from glasu.runtime.network.frames import ALIVE, MAX_FRAME
 from glasu.runtime.network.links import Stream, put_soon
 from glasu.runtime.network.reasons import UNREADABLE, advice, plain_reason
 
@@ -26,6 +26,7 @@ ONLY_TLS_1_3 = require_tls_1_3()
 import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
+ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
 LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
 INBOUND_FRAMES = 16  # frames, of at most a MiB, that a party holds before it reads; gRPC makes the server wait then
@@ -136,6 +137,7 @@ class _Guest:
     stream: Stream = field(default_factory=Stream)
     since: float = field(default_factory=time.monotonic)
     closed: float | None = None  # when it was seen to be closed
+    signed: float | None = None  # when the last sign of life was sent
 
     @property
     def is_unheard(self) -> bool:
@@ -177,12 +179,21 @@ class _Reception:
                 self._look_at(guest, time.monotonic())
 
     def _look_at(self, guest: _Guest, now: float) -> None:
-        """Close a stream that does not say who it is, and break off one whose peer does not hang up."""
+        """Close a stream without a hello, cancel one whose peer does not hang up, and sign life on the others.
+
+        gRPC's pings cannot tell a frozen server soon enough: its kernel still acknowledges data, and a ping timeout of
+        a few seconds breaks slow lines, on which a ping waits behind data.
+        """
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
             self._host.turned_away(
                 f"{_caller(guest.context)}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
             )
             guest.stream.close()
+        if guest.stream.open and guest.stream.accepted:
+            guest.signed = guest.signed or now
+            if now - guest.signed >= ALIVE_EVERY:
+                guest.stream.send(ALIVE)
+                guest.signed = now
         if not guest.stream.open:
             guest.closed = guest.closed or now
             if now - guest.closed >= HELLO_WITHIN:
