@@ -80,12 +80,13 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.data.files import held
+    from glasu.data.files import held, raise_descriptor_limit
     from glasu.kits.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
+    raise_descriptor_limit()
     refuse_contents_of_others(args.out, "party", kit.name)
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)

@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> None:
     everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
-    from glasu.data.files import held
+    from glasu.data.files import held, raise_descriptor_limit
     from glasu.kits.kit import open_kit
     from glasu.runtime.contents import refuse_contents_of_others
     from glasu.runtime.network.streams import check_address
 
+    raise_descriptor_limit()
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
     address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")

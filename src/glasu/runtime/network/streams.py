@@ -30,6 +30,8 @@ ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every ac
 LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
 INBOUND_FRAMES = 16  # frames, of at most a MiB, that a party holds before it reads; gRPC makes the server wait then
+HANDSHAKE_WITHIN = 5.0  # seconds: a connection without a complete TLS handshake is dropped then
+SPARE_CONNECTIONS = 64  # TCP connections at the server, beside twice the streams that its parties may open
 HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -65,7 +67,13 @@ def _refuse_older_tls() -> None:
 
 
 @contextmanager
-def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lambda: None) -> Iterator[int]:
+def listening(
+    hub: Host,
+    kit: Kit,
+    address: str,
+    bound: Callable[[], None] = lambda: None,
+    connections: int | None = None,
+) -> Iterator[int]:
     """Serve the parties of the kit's roster at this address while the block lasts; yields the port.
 
     Args:
@@ -73,6 +81,8 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         kit: the server's.
         address: host:port.
         bound: is called once the address is ours, before anybody is received.
+        connections: the greatest number of TCP connections; the server drops further ones. None: enough for all
+            parties and some more. Idle connections must not use up the file descriptors of the process.
     """
     _refuse_older_tls()
 
@@ -102,7 +112,13 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
     reception = _Reception(hub)
     server = grpc.server(
         ThreadPoolExecutor(OPEN * len(hub.links) + 4, "glasu-stream"),
-        options=[*KEEPALIVE, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 4)],
+        options=[
+            *KEEPALIVE,
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.max_allowed_incoming_connections", connections or SPARE_CONNECTIONS + 2 * OPEN * len(hub.links)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
+        ],
     )
     handler = grpc.stream_stream_rpc_method_handler(session)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
