@@ -55,12 +55,12 @@ def _outside(graph: Graph, edges: slice) -> Any:
 
 
 def settings_findings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path
+    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path, max_memory: int | None = None
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits, the model's size; and state what must be equal."""
     try:
         refuse_unfit_for_network(config)
-        check_memory(config, party)
+        check_memory(config, party, max_memory)
         config, party = fitted(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except GlasuError as error:

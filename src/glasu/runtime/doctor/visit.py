@@ -38,6 +38,7 @@ def visit(
     own: list[Finding],
     expect: RunConfig | None = None,
     wait: float = 600.0,
+    max_memory: int | None = None,
     tell: Tell = lambda line: None,
     now: Callable[[], float] = time.time,
 ) -> Verdict:
@@ -51,6 +52,7 @@ def visit(
         own: what was found so far.
         expect: the settings that were agreed on.
         wait: seconds to wait for the server, and for the others.
+        max_memory: the bytes that the server's settings may make the model need; None: half of this machine's memory.
         tell: is told what happens, in lines.
         now: tells the seconds of this machine's clock.
     """
@@ -67,7 +69,7 @@ def visit(
         if expect is not None:
             own.append(_agreed(config, expect))
         if party is not None:
-            found, labels = settings_findings(config, party, welcome["roster"], out)
+            found, labels = settings_findings(config, party, welcome["roster"], out, max_memory)
             own, facts = [*own, *told(found, tell)], {**facts, **id_facts(party), **labels}
         verdict = call.ask("verdict", "findings", facts=facts, findings=[finding.to_dict() for finding in own])
         return Verdict({printable(role): from_plain(found) for role, found in dict(verdict["findings"]).items()})
