@@ -49,10 +49,10 @@ def share_gradient(client: Client, key: Key, gradient: Tensor | None, like: Tens
     """Send a gradient, or wait without one; return the server's answer, which has the shape of `like`."""
     rows, columns = like.shape
     if gradient is None:
-        yield from send_waiting(key, rows)
+        yield from send_waiting(client, key, rows)
     else:
-        yield from send_rows(Gradient, key, client.release.tensor("gradient", gradient, key).payload)
-    answers = yield from receive_rows(JointGradient, key, rows)
+        yield from send_rows(client, Gradient, key, client.release.tensor("gradient", gradient, key).payload)
+    answers = yield from receive_rows(client, JointGradient, key, rows)
     return client.read_rows("gradient", answers, (rows, columns))
 
 

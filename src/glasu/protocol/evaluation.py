@@ -81,8 +81,8 @@ def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask 
         return np.asarray(own.numpy())
     key = key.at(client.config.model.num_layers)
     rows, columns = own.shape
-    yield from send_rows(Scores, key, client.release.tensor("probabilities", own, key).payload)
-    answers = yield from receive_rows(JointScores, key, rows)
+    yield from send_rows(client, Scores, key, client.release.tensor("probabilities", own, key).payload)
+    answers = yield from receive_rows(client, JointScores, key, rows)
     mean = client.read_rows("probabilities", answers, (rows, columns), requested).numpy()
     if error := metrics.find_probability_error(mean, client.config.train.task):
         raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")

@@ -51,12 +51,12 @@ def exchange_partial(
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
     sent = client.release.tensor("representation", partial, key)
-    yield from send_rows(Partial, key, sent.payload)
+    yield from send_rows(client, Partial, key, sent.payload)
     if upcoming is not None:
         with client.watch.measure("sampling"):
             client.learner.gather(upcoming)  # useful work while the answer travels
     rows, columns = partial.shape
-    answers = yield from receive_rows(Joint, key, rows)
+    answers = yield from receive_rows(client, Joint, key, rows)
     shape = rows, columns * client.learner.aggregation.widening
     return client.read_rows("representation", answers, shape), sent
 
