@@ -139,7 +139,7 @@ def test_a_meter_counts_the_bytes_that_travel(sent):
     sizes = [len(encode(message)) for message in sent]
     assert (meter.bytes_to_clients, meter.bytes_to_server) == (sum(sizes[::2]), sum(sizes[1::2]))
     assert meter.messages == len(sent)
-    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total_bytes == sum(sizes)
+    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total == sum(sizes)
 
 
 def test_node_sets_that_ride_on_a_training_message_count_as_sampling():

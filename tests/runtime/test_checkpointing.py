@@ -50,7 +50,6 @@ CLIENT = ClientState(
     optimizer={"steps": torch.tensor(4)},
     best_weights={},
     selection=Selection(math.nan, 2, 1),
-    losses=(0.1, math.inf),
     stopped=False,
     incarnation=1,
     key_epoch=0,
@@ -67,8 +66,7 @@ SERVER = ServerState(
     selection=Selection(),
     stopped=True,
     losses=(0.1, 0.2),
-    history=({"round": 1, "loss": 0.5},),
-    traffic={},
+    traffic={"evaluations": [{"round": 1, "loss": math.nan}]},
 )
 
 
@@ -106,7 +104,7 @@ from pathlib import Path
 sys.modules["torch"] = None
 from glasu.protocol.state import Selection, ServerState
 from glasu.runtime.checkpointing import Store
-state = ServerState(b"r", "", ("a",), 1, Selection(), False, (0.5,), (), {})
+state = ServerState(b"r", "", ("a",), 1, Selection(), False, (0.5,), {})
 store = Store(Path(sys.argv[1]), "the server")
 store.save(1, state)
 assert store.load(1, ServerState).losses == (0.5,)

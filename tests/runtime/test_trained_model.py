@@ -10,9 +10,9 @@ import pytest
 from torch_geometric.nn import SAGEConv
 
 from glasu.errors import AlignmentError, ConfigError, DataError
-from glasu.runtime.meter import Meter
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from support.monolith import Monolith, settings, tiny_parties
 
@@ -84,9 +84,7 @@ def test_after_standalone_training_each_party_predicts_with_its_own_model():
 @pytest.mark.parametrize("party", [None, "z"])
 def test_a_standalone_model_must_be_told_who_predicts(party):
     model, parties, _ = fitted("standalone")
-    with pytest.raises(
-        ConfigError, match=f"party={party!r}: each party trained its own model.*: a, b, c"
-    ):
+    with pytest.raises(ConfigError, match=f"party={party!r}: each party trained its own model.*: a, b, c"):
         model.predict_proba(parties, party=party)
     with pytest.raises(ConfigError, match="a, b, c"):
         model.predict(parties, party=party)
@@ -105,8 +103,8 @@ def test_prediction_needs_no_labels(name):
 
 def test_prediction_is_metered_as_prediction():
     model, parties, _ = fitted()
-    meter = Meter()
-    model.predict_proba(parties, np.arange(5), meter=meter)
+    meter = TrafficCounter()
+    model.predict_proba(parties, np.arange(5), traffic=meter)
     assert set(meter.by_phase) == {"prediction"}
     assert meter.exchanges == 3  # two aggregation layers and the probabilities
     assert meter.by_kind["tensor"] == 2 * 3 * 4 * ((24 + 5) * 6 + 5 * 3)
@@ -402,8 +400,8 @@ def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_as
     nodes = np.array([17, 3, 22, 0, 9, 3])  # in no order, one of them twice
     expected = Monolith(model.config, parties, model.weights).probabilities().numpy()
     np.testing.assert_allclose(model.predict_proba(parties, nodes), expected[nodes], rtol=1e-9)
-    meter = Meter()
-    model.predict_proba(parties, meter=meter)
+    meter = TrafficCounter()
+    model.predict_proba(parties, traffic=meter)
     assert meter.by_kind["index"] == 0  # no node set was agreed upon
 
 

@@ -20,16 +20,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from glasu.config import TrainConfig
 from glasu.errors import CheckpointError, ConfigError, DataError
-from glasu.files import write_atomically
+from glasu.files import retry_without_descriptors, write_atomically
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
 MAGIC, SCHEMA = b"GLCP", 2
@@ -236,7 +235,7 @@ class Store:
         """Tell whether a file names another owner; a damaged file names none."""
         path = self._path(round_index)
         try:
-            with path.open("rb") as file:
+            with retry_without_descriptors(lambda: path.open("rb")) as file:
                 file.seek(HEAD.size)
                 start = file.read(LENGTH.size)
                 length = min(LENGTH.unpack(start)[0], path.stat().st_size)
@@ -247,7 +246,7 @@ class Store:
     def _read(self, round_index: int) -> tuple[About, Arrays, str]:
         path = self._path(round_index)
         try:
-            content = path.read_bytes()
+            content = retry_without_descriptors(path.read_bytes)
             about, arrays = unpack(content)
             if (about.round, about.owner) != (round_index, self.owner):
                 raise ValueError(f"it is the checkpoint of round {about.round} of {about.owner}, not of {self.owner}")
@@ -265,7 +264,11 @@ class Store:
         return self.folder / f"round-{round_index:08d}{SUFFIX}"
 
     def _rounds(self) -> list[int]:
-        names = [path.name.removeprefix("round-").removesuffix(SUFFIX) for path in self.folder.glob(f"round-*{SUFFIX}")]
+        try:  # `glob` would hide that the folder could not be opened
+            files = retry_without_descriptors(lambda: [path.name for path in self.folder.iterdir()])
+        except FileNotFoundError:
+            return []
+        names = [name.removeprefix("round-").removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
         return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -291,22 +294,6 @@ class Saver:
     def close(self) -> None:
         """Stop the writing thread."""
         self._writer.shutdown(wait=True)
-
-
-class Progress(Protocol):
-    """A role or its state."""
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def stopped(self) -> bool: ...
-
-
-def is_due(role: Progress, train: TrainConfig) -> bool:
-    """Tell whether a role that has just finished a round needs a checkpoint."""
-    every = train.checkpoint_every
-    return every > 0 and (role.round % every == 0 or role.round == train.num_rounds or role.stopped)
 
 
 def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,17 +19,18 @@ from glasu.errors import DataError
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, RoundDone
-from glasu.protocol.rounds import client_script
-from glasu.protocol.server import Server, Sizes, server_script
+from glasu.protocol.requests import Evaluating, Event, Save
+from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.server import Server, Sizes
+from glasu.protocol.state import ClientState
 from glasu.report import LedgerSummary, PartySummary, RunReport, build_report
-from glasu.runtime.checkpointing import is_due
-from glasu.runtime.inprocess import Carry, Map, Observer, cores, one_thread_each, run_alone, run_in_process
-from glasu.runtime.meter import Meter
+from glasu.runtime.inprocess import Carry, Map, Perform, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
-from glasu.runtime.telemetry import Telemetry
+from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
+
+Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class SimulationOptions:
     workers: int | None = None  # clients that compute at the same time; None: one per core
     notes: Sequence[str] = ()  # lines about the data for the report
     clock: Clock = field(default=time.perf_counter)
-    traffic: Meter | None = None  # a counter that the caller reads during the run
+    traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
@@ -71,7 +72,7 @@ def simulate(
     config, parties = prepared.config, prepared.parties
     joint = bool(config.model.aggregation_layers)
     evaluated: list[str | None] = [None] if joint else [party.name for party in parties]
-    telemetry = Telemetry(options.clock, evaluated, Meter() if options.traffic is None else options.traffic)
+    telemetry = Telemetry(options.clock, evaluated, options.traffic)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, options.clock, options.convolution)
         name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
@@ -87,9 +88,9 @@ def simulate(
     alone = not joint and not METHODS[config.train.method].one_party
     report = build_report(
         config,
-        telemetry.measurements(None if server is None else server.losses, per_client=alone),
+        telemetry.measurements(None if server is None else server.progress.losses, per_client=alone),
         [_summarize(party) for party in parties],
-        [weights_digest(client.best_weights) for client in clients],
+        [weights_digest(client.progress.best_weights) for client in clients],
         overridden=prepared.overridden,
         notes=options.notes,
         ledgers=[LedgerSummary.of(client.party.name, client.release.ledger) for client in clients],
@@ -173,17 +174,17 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
-        num_validation=len(knows.evaluation_nodes("validation")),
-        num_test=len(knows.evaluation_nodes("test")),
+        num_validation=len(knows.data.evaluation_nodes("validation")),
+        num_test=len(knows.data.evaluation_nodes("test")),
     )
-    return Server(config, knows.names, sizes, knows.run)
+    return Server(config, knows.identity.names, sizes, knows.identity.run)
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
     """Derive the run id from the digests of everything that decides the messages: one key has one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
-        client.run = run
+        client.identity.run = run
 
 
 def _without_test_labels(party: PartyData) -> PartyData:
@@ -217,41 +218,54 @@ def _run_scripts(
     each: Map,
 ) -> None:
     """Run the scripts of all roles to their end."""
-
-    def save(name: str | None, role: Client | Server) -> None:
-        if checkpoints is not None and is_due(role, role.config.train):
-            checkpoints.save(name, role.state())
+    alone: list[tuple[str, ClientState]] = []  # states of clients without a server, saved after the round
 
     def observe(event: Event) -> None:
         telemetry.observe(event)
         if options.observer is not None:
             options.observer(event)
-        if server is not None and isinstance(event, RoundDone):
-            save(None, server)
 
-    def observe_client(client: Client) -> Observer:
-        return lambda event: save(client.party.name, client) if isinstance(event, RoundDone) else None
+    def perform_for_server(action: Save | Event) -> None:
+        if not isinstance(action, Save):
+            observe(action)
+        elif checkpoints is not None:
+            checkpoints.save(None, action.state)
 
-    def save_all() -> None:
-        for client in clients:
-            save(client.party.name, client)
+    def perform_for_client(client: Client) -> Perform:
+        def perform(action: Save | Event) -> None:
+            if isinstance(action, Save):
+                if server is None:
+                    alone.append((client.name, action.state))
+                elif checkpoints is not None:
+                    checkpoints.save(client.name, action.state)
+            elif server is None:
+                observe(action)
+            elif isinstance(action, Evaluating) and options.observer is not None:  # the server reports the rest
+                options.observer(action)
 
-    meter, scripts = telemetry.traffic, [client_script(client) for client in clients]
-    assert isinstance(meter, Meter)
+        return perform
+
+    def after_round() -> None:
+        # A client yields Save before RoundDone. Its loss must be recorded before the telemetry is saved.
+        while alone:
+            name, state = alone.pop(0)
+            if checkpoints is not None:
+                checkpoints.save(name, state)
+
+    running = [Running(client_script(client), perform_for_client(client), client.watch) for client in clients]
     if server is None:
-        run_alone(scripts, observe, each, save_all)
+        run_alone(running, each, after_round)
         return
-    run_in_process(
+    run_together(
         server_script(server),
-        scripts,
-        meter,
+        running,
+        server.roster,
+        telemetry.traffic,
         telemetry.watch,
-        observe,
-        options.carry,
+        perform_for_server,
         each,
-        [observe_client(client) for client in clients],
-        lambda: None if checkpoints is None else checkpoints.settle(),
-        meanwhile=[client.look_ahead for client in clients],
+        None if checkpoints is None else checkpoints.settle,
+        options.carry,
     )
 
 

@@ -13,18 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from glasu.protocol import messages, requests
-from glasu.protocol.message_bytes import measured
+from glasu.protocol.message_bytes import measure
 from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.report import HistoryEntry, Measurements, Seconds, SplitScores, Traffic
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party times
 SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
-RoundDone = (messages.RoundDone, requests.RoundDone)
-Evaluated = (messages.Evaluated, requests.Evaluated)
-Event = messages.Event | requests.Event
 wire_log = logging.getLogger("glasu.wire")
 
 
@@ -34,7 +31,7 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.restore(Traffic())
         # A broadcast is counted once per client. Its size is computed once.
-        self._last: tuple[Message, list[tuple[str, str, int]]] | None = None
+        self._last: tuple[Message, list[tuple[str, int]]] | None = None
 
     def restore(self, traffic: Traffic) -> None:
         """Continue from earlier figures."""
@@ -68,26 +65,25 @@ class TrafficCounter:
         for _ in range(num_clients):
             self.bytes_to_clients += self._count(message, "client")
 
-    def exchange(self, key: Key, num_messages: int = 1) -> None:
-        """Count one exchange: the messages that a client sent together, and their answers.
+    def exchange(self, key: Key) -> None:
+        """Count one exchange: everything that a client sends before it waits, and the answers.
 
         Args:
-            key: of the answer, or of the first message.
-            num_messages: number of messages that a client sent, for the log.
+            key: of the first answer.
         """
         phase = key.phase.reported
         self.exchanges += 1
         self.exchanges_by_phase[phase] += 1
-        wire_log.debug("exchange phase=%s messages=%d", phase, num_messages)
+        wire_log.debug("exchange phase=%s", phase)
 
     def _count(self, message: Message, receiver: str) -> int:
         if self._last is None or message is not self._last[0]:
-            self._last = message, measured(message)
+            self._last = message, measure(message)
         total = 0
-        for kind, phase, size in self._last[1]:
+        for kind, size in self._last[1]:
             self.by_kind[kind] += size
-            self.by_phase[phase] += size
             total += size
+        self.by_phase[message.key.phase.reported] += total
         self.messages += 1
         if wire_log.isEnabledFor(logging.DEBUG):
             key, name = message.key, type(message).__name__
@@ -175,9 +171,9 @@ class Telemetry:
         """Count a message that `num_clients` clients receive."""
         self.traffic.sent_to_clients(message, num_clients)
 
-    def exchange(self, key: Key, num_messages: int = 1) -> None:
+    def exchange(self, key: Key) -> None:
         """Count one exchange."""
-        self.traffic.exchange(key, num_messages)
+        self.traffic.exchange(key)
 
     def observe(self, event: Event) -> None:
         """Record an event. Parties that train alone may report from several threads."""

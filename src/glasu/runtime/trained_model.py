@@ -33,12 +33,11 @@ from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.messages import Script
-from glasu.protocol.server import Server
+from glasu.protocol.requests import Event, Save
 from glasu.records import Bounds, parse_toml, read_record, to_plain
-from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
-from glasu.runtime.meter import Meter
+from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
 
@@ -95,11 +94,11 @@ class TrainedModel:
         return cls(
             config=clients[0].config,
             classes=next(client.party.classes for client in clients if client.has_labels),
-            names=clients[0].names,
-            scales=tuple(client.scale for client in clients),
+            names=clients[0].identity.names,
+            scales=tuple(client.data.scale for client in clients),
             num_features=tuple(client.party.num_features for client in clients),
             columns=tuple(client.party.columns_digest() for client in clients),
-            weights=tuple(client.best_weights for client in clients),
+            weights=tuple(client.progress.best_weights for client in clients),
             convolution=convolution,
         )
 
@@ -109,7 +108,7 @@ class TrainedModel:
         nodes: NodeSet | NDArray[np.bool_] | None = None,
         *,
         party: str | None = None,
-        meter: Meter | None = None,
+        traffic: TrafficCounter | None = None,
     ) -> NDArray[Any]:
         """Return class probabilities by exact joint inference, shape (n, classes).
 
@@ -117,7 +116,7 @@ class TrainedModel:
             parties: their data, in the order of training; labels and splits are not read.
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
             party: after standalone training, the party whose model predicts.
-            meter: counts the messages.
+            traffic: counts the messages.
         """
         parties = prepare_parties(self.config, as_parties(parties))
         self.check_data(parties)
@@ -130,14 +129,22 @@ class TrainedModel:
                 load_weights(client, weights)
             asked, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
             name_run(clients, self.config.digest(), asked, *models, *map(data_digest, labelled))
-            found: dict[int, NDArray[Any]] = {}
-            scripts = [_predict(client, nodes, found) for client in clients]
+            running = [
+                Running(
+                    client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
+                )
+                for client in clients
+            ]
             if self.config.model.aggregation_layers:
-                server = _serve(make_server(self.config, clients), len(nodes))
-                run_in_process(server, scripts, meter or Meter(), Stopwatch(time.perf_counter))
+                server = make_server(self.config, clients)
+                script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
+                counted = TrafficCounter() if traffic is None else traffic
+                run_together(script, running, server.roster, counted, Stopwatch(time.perf_counter), _ignore)
             else:
-                run_alone(scripts)
-        return found[alone if alone is not None else max(0, clients[0].owner)]  # without an owner, all have the mean
+                run_alone(running)
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
+        probabilities: NDArray[Any] = found.result
+        return probabilities
 
     def _alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
@@ -264,7 +271,7 @@ def remove_model(folder: Path) -> None:
 def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
     """Give a client the weights of a trained model."""
     try:
-        client.model.load_state_dict(weights)
+        client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes
         raise DataError(
             f"party {client.party.name!r}: its weights do not fit the model; they may be another party's."
@@ -333,10 +340,5 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     return nodes.astype(np.int64)
 
 
-def _predict(client: Client, nodes: NodeSet, found: dict[int, NDArray[Any]]) -> Script:
-    found[client.index] = yield from client_prediction(client, 0, nodes, Phase.PREDICTION)
-
-
-def _serve(server: Server, num_nodes: int) -> Script:
-    yield from server_prediction(server, 0, num_nodes, Phase.PREDICTION)
-    yield server.answers
+def _ignore(action: Save | Event) -> None:
+    """A prediction saves nothing, and no one watches its progress here."""
