@@ -413,7 +413,7 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
     out = tmp_path / "run"
     config = RunConfig.from_toml(run_file)
     with pytest.raises(CrashError):
-        simulate(load_parties(config), config, observe=crash, checkpoints=out / "checkpoints")
+        simulate(load_parties(config), config, observer=crash, checkpoints=out / "checkpoints")
     kept = sorted(path.name for path in (out / "checkpoints").glob("*.checkpoint"))
     assert kept == ["round-00000002.checkpoint", "round-00000003.checkpoint"]
 
@@ -431,9 +431,9 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
 
 
 def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
-    from glasu.files import held
+    from glasu.files import hold_folder
 
-    with held(tmp_path / "run" / "checkpoints"):
+    with hold_folder(tmp_path / "run" / "checkpoints"):
         refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
 
 

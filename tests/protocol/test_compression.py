@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from glasu.errors import ProtocolError, TrainingError
-from glasu.protocol.fields import CHUNK_ROWS
 from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Partial, Scores, TensorMessage
 from glasu.protocol.server import Server, Sizes
 from glasu.runtime.simulation import simulate
@@ -194,7 +193,7 @@ def test_predictions_are_near_the_exact_ones_and_still_probabilities(precision):
 def test_how_many_rows_the_server_adds_at_once_changes_no_bit(aggregation, backward, precision):
     config = quick(precision=precision, aggregation=aggregation, backward=backward)
     whole = run(config, tiny_parties())
-    pieces = run(config, tiny_parties(), chunk_rows=5)
+    pieces = run(config.replace(wire={"chunk_rows": 5}), tiny_parties())
     assert identical(whole.final, pieces.final)
     assert whole.meter.by_kind["tensor"] == pieces.meter.by_kind["tensor"]
 
@@ -202,8 +201,9 @@ def test_how_many_rows_the_server_adds_at_once_changes_no_bit(aggregation, backw
 @pytest.mark.parametrize("what", ["aggregate", "backpropagate"])
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_the_server_needs_little_more_memory_than_its_answer(precision, what):
-    rows, hidden = CHUNK_ROWS, 32
+    hidden = 32
     config = quick(precision=precision, hidden=hidden)
+    rows = config.wire.chunk_rows
     server = Server(config, "abc", Sizes(1, 1, 1), bytes(12))
     kind, message = ("representation", Partial) if what == "aggregate" else ("gradient", Gradient)
     value = np.ones((rows, hidden), np.float32)
@@ -219,7 +219,7 @@ def test_the_server_needs_little_more_memory_than_its_answer(precision, what):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < size + 12 * CHUNK_ROWS * hidden * 4  # a few chunks of floats
+    assert peak < size + 12 * rows * hidden * 4  # a few chunks of floats
 
 
 def tampering(change, kind=Partial, client=1):

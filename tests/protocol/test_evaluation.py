@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from glasu.data.party import Splits
-from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.messages import Scores
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Evaluated, Evaluating
 from glasu.protocol.state import Selection
-from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.message_key import Phase
 from support.monolith import (
     NUM_CLASSES,
     Monolith,
@@ -21,7 +20,6 @@ from support.monolith import (
     gradients,
     identical,
     run,
-    run_scripts,
     settings,
     tiny_parties,
 )
@@ -33,15 +31,7 @@ def trained(parties, **keys):
 
 def predict_in_chunks(model, parties, nodes, chunk_rows):
     """Return class probabilities of the nodes by an exact joint inference, with few rows in one message."""
-    clients = make_clients(model.config, model.labelled(parties), lambda: 0.0, scales=model.scales)
-    for client, weights in zip(clients, model.weights, strict=True):
-        client.learner.model.load_state_dict(weights)
-        client.chunk_rows = chunk_rows
-    server = make_server(model.config, clients)
-    server.chunk_rows = chunk_rows
-    scripts = [client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes) for client in clients]
-    script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
-    return run_scripts(script, scripts)[max(0, clients[0].identity.owner)]
+    return replace(model, config=model.config.replace(wire={"chunk_rows": chunk_rows})).predict_proba(parties, nodes)
 
 
 def dense(model, parties):
@@ -87,7 +77,7 @@ def test_nodes_may_be_asked_for_in_any_order_and_again(backbone, sampler):
 def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run():
     config = settings(aggregation_layers=(1, 3), num_rounds=3, evaluate_every=1)
     whole = run(config, tiny_parties())
-    cut = run(config, tiny_parties(), chunk_rows=4)
+    cut = run(config.replace(wire={"chunk_rows": 4}), tiny_parties())
     assert_same(cut.final, whole.final)
     assert cut.meter.exchanges == whole.meter.exchanges
     assert cut.meter.messages > whole.meter.messages
@@ -98,7 +88,7 @@ def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(
 def test_an_evaluation_in_several_products_tells_how_far_each_party_is(layers):
     def seen(config, num_nodes):
         events = []
-        simulate(tiny_parties(num_nodes=num_nodes), config, observe=events.append, workers=1)
+        simulate(tiny_parties(num_nodes=num_nodes), config, observer=events.append, workers=1)
         return events
 
     config = settings(aggregation_layers=layers, sampler="neighbor", num_rounds=1)
@@ -135,6 +125,45 @@ def test_with_labels_at_one_party_the_prediction_is_the_owners_and_no_probabilit
     found = done.events[-1].metrics["accuracy"]
     nodes = parties[2].splits.test
     assert found == pytest.approx((expected.argmax(1).numpy() == parties[2].labels)[nodes].mean())
+
+
+BAD_SCORES = {"huge": 1e30, "negative": -5.0, "a row that sums to 3/2": 0.5}
+
+
+def replacing_scores(kind, client, number):
+    """Return a carrier that fills the first row of one kind of message: of one client, or of the server (None)."""
+
+    def carry(message):
+        if not isinstance(message, kind) or client not in (None, message.key.client):
+            return message
+        value = message.value.copy()
+        value[0] = number
+        return replace(message, value=value)
+
+    return carry
+
+
+@pytest.mark.parametrize("number", BAD_SCORES.values(), ids=BAD_SCORES)
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_the_server_names_who_sent_class_probabilities_that_are_none(task, number):
+    parties = tiny_parties()
+    if task == "multilabel":
+        parties = with_labels(parties, np.eye(NUM_CLASSES, dtype=np.int64)[parties[0].labels])
+    config = settings(aggregation_layers=(1, 3), num_rounds=1, task=task)
+    carry = replacing_scores(Scores, 1, number)
+    if task == "multilabel" and 0 <= number <= 1:
+        run(config, parties, carry=carry)  # rows of a multi-label task have any sum
+        return
+    with pytest.raises(ProtocolError, match=r"party 'b', .*class probabilities: expected") as caught:
+        run(config, parties, carry=carry)
+    assert caught.value.party == "b"
+
+
+@pytest.mark.parametrize("number", BAD_SCORES.values(), ids=BAD_SCORES)
+def test_a_client_refuses_a_mean_that_holds_no_class_probabilities(number):
+    config = settings(aggregation_layers=(1, 3), num_rounds=1)
+    with pytest.raises(ProtocolError, match="class probabilities from the server: expected"):
+        run(config, tiny_parties(), carry=replacing_scores(JointScores, None, number))
 
 
 # --- when, on which nodes, and what is chosen --------------------------------------------------------------------

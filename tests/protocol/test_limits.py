@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import CHUNK_ROWS, FlagField, Shapes
+from glasu.protocol.fields import FlagField, Shapes
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import HEADER, decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Message, Partial, Proposal, Waiting
@@ -20,7 +20,7 @@ from glasu.wire.message_key import Phase
 from support.messages import KEY, fitting, largest
 from support.monolith import run, settings, tiny_parties
 
-HIDDEN = 6
+HIDDEN, CHUNK_ROWS = 6, 64
 PRECISIONS = ["fp32", "fp64", "bf16", "int8"]
 
 
@@ -32,6 +32,7 @@ def shapes_of(num_nodes: int = 100, prefetch: int = 3, steps: int = 4, widening:
         joint_width=HIDDEN * widening,
         num_local_steps=steps,
         prefetch=prefetch,
+        chunk_rows=CHUNK_ROWS,
         encodings=encodings_of(settings(precision=precision, hidden=HIDDEN)),
     )
 
@@ -120,7 +121,7 @@ def test_only_an_agreement_of_training_sets_has_several_sets():
 
 
 def test_no_message_is_longer_than_the_largest():
-    limits = Limits(shapes_of(10_000, precision="fp64", widening=3))
+    limits = Limits(shapes_of(300, precision="fp64", widening=3))
     assert limits.largest == max(limits.of(kind, phase)[1] for kind in MESSAGES for phase in Phase)
     assert limits.largest == HEADER.size + 12 + CHUNK_ROWS * 3 * HIDDEN * 8
 
@@ -150,7 +151,7 @@ def test_every_message_of_a_run_is_within_the_limits_that_the_handshake_fixes(ke
 
 
 def test_the_limits_of_a_run_follow_its_settings():
-    config = settings(aggregation="concat", hidden=7, num_local_steps=5, prefetch=2)
+    config = settings(aggregation="concat", hidden=7, num_local_steps=5, prefetch=2, chunk_rows=9)
     found = Limits.of_run(config, num_nodes=24, num_classes=3, num_clients=4).shapes
     counts = {item.name: getattr(found, item.name) for item in dataclasses.fields(found) if item.name != "encodings"}
     assert counts == {
@@ -160,5 +161,6 @@ def test_the_limits_of_a_run_follow_its_settings():
         "joint_width": 28,
         "num_local_steps": 5,
         "prefetch": 2,
+        "chunk_rows": 9,
     }
     assert found.encodings["representation"].row_bytes(7) == np.dtype("<f8").itemsize * 7

@@ -28,7 +28,7 @@ from glasu.protocol.messages import (
     Verdict,
     Waiting,
 )
-from glasu.runtime.meter import Meter
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.wire.encodings import BFloat16, Int8
 from glasu.wire.message_key import Phase
 from support.messages import KEY, any_message, messages_of, sample_messages
@@ -82,29 +82,29 @@ def test_the_measured_parts_add_up_to_the_encoded_size(message):
 @quick
 @given(st.lists(any_message, max_size=6))
 def test_a_meter_counts_the_bytes_that_travel(sent):
-    meter = Meter()
+    meter = TrafficCounter()
     for index, message in enumerate(sent):
-        (meter.to_server if index % 2 else meter.to_client)(message)
+        (meter.sent_to_server if index % 2 else meter.sent_to_clients)(message)
     sizes = [len(encode(message)) for message in sent]
     assert (meter.bytes_to_clients, meter.bytes_to_server) == (sum(sizes[::2]), sum(sizes[1::2]))
     assert meter.messages == len(sent)
-    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total == sum(sizes)
+    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total_bytes == sum(sizes)
 
 
 def test_node_sets_count_as_sampling():
     message = Proposal(KEY._replace(phase=Phase.SAMPLING), (np.arange(5, dtype=np.int32),))
-    meter = Meter()
-    meter.to_server(message)
+    meter = TrafficCounter()
+    meter.sent_to_server(message)
     assert meter.by_phase == {"sampling": 48 + 12 + 5}
     assert meter.by_kind == {"header": 48 + 12, "index": 5}
 
 
 def test_gradients_are_reported_as_training():
-    meter = Meter()
-    meter.to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
-    meter.exchanged(KEY._replace(phase=Phase.BACKWARD))
+    meter = TrafficCounter()
+    meter.sent_to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
+    meter.exchange(KEY._replace(phase=Phase.BACKWARD))
     assert meter.by_phase == {"training": 48}
-    assert meter.to_dict()["exchanges_by_phase"] == {"training": 1}
+    assert meter.snapshot().exchanges_by_phase == {"training": 1}
 
 
 def test_a_header_has_48_bytes_and_an_empty_message_nothing_else():

@@ -27,7 +27,7 @@ from glasu.protocol.requests import (
     Timed,
 )
 from glasu.runtime.drive import Finished, advance, check_answer, check_contribution, drive, resolve
-from glasu.runtime.meter import Meter
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
 from support.monolith import run_scripts
@@ -252,7 +252,7 @@ all_riders = st.lists(st.integers(1, 3), max_size=5)
 @hypothesis_settings(deadline=None, max_examples=200)
 @given(all_plans, all_riders, st.integers(1, 3), st.booleans())
 def test_two_scripts_meet_in_order_in_the_same_exchanges(plans, chunks_of, clients, scatters):
-    meter, server_result = Meter(), []
+    meter, server_result = TrafficCounter(), []
 
     def server():
         rider = rider_server(chunks_of, scatters=scatters)
@@ -303,7 +303,7 @@ def test_two_scripts_do_not_wait_for_each_other_for_ever_over_queues(plans, chun
 
 @pytest.mark.parametrize("num_plans", [0, 1, 2])
 def test_a_rider_longer_than_main_still_finishes_and_then_pays_for_its_exchanges(num_plans):
-    plans, chunks_of, meter = [Plan(2)] * num_plans, [1, 1, 1, 1], Meter()
+    plans, chunks_of, meter = [Plan(2)] * num_plans, [1, 1, 1, 1], TrafficCounter()
     server = together(main_server(plans), rider_server(chunks_of))
     (found,) = run_scripts(server, [together(main_client(0, plans), rider_client(0, chunks_of))], meter=meter)
     assert found == expected_results(plans, chunks_of, 1)

@@ -9,7 +9,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 from hypothesis import strategies as st
 
-from glasu.protocol.fields import CHUNK_ROWS, Content, FlagField, NodeSetsField, NumbersField, Shapes, TensorField
+from glasu.protocol.fields import Content, FlagField, NodeSetsField, NumbersField, Shapes, TensorField
 from glasu.protocol.messages import MESSAGES, Message, Scores
 from glasu.wire.message_key import SERVER, Key, Phase
 
@@ -84,7 +84,7 @@ def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy
     """Return values of a field that a run of these shapes can contain."""
     if isinstance(content, TensorField):
         encoding, columns = shapes.encodings[content.kind], content.columns(shapes)
-        rows = st.integers(0, min(shapes.num_nodes, CHUNK_ROWS))
+        rows = st.integers(0, min(shapes.num_nodes, shapes.chunk_rows))
         return rows.map(lambda rows: encoding.encode(np.ones((rows, columns)), KEY))
     if isinstance(content, NodeSetsField):
         return node_sets(shapes.num_nodes, content.limit(shapes, phase)[0])
@@ -96,7 +96,7 @@ def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy
 def largest(content: Content, shapes: Shapes, phase: Phase, extra: int = 0) -> Any:
     """Return the largest value of a field in a run of these shapes, or one with `extra` more rows, sets or values."""
     if isinstance(content, TensorField):
-        rows = min(shapes.num_nodes, CHUNK_ROWS) + extra
+        rows = min(shapes.num_nodes, shapes.chunk_rows) + extra
         value = np.ones((rows, content.columns(shapes)))
         return shapes.encodings[content.kind].encode(value, KEY)
     if isinstance(content, NodeSetsField):

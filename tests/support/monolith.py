@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.data.methods import override_settings
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.protocol.client import Client
-from glasu.protocol.fields import CHUNK_ROWS
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.sample import Sample
 from glasu.protocol.server import Server
 from glasu.runtime.inprocess import Running, one_thread_each, run_together
-from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
 torch.set_num_threads(1)  # the matrices here are tiny, and threads would only wait for each other
@@ -231,7 +231,8 @@ def settings(**keys: Any) -> RunConfig:
     known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
-    return resolve(RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()}), num_nodes=100)[0]
+    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
+    return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Run:
 
     clients: list[Client]
     server: Server
-    meter: Meter
+    meter: TrafficCounter
     events: list[Event]  # the server's, and the progress of evaluations at clients
     initial: list[Weights]
     after_round: list[list[Weights]]  # per client, after each round
@@ -258,7 +259,6 @@ def run(
     scatter: int | None = None,
     arrange: Callable[[list[Client]], None] | None = None,
     carry: Callable[[Message], Message] | None = None,
-    chunk_rows: int = CHUNK_ROWS,
 ) -> Run:
     """Run all roles to the end in this process.
 
@@ -268,7 +268,6 @@ def run(
         scatter: a seed; all initial weights, biases and norms become random.
         arrange: may change the clients before the first round.
         carry: replaces every message, in both directions.
-        chunk_rows: rows of a tensor in one message.
     """
     clients = make_clients(config, parties, lambda: 0.0)
     if scatter is not None:
@@ -285,9 +284,9 @@ def run(
         elif isinstance(action, Evaluating):
             events.append(action)
 
-    meter = Meter()
+    meter = TrafficCounter()
     with one_thread_each():
-        run_roles(clients, server, see, events.append, meter=meter, carry=carry, chunk_rows=chunk_rows)
+        run_roles(clients, server, see, events.append, meter=meter, carry=carry)
     return Run(clients, server, meter, [event for event in events if not isinstance(event, Save)], initial, after_round)
 
 
@@ -297,31 +296,29 @@ def run_roles(
     see: Callable[[Client, Save | Event], None] = lambda client, action: None,
     see_server: Callable[[Save | Event], None] = lambda action: None,
     *,
-    meter: Meter | None = None,
+    meter: TrafficCounter | None = None,
     carry: Callable[[Message], Message] | None = None,
-    chunk_rows: int = CHUNK_ROWS,
 ) -> None:
     """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
-    server.chunk_rows = chunk_rows
-    for client in clients:
-        client.chunk_rows = chunk_rows
     scripts, watch = [client_script(client) for client in clients], Stopwatch(lambda: 0.0)
     running = [Running(script, partial(see, client), watch) for script, client in zip(scripts, clients, strict=True)]
-    run_together(server_script(server), running, server.roster, meter or Meter(), watch, see_server, carry=carry)
+    run_together(
+        server_script(server), running, server.roster, meter or TrafficCounter(), watch, see_server, carry=carry
+    )
 
 
 def run_scripts(
     server: Script[Any],
     clients: Sequence[Script[Any]],
     *,
-    meter: Meter | None = None,
+    meter: TrafficCounter | None = None,
     carry: Callable[[Message], Message] | None = None,
 ) -> list[Any]:
     """Run any scripts against each other, ignore their saves and events; return the results of the clients'."""
     watch = Stopwatch(lambda: 0.0)
     running = [Running(script, lambda action: None, watch) for script in clients]
     names = [chr(ord("a") + index) for index in range(len(clients))]
-    run_together(server, running, names, meter or Meter(), watch, lambda action: None, carry=carry)
+    run_together(server, running, names, meter or TrafficCounter(), watch, lambda action: None, carry=carry)
     return [client.result for client in running]
 
 

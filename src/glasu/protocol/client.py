@@ -18,8 +18,7 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.model.layers import Convolution
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Release
-from glasu.protocol.chunks import split_rows
-from glasu.protocol.fields import CHUNK_ROWS
+from glasu.protocol.fields import split_rows
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.messages import TensorMessage
 from glasu.protocol.state import ClientState, Selection
@@ -118,7 +117,6 @@ class Client:
         self.release = Release(encodings_of(config))
         alone = not config.model.aggregation_layers
         self.progress = Progress(selection=Selection() if alone else None)
-        self.chunk_rows = CHUNK_ROWS  # equal at all roles of a run
 
     @property
     def name(self) -> str:
@@ -169,7 +167,7 @@ class Client:
         """
         rows, columns = shape
         parts = []
-        for answer, part in zip(answers, split_rows(rows, self.chunk_rows), strict=True):
+        for answer, part in zip(answers, split_rows(rows, self.config.wire.chunk_rows), strict=True):
             expected = part.stop - part.start if requested is None else int(np.count_nonzero(requested[part]))
             parts.append(self.read(kind, answer, (expected, columns)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

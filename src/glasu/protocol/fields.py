@@ -21,7 +21,6 @@ from glasu.wire.message_key import Phase
 
 Array = NDArray[Any]
 SECTION = struct.Struct("<BBxxII")
-CHUNK_ROWS = 4096  # the most rows of a tensor in one message
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Shapes:
     joint_width: int  # columns of H[l+1]
     num_local_steps: int
     prefetch: int
+    chunk_rows: int
     encodings: Mapping[Kind, Encoding]
 
 
@@ -64,7 +64,7 @@ class TensorField:
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         """Return the greatest number of sections and of bytes in them."""
-        rows = min(shapes.num_nodes, CHUNK_ROWS)
+        rows = min(shapes.num_nodes, shapes.chunk_rows)
         return 1, rows * shapes.encodings[self.kind].row_bytes(self.columns(shapes))
 
 
@@ -138,6 +138,11 @@ class FlagField:
 
 
 Content = TensorField | NodeSetsField | NumbersField | FlagField
+
+
+def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
+    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
+    return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
 
 
 def _vector(tag: str, array: Array) -> Array:

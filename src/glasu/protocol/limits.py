@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
-from glasu.protocol.fields import CHUNK_ROWS, SECTION, Shapes
+from glasu.protocol.fields import SECTION, Shapes
 from glasu.protocol.message_bytes import HEADER, Head
 from glasu.protocol.messages import MESSAGES, Message
 from glasu.wire.encodings import encodings_of
@@ -32,6 +32,7 @@ class Limits:
                 joint_width=hidden * aggregation_of(config.model, num_clients).widening,
                 num_local_steps=config.train.num_local_steps,
                 prefetch=config.train.prefetch,
+                chunk_rows=config.wire.chunk_rows,
                 encodings=encodings_of(config),
             )
         )
@@ -55,7 +56,7 @@ class Limits:
     @property
     def last_chunk(self) -> int:
         """The greatest index of a chunk."""
-        return self.shapes.num_nodes // CHUNK_ROWS
+        return self.shapes.num_nodes // self.shapes.chunk_rows
 
     @property
     def largest(self) -> int:

@@ -16,7 +16,7 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError
 from glasu.model.aggregation import Aggregation, aggregation_of
 from glasu.model.metrics import find_probability_error
-from glasu.protocol.fields import CHUNK_ROWS, Array, Shapes, TensorField
+from glasu.protocol.fields import Array, Shapes, TensorField
 from glasu.protocol.messages import Losses, Message, TensorMessage
 from glasu.protocol.state import Selection, ServerState
 from glasu.wire.encodings import Encoding, Kind, encodings_of
@@ -60,7 +60,6 @@ class Server:
         self.aggregation = aggregation_of(config.model, len(roster))
         self.encodings = encodings_of(config)
         self.progress = ServerProgress()
-        self.chunk_rows = CHUNK_ROWS  # equal at all roles of a run
 
     @property
     def num_clients(self) -> int:
@@ -118,7 +117,8 @@ class Server:
             if error := encoding.find_error(message.value, columns):
                 self.refuse(message, f"{content.kind}: {error}.")
         self._check_shapes(content.kind, tensors, key)
-        most = self.chunk_rows if rows_left is None else max(0, min(self.chunk_rows, rows_left))
+        most = self.config.wire.chunk_rows
+        most = most if rows_left is None else max(0, min(most, rows_left))
         rows = len(tensors[0].value)
         if rows > most or (rows_left is not None and rows < most):
             wanted = f"at most {most}" if rows_left is None else str(most)
@@ -136,6 +136,7 @@ class Server:
             joint_width=hidden * self.aggregation.widening,
             num_local_steps=train.num_local_steps,
             prefetch=train.prefetch,
+            chunk_rows=self.config.wire.chunk_rows,
             encodings=self.encodings,
         )
 
