@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import make_clients, prepare, simulate
 from support.monolith import (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.party import PartyData, labelled
+from glasu.data.party import PartyData, have_labels
 from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
@@ -384,5 +384,5 @@ def _labelled_training_nodes(party: PartyData) -> NodeSet:
     if party.splits is None or party.labels is None:
         return EMPTY
     labels = party.labels[party.splits.train]
-    known: NodeSet = party.splits.train[labelled(labels)]
+    known: NodeSet = party.splits.train[have_labels(labels)]
     return known
