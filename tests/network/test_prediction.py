@@ -353,7 +353,7 @@ def test_asked_ids_are_found_by_the_column_of_the_party_or_id(header, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("id\n1\n99\n", "row 2: is not the id of one of this party's nodes"),
+        ("id\n1\n99\n", "row 2: is not the id of a node of this party"),
         ("id\n", "has no rows"),
         ("name\n1\n", "has no column 'id'"),
         ("id\nx\n", "row 1: is not an integer"),

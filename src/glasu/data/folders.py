@@ -19,7 +19,7 @@ from glasu.data.cache.store import Cache
 from glasu.data.graph import Graph
 from glasu.data.party import MISSING_REMEDY, PartyData, Splits
 from glasu.data.table_errors import Faults
-from glasu.data.tables import FORMATS, Table, read_table, write_table
+from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
 from glasu.errors import DataError
 from glasu.records import parse_toml, read_record, to_plain
 
@@ -181,8 +181,8 @@ def _make_manifest(party: PartyData, file_format: str) -> Manifest:
     )
 
 
-def _node_columns(party: PartyData, manifest: Manifest) -> dict[str, Any]:
-    columns: dict[str, Any] = {manifest.id: pa.array(party.ids.tolist())}
+def _node_columns(party: PartyData, manifest: Manifest) -> Columns:
+    columns: Columns = {manifest.id: pa.array(party.ids.tolist())}
     features: Any = party.features
     if sp.issparse(features):
         features = features.tocsc()
@@ -204,10 +204,10 @@ def _node_columns(party: PartyData, manifest: Manifest) -> dict[str, Any]:
     return columns
 
 
-def _edge_columns(party: PartyData, manifest: Manifest) -> dict[str, Any]:
+def _edge_columns(party: PartyData, manifest: Manifest) -> Columns:
     ids = pa.array(party.ids.tolist())
     source, target = party.graph.edge_index()
-    columns: dict[str, Any] = {manifest.source: ids.take(pa.array(source)), manifest.target: ids.take(pa.array(target))}
+    columns: Columns = {manifest.source: ids.take(pa.array(source)), manifest.target: ids.take(pa.array(target))}
     if manifest.weight is not None:
         columns[manifest.weight] = party.graph.weights
     return columns

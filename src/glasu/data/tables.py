@@ -6,7 +6,7 @@ Rows are counted from 1, without the header and empty lines of a CSV file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 INFINITE = "is infinite, or too large for a 32-bit number; write a finite number, or leave it empty if unknown."
 FORMATS = ("parquet", "csv")
+Columns: TypeAlias = dict[str, Any]  # name -> array of pyarrow or numpy
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Table:
     """The columns of a file; those of a CSV file are strings until a method converts them."""
 
     path: Path
-    columns: dict[str, Any]  # name -> pyarrow ChunkedArray
+    columns: Columns
     num_rows: int
 
     def column(self, name: str) -> Any:
@@ -135,7 +136,7 @@ def read_table(path: Path) -> Table:
     return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
 
 
-def write_table(columns: dict[str, Any], path: Path) -> None:
+def write_table(columns: Columns, path: Path) -> None:
     """Write columns to a .parquet or .csv file."""
     table = pa.table(columns)
     if path.suffix == ".csv":

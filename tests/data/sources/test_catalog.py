@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import scipy.sparse as sp
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.folders import write_party
 from glasu.data.party import PartyData
-from glasu.data.sources import SOURCES
+from glasu.data.sources import SOURCES, find_source
 from glasu.data.sources.catalog import load_parties, load_whole
+from glasu.data.sources.source import DataSource
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
@@ -254,3 +256,10 @@ def test_a_download_is_used_only_if_it_is_the_published_files(data_root, tmp_pat
     with pytest.raises(DataError, match="the download failed"):
         load_whole(config(name="cora"))
     assert not list(cache.rglob("ind.cora.*"))
+
+
+def test_every_source_can_be_loaded_and_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text()
+    for name in SOURCES:
+        assert isinstance(find_source(name), DataSource)
+        assert f"`{name}`" in text

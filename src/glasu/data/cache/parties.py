@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +14,7 @@ from glasu.data.graph import Graph
 from glasu.data.partition import divide_edges, draw_splits_by_fraction, feature_bounds, name_client, partition
 from glasu.data.party import CachedFacts, PartyData, SplitFacts, Splits
 from glasu.data.preprocessing import SPARSE_BELOW, Features, mean_root, squared_lengths
+from glasu.records import read_record, to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,20 +34,20 @@ class PartyFacts:
 
     prefix: str  # of the names of the party's own arrays
     name: str
-    feature_names: list[str]
-    feature_shape: list[int]
+    feature_names: tuple[str, ...]
+    feature_shape: tuple[int, int]
     mean_length: float
     graph: bool  # whether the entry holds the edges
     ids: str | None
     ids_sha256: str
     labels: str | None
-    classes: list[str]
+    classes: tuple[str, ...]
     splits: str | None
-    split_facts: dict[str, Any] | None
+    split_facts: SplitFacts | None
 
 
 def read_files(
-    cache: Cache, about: Mapping[str, Any], files: Sequence[Path], read: Callable[[Workspace], Dataset]
+    cache: Cache, about: Mapping[str, object], files: Sequence[Path], read: Callable[[Workspace], Dataset]
 ) -> Dataset:
     """Read files; convert large files once and then open the converted data.
 
@@ -61,7 +62,7 @@ def read_files(
     return open_dataset(cache.open_for_files(files, about, lambda workspace: write_dataset(workspace, read(workspace))))
 
 
-def compute_once(cache: Cache, about: Mapping[str, Any], compute: Callable[[Workspace], Dataset]) -> Dataset:
+def compute_once(cache: Cache, about: Mapping[str, object], compute: Callable[[Workspace], Dataset]) -> Dataset:
     """Return the data that `about` describes; compute it once and then open it."""
     return open_dataset(cache.open(about, lambda workspace: write_dataset(workspace, compute(workspace))))
 
@@ -94,11 +95,11 @@ def draw_splits_once(cache: Cache, source: PartyData, fractions: tuple[float, fl
 
     def build(workspace: Workspace) -> Facts:
         splits = draw_splits_by_fraction(labels, fractions, seed)
-        write_splits(workspace, splits, "")
-        return asdict(splits.facts)
+        _write_splits(workspace, splits, "")
+        return to_plain(splits.facts)
 
     entry = cache.open(about, build)
-    return open_splits(entry, entry.facts, "")
+    return _open_splits(entry, read_record(SplitFacts, entry.facts, entry.key), "")
 
 
 # Writing
@@ -107,11 +108,11 @@ def draw_splits_once(cache: Cache, source: PartyData, fractions: tuple[float, fl
 def write_dataset(workspace: Workspace, data: Dataset) -> Facts:
     """Write one graph, or parties; return the facts for `open_dataset`. Arrays that parties share are written once."""
     if isinstance(data, PartyData):  # no prefix: `collect_edges` may have made these arrays in the workspace
-        return {"graph": asdict(_write_party(workspace, data, "", {}, slice(None)))}
+        return {"graph": to_plain(_write_party(workspace, data, "", {}, slice(None)))}
     shared: dict[int, str] = {}
     return {
         "parties": [
-            asdict(_write_party(workspace, party, f"{number}.", shared, slice(None)))
+            to_plain(_write_party(workspace, party, f"{number}.", shared, slice(None)))
             for number, party in enumerate(data)
         ]
     }
@@ -126,7 +127,7 @@ def write_partition(workspace: Workspace, whole: PartyData, num_clients: int, ed
     for name, graph, (start, stop) in zip(names, graphs, bounds, strict=True):
         # The party keeps all columns here, because a copy of some columns might not fit into memory.
         party = replace(whole, name=name, graph=graph)
-        facts.append(asdict(_write_party(workspace, party, f"{name}.", {}, slice(start, stop), whole)))
+        facts.append(to_plain(_write_party(workspace, party, f"{name}.", {}, slice(start, stop), whole)))
     return {"clients": facts}
 
 
@@ -155,7 +156,7 @@ def _write_party(
         if id(item) not in shared:
             shared[id(item)] = f"{prefix}{name}"
             if isinstance(item, Splits):
-                write_splits(workspace, item, f"{prefix}{name}.")
+                _write_splits(workspace, item, f"{prefix}{name}.")
             else:
                 workspace.keep(f"{prefix}{name}", item)
         return shared[id(item)]
@@ -163,20 +164,20 @@ def _write_party(
     has_own_graph = whole is None or party.graph is not whole.graph
     if has_own_graph:
         _write_graph(workspace, party.graph, prefix)
-    shape, length = _write_features(workspace, party.features, prefix, columns)
+    width = len(range(*columns.indices(party.num_features)))
     return PartyFacts(
         prefix=prefix,
         name=party.name,
-        feature_names=list(party.feature_names[columns]),
-        feature_shape=shape,
-        mean_length=length,
+        feature_names=party.feature_names[columns],
+        feature_shape=(party.num_nodes, width),
+        mean_length=_write_features(workspace, party.features, prefix, columns, width),
         graph=has_own_graph,
         ids=write_once("ids", party.ids),
         ids_sha256=party.ids_digest(),
         labels=write_once("labels", party.labels),
-        classes=list(party.classes),
+        classes=party.classes,
         splits=write_once("splits", party.splits),
-        split_facts=None if party.splits is None else asdict(party.splits.facts),
+        split_facts=None if party.splits is None else party.splits.facts,
     )
 
 
@@ -189,14 +190,13 @@ def _write_graph(workspace: Workspace, graph: Graph, prefix: str) -> None:
         workspace.keep(f"{prefix}degree", graph.degree)
 
 
-def _write_features(workspace: Workspace, features: Features, prefix: str, columns: slice) -> tuple[list[int], float]:
-    """Write some columns of features in the form of `compact_features`; return their shape and mean row length."""
+def _write_features(workspace: Workspace, features: Features, prefix: str, columns: slice, width: int) -> float:
+    """Write `width` columns of features in the form of `compact_features`; return the mean length of their rows."""
     filled, squares = 0, [np.empty(0)]
     for piece in _feature_pieces(features, columns, workspace.piece_bytes):
         filled += int(np.count_nonzero(piece)) if isinstance(piece, np.ndarray) else piece.nnz
         squares.append(squared_lengths(piece))
-    rows, width = features.shape[0], len(range(*columns.indices(features.shape[1])))
-    if filled / max(1, rows * width) < SPARSE_BELOW:
+    if filled / max(1, features.shape[0] * width) < SPARSE_BELOW:
         _write_sparse(workspace, features, prefix, columns, filled)
     elif isinstance(features, np.ndarray) and columns == slice(None):
         workspace.keep(f"{prefix}x", features)
@@ -205,7 +205,7 @@ def _write_features(workspace: Workspace, features: Features, prefix: str, colum
         for piece in _feature_pieces(features, columns, workspace.piece_bytes):
             dense.append(piece if isinstance(piece, np.ndarray) else piece.toarray())
         dense.finish()
-    return [rows, width], mean_root(np.concatenate(squares))
+    return mean_root(np.concatenate(squares))
 
 
 def _write_sparse(workspace: Workspace, features: Features, prefix: str, columns: slice, filled: int) -> None:
@@ -238,8 +238,7 @@ def _feature_pieces(features: Features, columns: slice, piece_bytes: int) -> Ite
         yield piece
 
 
-def write_splits(workspace: Workspace, splits: Splits, prefix: str) -> None:
-    """Write the three lists of positions."""
+def _write_splits(workspace: Workspace, splits: Splits, prefix: str) -> None:
     for part in SPLITS:
         workspace.keep(f"{prefix}{part}", getattr(splits, part))
 
@@ -250,28 +249,32 @@ def write_splits(workspace: Workspace, splits: Splits, prefix: str) -> None:
 def open_dataset(entry: Entry) -> Dataset:
     """Return the graph, or the parties, of an entry."""
     if "graph" in entry.facts:
-        return _open_party(entry, entry.key, PartyFacts(**entry.facts["graph"]))
+        return _open_party(entry, entry.key, _read_facts(entry, entry.facts["graph"]))
     return [
-        _open_party(entry, f"{entry.key}/{number}", PartyFacts(**facts))
+        _open_party(entry, f"{entry.key}/{number}", _read_facts(entry, facts))
         for number, facts in enumerate(entry.facts["parties"])
     ]
 
 
 def open_partition(entry: Entry, whole: PartyData) -> list[PartyData]:
     """Return the clients of a partition; ids, labels, splits and undivided edges are those of the whole graph."""
-    every = [PartyFacts(**facts) for facts in entry.facts["clients"]]
+    every = [_read_facts(entry, facts) for facts in entry.facts["clients"]]
     return [_open_party(entry, f"{entry.key}/{facts.name}", facts, whole) for facts in every]
+
+
+def _read_facts(entry: Entry, facts: object) -> PartyFacts:
+    return read_record(PartyFacts, facts, entry.key)
 
 
 def _open_party(entry: Entry, key: str, facts: PartyFacts, whole: PartyData | None = None) -> PartyData:
     arrays = entry.arrays
-    labels, splits, classes = None, None, tuple(facts.classes)
+    labels, splits, classes = None, None, facts.classes
     if whole is not None:
         labels, splits, classes = whole.labels, whole.splits, whole.classes
     if facts.labels is not None:
         labels = arrays[facts.labels]
     if facts.splits is not None and facts.split_facts is not None:
-        splits = open_splits(entry, facts.split_facts, f"{facts.splits}.")
+        splits = _open_splits(entry, facts.split_facts, f"{facts.splits}.")
     cached = CachedFacts(
         key=key,
         ids=whole.ids if whole is not None else arrays[facts.ids or ""],
@@ -290,7 +293,7 @@ def _open_party(entry: Entry, key: str, facts: PartyFacts, whole: PartyData | No
         labels,
         cached.classes,
         splits,
-        tuple(facts.feature_names),
+        facts.feature_names,
         cached,
     )
 
@@ -305,13 +308,12 @@ def _open_features(entry: Entry, facts: PartyFacts) -> Features:
     arrays, prefix = entry.arrays, facts.prefix
     if f"{prefix}x" in arrays:
         return arrays[f"{prefix}x"]
-    sparse = sp.csr_array(tuple(facts.feature_shape), dtype=np.float32)  # the constructor would read all indices
+    sparse = sp.csr_array(facts.feature_shape, dtype=np.float32)  # the constructor would read all indices
     sparse.data, sparse.indices, sparse.indptr = (arrays[f"{prefix}x_{part}"] for part in ("data", "indices", "indptr"))
     sparse.has_sorted_indices = sparse.has_canonical_format = True
     return sparse
 
 
-def open_splits(entry: Entry, facts: dict[str, Any], prefix: str) -> Splits:
-    """Return the splits of an entry."""
+def _open_splits(entry: Entry, facts: SplitFacts, prefix: str) -> Splits:
     train, validation, test = (entry.arrays[f"{prefix}{part}"] for part in SPLITS)
-    return Splits.with_facts((train, validation, test), SplitFacts(**facts))
+    return Splits.with_facts((train, validation, test), facts)

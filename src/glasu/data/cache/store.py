@@ -36,7 +36,7 @@ LAYOUT = 2  # of the files of an entry; entries of another layout are made again
 MANIFEST = "entry.json"
 ATTEMPTS = 3  # at making an entry, if other processes keep damaging it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
-Facts: TypeAlias = dict[str, Any]  # whatever JSON can hold
+Facts: TypeAlias = dict[str, Any]  # a JSON object
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Cache:
     def folder(self) -> Path:
         return self.root / "store"
 
-    def open(self, about: Mapping[str, Any], build: Callable[[Workspace], Facts]) -> Entry:
+    def open(self, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> Entry:
         """Open an entry; make it first if it does not exist or is damaged.
 
         Several processes may make one entry at the same time: the first one to finish wins, and all read the same bits.
@@ -89,7 +89,7 @@ class Cache:
         return Entry(key, workspace.arrays, build(workspace))
 
     def open_for_files(
-        self, files: Sequence[Path], about: Mapping[str, Any], build: Callable[[Workspace], Facts]
+        self, files: Sequence[Path], about: Mapping[str, object], build: Callable[[Workspace], Facts]
     ) -> Entry:
         """Open or make an entry that the content of these files and `about` decide."""
         before = [_identify(file) for file in files]
@@ -123,13 +123,13 @@ class Cache:
         return digest
 
 
-def make_key(about: Mapping[str, Any]) -> str:
+def make_key(about: Mapping[str, object]) -> str:
     """Return the name of an entry: a digest of its description and of the versions that make it."""
     decides = {"format": CONTENT, "glasu": __version__, "numpy": np.__version__, **about}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:40]
 
 
-def _write_entry(workspace: FolderWorkspace, about: Mapping[str, Any], build: Callable[[Workspace], Facts]) -> None:
+def _write_entry(workspace: FolderWorkspace, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> None:
     """Write an entry and wait until it is on disk."""
     try:
         facts = build(workspace)

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from glasu.data.cache.parties import read_files
-from glasu.data.graph import make_undirected
+from glasu.data.graph import Graph, make_undirected
 from glasu.data.paths import data_root
 from glasu.data.sources.multi_relational import Relations
 from glasu.data.sources.npz import npz_path, read_npz_once
 from glasu.data.sources.source import DataSource, RawData, Statistics
 from glasu.data.table_errors import explain_csv
 from glasu.data.tables import Table
-from glasu.errors import ConfigError, DataError
+from glasu.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ class _File:
             some = ", ".join(repr(name) for name in self.names[:20]) + (", ..." if len(self.names) > 20 else "")
             raise DataError(f"{self.path}: must have {what}, but its {len(self.names)} columns are {some}.")
 
-    def read(self, types: dict[str, Any]) -> Table:
+    def read(self, types: dict[str, object]) -> Table:
         """Return these columns with these types; no value may be missing."""
         try:
             table = csv.read_csv(
@@ -118,16 +118,6 @@ def read_herigraph(folder: Path) -> Relations:
     )
 
 
-def missing_files(city: str, folder: Path) -> DataError:
-    """Return the error for a city with missing files."""
-    absent = [name for name in FILES if not (folder / name).is_file()]
-    return DataError(
-        f"{city.lower()}: {', '.join(absent)} not found in {folder}. Fetch {', '.join(FILES)} from the folder "
-        f"dataset/{city} of github.com/zzbn12345/Heri_Graphs (with Git LFS) and put them there, or set data.root or "
-        f"GLASU_DATA_ROOT to the folder above heri/{city}."
-    )
-
-
 def _read_visual(path: Path) -> tuple[NDArray[np.float32], Any]:
     file = _File.read_header(path)
     values = [name for name in file.names if name not in ("", "Unnamed: 0", "ID", "IO_Type")]
@@ -160,7 +150,7 @@ def _read_labels(path: Path, ids: Any) -> tuple[NDArray[np.int64], tuple[str, ..
     return np.where(known, shares.argmax(axis=1), -1).astype(np.int64), tuple(soft)
 
 
-def _read_edges(path: Path, ids: Any) -> dict[str, Any]:
+def _read_edges(path: Path, ids: Any) -> dict[str, Graph]:
     file = _File.read_header(path)
     needed = ("0", "1", *RELATIONS.values())
     file.expect(set(needed) <= set(file.names), ", ".join(needed))
@@ -193,46 +183,38 @@ def _distinct_ids(table: Table) -> Any:
 
 @dataclass(frozen=True)
 class City:
-    """One city: from its CSV files or, if these are missing, from an `.npz` file with other features."""
+    """A city, from its CSV files or from an `.npz` file with other features.
+
+    The name "venice" means the CSV files if there are any, "heri_venice" always means the `.npz` file.
+    """
 
     name: str
 
     def read(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the CSV files, else the `.npz` file."""
-        root = data_root(config.data.root)
-        folder = root / "heri" / self.name
-        files = [folder / name for name in FILES]
-        present = [file for file in files if file.is_file()]
-        if len(present) == len(files):
-            data = read_files(cache, {"kind": "heri"}, files, lambda _: read_herigraph(folder).make_parties())
-            return RawData(data)
-        if present or not npz_path(root, self.stand_in).is_file():
-            raise missing_files(self.name, folder)
-        note = f"{self.name.lower()}: read from {npz_path(root, self.stand_in)}: {REPLACED}"
-        return RawData(read_npz_once(npz_path(root, self.stand_in), cache), note)
-
-    @property
-    def stand_in(self) -> str:
-        """The name of the data set with other features."""
-        return f"heri_{self.name.lower()}"
-
-    def read_stand_in(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the `.npz` file."""
-        path = npz_path(data_root(config.data.root), self.stand_in)
-        if not path.is_file():
-            raise ConfigError(f"data.name={self.stand_in!r}: {path} does not exist; see docs/datasets.md.")
-        return RawData(read_npz_once(path, cache), f"{self.stand_in}: {REPLACED}")
+        """Read the files below the data root."""
+        name, root = config.data.name, data_root(config.data.root)
+        folder, stand_in = root / "heri" / self.name, npz_path(root, f"heri_{self.name.lower()}")
+        files = [folder / file for file in FILES]
+        absent = [file.name for file in files if not file.is_file()]
+        if name == stand_in.stem and stand_in.is_file():
+            return RawData(read_npz_once(stand_in, cache), f"{name}: {REPLACED}")
+        if not absent:
+            about = {"kind": "heri"}
+            return RawData(read_files(cache, about, files, lambda _: read_herigraph(folder).make_parties()))
+        if len(absent) == len(files) and stand_in.is_file():
+            return RawData(read_npz_once(stand_in, cache), f"{name}: read from {stand_in}: {REPLACED}")
+        raise DataError(
+            f"{name}: {', '.join(absent)} not found in {folder}. Fetch {', '.join(FILES)} from the folder "
+            f"dataset/{self.name} of github.com/zzbn12345/Heri_Graphs (with Git LFS) and put them there, or set "
+            f"data.root or GLASU_DATA_ROOT to the folder above heri/{self.name}."
+        )
 
 
-def _make_sources(name: str, nodes: int, edges: int) -> tuple[DataSource, DataSource]:
-    """Return the source of a city and of its stand-in."""
-    city, paper = City(name), Statistics(nodes, edges, 979, NUM_CLASSES, "undirected")
-    return (
-        DataSource(city.read, PAPER_SPLIT, paper=paper),
-        DataSource(city.read_stand_in, PAPER_SPLIT, paper=paper),
-    )
+def _make_source(name: str, nodes: int, edges: int) -> DataSource:
+    statistics = Statistics(nodes, edges, 979, NUM_CLASSES, "undirected")
+    return DataSource(City(name).read, PAPER_SPLIT, paper=statistics)
 
 
-VENICE, VENICE_STAND_IN = _make_sources("Venice", 2_951, 534_513)
-SUZHOU, SUZHOU_STAND_IN = _make_sources("Suzhou", 3_137, 916_496)
-AMSTERDAM, AMSTERDAM_STAND_IN = _make_sources("Amsterdam", 3_727, 1_271_171)
+VENICE = _make_source("Venice", 2_951, 534_513)
+SUZHOU = _make_source("Suzhou", 3_137, 916_496)
+AMSTERDAM = _make_source("Amsterdam", 3_727, 1_271_171)

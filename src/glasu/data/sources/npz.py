@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import zipfile
 import zlib
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,34 +157,35 @@ def read_npz_once(path: Path, cache: Cache) -> Dataset:
     return read_files(cache, {"kind": "npz"}, [path], lambda _: read_npz(path).make_parties())
 
 
-def _read_own_file(config: RunConfig, cache: Cache) -> RawData:
-    name, root = config.data.name, data_root(config.data.root)
-    if name and Path(name).name == name and npz_path(root, name).is_file():
-        return RawData(read_npz_once(npz_path(root, name), cache))
-    raise _unknown_name(name, root)
+@dataclass(frozen=True)
+class NpzFile:
+    """A data set in a file of this format below the data root."""
+
+    origin: str = ""  # of a published data set: the files to convert
+
+    def read(self, config: RunConfig, cache: Cache) -> RawData:
+        """Read the file of `data.name`."""
+        name, root = config.data.name, data_root(config.data.root)
+        path = npz_path(root, name)
+        if name and Path(name).name == name and path.is_file():
+            return RawData(read_npz_once(path, cache))
+        if not self.origin:
+            raise _unknown_name(name, root)
+        raise ConfigError(
+            f"data.name={name!r}: {path} does not exist; convert {self.origin} to the format of docs/datasets.md."
+        )
 
 
-OWN_FILE = DataSource(_read_own_file)
-
-
-def _published_graph(origin: str) -> DataSource:
-    """Return the source of a data set that a user converts from published files."""
-
-    def read(config: RunConfig, cache: Cache) -> RawData:
-        name = config.data.name
-        path = npz_path(data_root(config.data.root), name)
-        if not path.is_file():
-            raise ConfigError(
-                f"data.name={name!r}: {path} does not exist; convert {origin} to the format of docs/datasets.md."
-            )
-        return RawData(read_npz_once(path, cache))
-
-    return DataSource(read, per_class=60)
-
-
-DBLP_AUTHORS = _published_graph("data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)")
-IMDB_MOVIES = _published_graph("data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)")
-FACEBOOK_PAGES = _published_graph("the Facebook pages of the repository benedekrozemberczki/MUSAE")
+OWN_FILE = DataSource(NpzFile().read)
+DBLP_AUTHORS = DataSource(
+    NpzFile("data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)").read, per_class=60
+)
+IMDB_MOVIES = DataSource(
+    NpzFile("data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)").read, per_class=60
+)
+FACEBOOK_PAGES = DataSource(
+    NpzFile("the Facebook pages of the repository benedekrozemberczki/MUSAE").read, per_class=60
+)
 
 
 def _unknown_name(name: str, root: Path) -> ConfigError:
