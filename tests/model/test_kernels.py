@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glasu import blas
 from glasu.compiling import COMPILES
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import fresh_labels
 from glasu.model.kernels import arrays

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, SAGEConv, 
 from torch_geometric.utils import add_self_loops
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, fresh_labels, thinned
 from glasu.model.sampler import Sampler, training_batch
 from glasu.randomness import Stream

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.party import labelled
+from glasu.data.party import have_labels
 
 NAMES = {
     "multiclass": ("accuracy", "macro_f1", "loss"),
@@ -48,7 +48,7 @@ def evaluate(probabilities: NDArray[Any], labels: NDArray[np.int64], task: str) 
         labels: shape (n,), or (n, C) of 0 and 1 for a multi-label task.
         task: "multiclass" or "multilabel"; the accuracy of the latter is the share of right yes-or-no decisions.
     """
-    known = labelled(labels)
+    known = have_labels(labels)
     probabilities, labels = probabilities[known].astype(np.float64), labels[known]
     if not len(labels):
         return dict.fromkeys(NAMES[task], float("nan"))

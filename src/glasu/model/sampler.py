@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.config import RunConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import (
     Adjacency,
