@@ -26,11 +26,11 @@ LEVELS = {
     "wire": 6,
     "data": 5,
     "config": 4,
-    "blas": 3,
     "config_section": 2,
     "compiling": 1,
     "files": 1,
     "randomness": 1,
+    "registry": 1,
     "timing": 1,
     "errors": 0,
 }

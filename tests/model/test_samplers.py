@@ -17,7 +17,6 @@ from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_share
 from glasu.model.sampler import Sampler, training_batch
 from glasu.randomness import Stream
 
-pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 10
 DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60).map(
