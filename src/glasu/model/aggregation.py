@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
+from glasu.wire.encodings import Encoding
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
     from glasu.config import ModelConfig
 
 Array = NDArray[Any]
-
-
-class Combining(Protocol):
-    """The part of an encoding that the server's halves use."""
-
-    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int) -> list[Array]:
-        """Return the encoded sum of the payloads, added in their order and divided by `divisor`, once per key."""
-
-
-def add(arrays: Sequence[Array]) -> Array:
-    """Return the sum, added in the given order; the order fixes the bits."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
 
 
 @dataclass(frozen=True)
@@ -50,11 +36,6 @@ class Aggregation(ABC):
     @abstractmethod
     def widening(self) -> int:
         """The width of H[l+1], in multiples of the width of a partial."""
-
-    @property
-    @abstractmethod
-    def adds(self) -> bool:
-        """Whether the aggregate holds new numbers; if not, it holds the rows of the partials in encoded form."""
 
     @abstractmethod
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
@@ -77,7 +58,7 @@ class Aggregation(ABC):
         """Return the gradient at the own partial, given the gradient at H[l+1]."""
 
     @abstractmethod
-    def combine_partials(self, encoding: Combining, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
         """Server: return the encoded H[l+1].
 
         Args:
@@ -89,7 +70,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def combine_gradients(
-        self, encoding: Combining, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
         """Server: return for each client the encoded gradient at its partial.
 
@@ -100,14 +81,6 @@ class Aggregation(ABC):
             first_row: the position of the first row in the whole tensor.
         """
 
-    @abstractmethod
-    def aggregate(self, partials: Sequence[Array]) -> Array:
-        """Return H[l+1] from one partial per client, all of one shape."""
-
-    @abstractmethod
-    def backpropagate(self, total: Array) -> list[Array]:
-        """Return for each client the gradient at its partial, given the sum of the gradients at H[l+1]."""
-
 
 class Mean(Aggregation):
     """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
@@ -115,10 +88,6 @@ class Mean(Aggregation):
     @property
     def widening(self) -> int:
         return 1
-
-    @property
-    def adds(self) -> bool:
-        return True
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
         """Return H_{-m}[l+1] = H[l+1] - H_m^+[l] / M."""
@@ -133,21 +102,13 @@ class Mean(Aggregation):
     def own_gradient(self, gradient: Tensor) -> Tensor:
         return gradient / self.num_clients
 
-    def combine_partials(self, encoding: Combining, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
         return encoding.combine(payloads, self.num_clients, [key], first_row)[0]
 
     def combine_gradients(
-        self, encoding: Combining, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
         return encoding.combine(payloads, self.num_clients, keys, first_row)
-
-    def aggregate(self, partials: Sequence[Array]) -> Array:
-        total = add(partials)
-        total /= self.num_clients
-        return total
-
-    def backpropagate(self, total: Array) -> list[Array]:
-        return [total / self.num_clients] * self.num_clients
 
 
 class Concat(Aggregation):
@@ -156,10 +117,6 @@ class Concat(Aggregation):
     @property
     def widening(self) -> int:
         return self.num_clients
-
-    @property
-    def adds(self) -> bool:
-        return False
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
         """Return H[l+1] without the own columns."""
@@ -180,23 +137,20 @@ class Concat(Aggregation):
         width = gradient.shape[1] // self.num_clients
         return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
-    def combine_partials(self, encoding: Combining, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
         return np.concatenate(payloads, axis=1)  # no number changes, so nothing is rounded a second time
 
     def combine_gradients(
-        self, encoding: Combining, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        # Every client's columns are combined alone, with its own key: stochastic rounding depends on the key.
-        parts = zip(*(self.backpropagate(payload) for payload in payloads), strict=True)
-        return [encoding.combine(own, 1, [key], first_row)[0] for own, key in zip(parts, keys, strict=True)]
-
-    def aggregate(self, partials: Sequence[Array]) -> Array:
-        return np.concatenate(partials, axis=1)
-
-    def backpropagate(self, total: Array) -> list[Array]:
-        """Return for each client its columns; encoded rows divide into columns of clients too."""
-        width = total.shape[1] // self.num_clients
-        return [np.ascontiguousarray(total[:, m * width : (m + 1) * width]) for m in range(self.num_clients)]
+        # The columns of each client are combined alone, with its own key: stochastic rounding depends on the key.
+        # Encoded rows divide into columns of clients like plain ones.
+        width = payloads[0].shape[1] // self.num_clients
+        columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
+        return [
+            encoding.combine([payload[:, own] for payload in payloads], 1, [key], first_row)[0]
+            for own, key in zip(columns, keys, strict=True)
+        ]
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {"mean": Mean, "concat": Concat}

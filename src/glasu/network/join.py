@@ -28,13 +28,14 @@ from glasu.network.client_session import NewAttempt, Session
 from glasu.network.compatibility import in_one_line, offered, refuse_unfit_for_network, two_columns
 from glasu.network.fencing import STARTS, introduction, met, next_start
 from glasu.network.frames import Limits
-from glasu.network.party_setup import build_client, fitted, label_facts, party_facts, unexpected
+from glasu.network.party_setup import build_client, check_memory, fitted, label_facts, party_facts, unexpected
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import Durable
 from glasu.network.status import Status
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, Message, RoundDone
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Event, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.report import versions
@@ -62,6 +63,7 @@ def join(
     run: str | None = None,
     fresh: bool = False,
     wait: float = 600.0,
+    max_memory: int | None = None,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -78,6 +80,7 @@ def join(
         run: take part in the run of this id only.
         fresh: start over, and remove what is there once the run begins.
         wait: seconds to wait for the server, and for the others.
+        max_memory: the bytes that the server's settings may make the model need; None: half of this machine's memory.
         observe: is told of every round.
         tell: is told what happens, in lines.
         status: is told after every round where this party stands.
@@ -88,7 +91,7 @@ def join(
             f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
     with one_thread_each():
-        joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
+        joining = _Joining(party, kit, out, expect, run, fresh, max_memory, observe, tell, status, clock)
         return joining.run(server, wait)
 
 
@@ -103,12 +106,13 @@ class _Joining:
         expect: RunConfig | None,
         run: str | None,
         fresh: bool,
+        max_memory: int | None,
         observe: Callable[[Event], None],
         tell: Tell,
         status: Callable[[Status], None],
         clock: Clock,
     ) -> None:
-        self.status = status
+        self.status, self.max_memory = status, max_memory
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
         self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
         defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
@@ -239,6 +243,7 @@ class _Joining:
                 "the server's operator on one run file.",
                 two_columns(rows, f"{self.party.name} expects", "the server"),
             )
+        check_memory(config, self.party, self.max_memory)
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
             raise ConfigError(

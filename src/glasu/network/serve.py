@@ -23,7 +23,8 @@ from glasu.network.state_file import Durable
 from glasu.network.status import Status, View
 from glasu.network.transport import listening
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
 from glasu.report import RunReport, versions
@@ -48,6 +49,7 @@ def serve(
     fresh: bool = False,
     wait: float = 600.0,
     on_nonsense: OnNonsense = "stop",
+    connections: int | None = None,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -65,6 +67,7 @@ def serve(
         fresh: start over, and remove what is there once all parties have joined.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
+        connections: the greatest number of TCP connections; None: enough for all parties and some more.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
         status: is told after every round where the run stands.
@@ -75,7 +78,7 @@ def serve(
     config = for_network(config, kit.roster)
     serving = _Serving(config, kit, out, wait, on_nonsense, observe, tell, status, clock, fresh)
     watched(serving.view)
-    return serving.run(listen, listened)
+    return serving.run(listen, listened, connections)
 
 
 class _Serving:
@@ -140,11 +143,11 @@ class _Serving:
             closed=False,
         )
 
-    def run(self, listen: str, listened: Callable[[int], None]) -> RunReport | None:
+    def run(self, listen: str, listened: Callable[[int], None], connections: int | None) -> RunReport | None:
         """Serve until all is done and written."""
         if self.durable["closed"] and not self.begins:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
-            with listening(self.hub, self.kit, listen) as port:
+            with listening(self.hub, self.kit, listen, connections=connections) as port:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL)
             self.store.clear()
@@ -153,7 +156,7 @@ class _Serving:
         if saved:
             self.accounts.restore(self.store.load(saved).facts["traffic"])
             self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
-        with listening(self.hub, self.kit, listen, self._pin) as port:
+        with listening(self.hub, self.kit, listen, self._pin, connections) as port:
             listened(port)
             try:
                 report = self._until_finished()

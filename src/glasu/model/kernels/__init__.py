@@ -3,8 +3,8 @@
 The loops are in `loops.py`. They are loaded at the first use of one, because importing numba takes a second and the
 server never needs it. Numba compiles a loop when it is first called, and again for arguments of other types.
 
-`labels` is an array of the caller: one int32 per node, -1 everywhere. A kernel resets every entry that it marked, so no call
-costs time or memory in proportion to the graph. Two threads must not use one array at the same time.
+`labels` is an array of the caller: one int32 per node, -1 everywhere. A kernel resets every entry that it marked, so no
+call costs time or memory in proportion to the graph. Two threads must not use one array at the same time.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from glasu.errors import GlasuError
 from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.findings import Finding
 from glasu.network.doctor.machine import disk_finding
-from glasu.network.party_setup import build_client, fitted, label_facts
+from glasu.network.party_setup import build_client, check_memory, fitted, label_facts
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimiser, the best weights so far
@@ -55,11 +55,12 @@ def _outside(graph: Graph, edges: slice) -> Any:
 
 
 def settings_findings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path
+    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path, max_memory: int | None = None
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits, the model's size; and state what must be equal."""
     try:
         refuse_unfit_for_network(config)
+        check_memory(config, party, max_memory)
         config, party = fitted(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except GlasuError as error:
