@@ -483,3 +483,38 @@ def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
     result = computed(model, sampler, torch.randn(NODES, 5), None, np.empty(0, np.int64))
     assert result.shape == (0, 6)
+
+
+@pytest.mark.parametrize("form", ["in memory", "stored"])
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
+    torch.manual_seed(0)
+    graph, nodes = graph_of("symmetric"), np.array([7, 2, 9])
+    config = ModelConfig(backbone=backbone, num_layers=2, hidden=6, aggregation_layers=(1,), heads=2)
+    model = ClientModel(
+        config, num_clients=2, num_features=5, num_outputs=3, stream=lambda name, layer: Stream(0, name, layer=layer)
+    )
+    run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
+    sampler, features = Sampler(run, graph, 0), torch.randn(NODES, 5)
+    stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
+    step = exact.ExactInference(model, sampler, features if form == "in memory" else stored, nodes)
+    hidden = step.encode()
+    for layer in range(2):
+        hidden = step.layer(layer, hidden)
+    everything = np.arange(NODES)
+    expected, initial = model.encode(features, no_dropout())
+    for layer, targets in enumerate((everything, nodes)):
+        rows = None if initial is None else initial[torch.from_numpy(targets)]
+        expected = model.sublayer(layer, expected, rows, sampler.exact_block(targets), no_dropout())
+    torch.testing.assert_close(hidden, expected, **CLOSE)
+    torch.testing.assert_close(step.logits(hidden), model.classify(expected, no_dropout()), **CLOSE)
+    assert not hidden.requires_grad
+
+
+def test_long_exact_inference_reports_the_share_that_is_done(monkeypatch):
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 4)
+    model, sampler = exact_setting("gcn", graph_of("symmetric"))
+    step = exact.ExactInference(model, sampler, torch.randn(NODES, 5), np.arange(NODES))
+    shares = list(step.layer_in_parts(0, step.encode()))
+    assert shares == [pytest.approx(done / NODES) for done in (4, 8, 12, 14)]
+    assert step.partials[0].shape == (NODES, 6)

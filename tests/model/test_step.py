@@ -1,6 +1,9 @@
-"""Both ways through a client's layers are those of the plain network: forward, back, and stopped between layers."""
+"""A step computes the values and gradients of the plain network, also if it stops between two layers."""
 
 from __future__ import annotations
+
+import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from glasu.model.fused.gcnii import FusedStep, FusedWeights
 from glasu.model.optimizer import Optimizer, lay_out_weights
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
-from glasu.model.step import AutogradStep, Inputs, Step
+from glasu.model.step import AutogradStep, Inputs, Step, Steps
 from glasu.model.task import TASKS
 from glasu.randomness import Stream
 
@@ -236,6 +239,43 @@ def test_a_way_that_only_goes_forward_keeps_no_tape():
     passing = AutogradStep(model, inputs_of(model), no_dropout(), recording=False)
     assert not forward(passing).requires_grad
     assert not passing._tapes
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"), [({}, FusedStep), ({"alpha": 0.6}, AutogradStep), ({"backbone": "sage"}, AutogradStep)]
+)
+def test_the_backbone_and_the_settings_decide_which_step_is_made(keys, kind):
+    model = model_of(**keys)
+    steps = Steps(model, Optimizer(RunConfig(), model))
+    assert type(steps.make(inputs_of(model), no_dropout())) is kind
+
+
+def test_blocks_that_are_held_dense_use_autograd():
+    model = model_of()
+    inputs = inputs_of(model)
+    first = dataclasses.replace(inputs.blocks[0], dense=inputs.blocks[0].matrix.toarray())
+    inputs = dataclasses.replace(inputs, blocks=(first, *inputs.blocks[1:]))
+    steps = Steps(model, Optimizer(RunConfig(), model))
+    assert type(steps.make(inputs, no_dropout())) is AutogradStep
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_fused_and_an_autograd_step_change_the_weights_alike(momentum):
+    config = RunConfig(train=TrainConfig(optimizer="sgd", momentum=momentum, learning_rate=0.1, weight_decay=0.01))
+    found = []
+    for make in (lambda model, optimizer: Steps(model, optimizer).make, lambda model, _: partial(AutogradStep, model)):
+        torch.manual_seed(0)  # of the biases that `model_of` draws
+        model = model_of()
+        optimizer = Optimizer(config, model)
+        maker = make(model, optimizer)
+        for number in range(2):
+            passing = maker(inputs_of(model), dropout_of(0.3))
+            logits = forward(passing)
+            back(passing, torch.full_like(logits, 0.1 * (number + 1)))
+            optimizer.step(passing.pending)
+        found.append(model.state_dict())
+    for name, weight in found[0].items():
+        torch.testing.assert_close(weight, found[1][name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
