@@ -8,9 +8,18 @@ import numbers
 import sys
 import types
 import typing
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from glasu import registry
 from glasu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Marks a string field whose values are the choices of a seam: `Annotated[str, Choice("sampler")]`."""
+
+    seam: str
 
 
 def require(condition: bool, value: object, rule: str) -> None:
@@ -47,6 +56,9 @@ def _convert(value: Any, option: Any) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in typing.get_args(option):
             return value
+    elif origin is Annotated:
+        if isinstance(value, str) and registry.is_choice(_seam(option), value):
+            return value
     elif origin is tuple:
         if isinstance(value, (list, tuple)):
             inner = typing.get_args(option)
@@ -65,10 +77,17 @@ def _convert(value: Any, option: Any) -> Any:
     raise TypeError
 
 
+def _seam(option: Any) -> str:
+    (choice,) = typing.get_args(option)[1:]
+    assert isinstance(choice, Choice)
+    return choice.seam
+
+
 def _describe(option: Any) -> str:
     origin = typing.get_origin(option)
-    if origin is Literal:
-        return " or ".join(f'"{choice}"' for choice in typing.get_args(option))
+    if origin in (Literal, Annotated):
+        known = typing.get_args(option) if origin is Literal else registry.choices(_seam(option))
+        return " or ".join(f'"{choice}"' for choice in known)
     if origin is tuple:
         inner = typing.get_args(option)
         if inner[-1] is Ellipsis:
@@ -97,7 +116,7 @@ class Section:
     section: typing.ClassVar[str]
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = typing.get_type_hints(type(self), include_extras=True)
         faults = []
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             value = _to_python(getattr(self, item.name))

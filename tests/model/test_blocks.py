@@ -24,7 +24,6 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import Stream
 
-pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 

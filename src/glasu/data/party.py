@@ -194,9 +194,6 @@ def have_labels(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).all(axis=1))
 
 
-labelled = have_labels  # former name; delete when no caller is left
-
-
 def _convert_ids(ids: NDArray[np.generic]) -> NDArray[np.int64] | NDArray[np.str_]:
     ids = np.asarray(ids)
     return ids.astype(np.int64, copy=False) if ids.dtype.kind in "iu" else ids.astype(np.str_, copy=False)
