@@ -26,12 +26,12 @@ LEVELS = {
     "wire": 6,
     "data": 5,
     "config": 4,
-    "blas": 3,
     "config_section": 2,
     "compiling": 1,
     "files": 1,
     "randomness": 1,
     "records": 1,
+    "registry": 1,
     "timing": 1,
     "errors": 0,
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.party import PartyData, labelled
+from glasu.data.party import PartyData, have_labels
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
 from glasu.model.dropout import Dropout, no_dropout
@@ -95,7 +95,7 @@ class NodeData:
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        known: NodeSet = party.splits.train[labelled(party.labels[party.splits.train])]
+        known: NodeSet = party.splits.train[have_labels(party.labels[party.splits.train])]
         return known
 
     def evaluation_nodes(self, split: str) -> NodeSet:

@@ -6,7 +6,7 @@ encoding the same message again gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu import registry
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
@@ -258,6 +259,28 @@ def use_for_all_kinds(encoding: Encoding) -> Mapping[Kind, Encoding]:
     return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
 
 
+def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return use_for_all_kinds(Plain(config.wire.precision))
+
+
+def _bf16(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return {**use_for_all_kinds(BFloat16()), "probabilities": Plain()}
+
+
+def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
+    gradient = Int8(config.model.hidden, stochastic=True, seed=config.train.seed)
+    return {"representation": Int8(config.model.hidden), "gradient": gradient, "probabilities": Plain()}
+
+
+# The choices of wire.precision: each returns the encoding of every kind of tensor.
+ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
+    "fp32": _plain,
+    "bf16": _bf16,
+    "int8": _int8,
+    "fp64": _plain,
+}
+
+
 def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
 
@@ -265,10 +288,5 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
     they decide which model is selected, and they are few.
     """
-    precision, width, seed = config.wire.precision, config.model.hidden, config.train.seed
-    if precision == "bf16":
-        return {**use_for_all_kinds(BFloat16()), "probabilities": Plain()}
-    if precision == "int8":
-        gradient = Int8(width, stochastic=True, seed=seed)
-        return {"representation": Int8(width), "gradient": gradient, "probabilities": Plain()}
-    return use_for_all_kinds(Plain(precision))
+    encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
+    return encodings
