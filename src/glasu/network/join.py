@@ -38,13 +38,12 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
-from glasu.report import versions
-from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
+from glasu.records import read_record, to_plain
+from glasu.report import LedgerSummary, Seconds, SplitScores, build_party_report
+from glasu.runtime.checkpointing import START, Saver, Store, is_due, refuse_unknown_checkpoints
 from glasu.runtime.inprocess import one_thread_each
-from glasu.runtime.meter import Meter
 from glasu.runtime.output_dir import JOINING, OTHER_DATA
-from glasu.runtime.saver import Saver, is_due
-from glasu.runtime.states import client_from_plain, client_to_plain
+from glasu.runtime.telemetry import Cost, TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Clock
 from glasu.wire.message_key import ATTEMPTS
@@ -114,7 +113,7 @@ class _Joining:
     ) -> None:
         self.status, self.max_memory = status, max_memory
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
-        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
+        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, TrafficCounter()
         defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         defaults["party"] = party.name
         self.durable = Durable(out / JOINING, defaults)
@@ -122,7 +121,7 @@ class _Joining:
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")
         if held is None and not fresh:
-            refuse_to_begin_among_others(self.checkpoints, JOINING)
+            refuse_unknown_checkpoints(self.checkpoints, JOINING)
         if None not in (run, held) and run != held:
             raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; give the --out of that one.")
         next_start(self.durable)
@@ -310,7 +309,7 @@ class _Joining:
         self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
         met(self.durable, begun=True)
         self.fresh = False
-        self._store().sweep()
+        self._store().remove_partial_files()
         self.saver = Saver(self._store())
 
     def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
@@ -319,23 +318,23 @@ class _Joining:
         self.saver.settle()
         state, round_index = first, int(begin["round"])
         if round_index:
-            snapshot = self._checkpoint(round_index, begin["digest"])
-            state = client_from_plain(snapshot.arrays, snapshot.facts)
+            state = self._checkpoint(round_index, begin["digest"])
             if self.meter.messages == 0 and state.traffic:
-                self.meter.restore(state.traffic["traffic"])
-                self.before = state.traffic["seconds"]
+                cost = read_record(Cost, state.traffic, "the cost in a checkpoint", finite=False)
+                self.meter.restore(cost.traffic)
+                self.before = cost.seconds.total
         client.restore(dataclasses.replace(state, incarnation=client.incarnation))
         self.attempt = int(begin["attempt"])
         client.attempt = self.attempt % ATTEMPTS
 
-    def _checkpoint(self, round_index: int, digest: str) -> Snapshot:
+    def _checkpoint(self, round_index: int, digest: str) -> ClientState:
         """Return the checkpoint of a round, if it is still the one that was proposed."""
         assert self.saver is not None
         store = self.saver.store
         found = store.digests().get(round_index)
         if found == digest:
             with suppress(DataError):  # it was intact a moment ago
-                return store.load(round_index)
+                return store.load(round_index, ClientState)
         here, there = found or "none", printable(digest or "none", 64)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {round_index} is gone, or another one: expected "
@@ -359,20 +358,20 @@ class _Joining:
                 continue
             self.saver.settle()
             for message in item:
-                self.meter.to_server(message)
+                self.meter.sent_to_server(message)
             with client.watch.measure("communication"):
                 answers = session.exchange(item, client.look_ahead)
             self._check(client, answers)
             for answer in answers:
-                self.meter.to_client(answer)
-            self.meter.exchanged(item)
+                self.meter.sent_to_clients(answer)
+            self.meter.exchange(item[0].key)
 
     def _after_round(self, client: Client, done: RoundDone) -> None:
         """Save what is due, and tell where this party stands."""
         assert self.saver is not None
-        spent = self._spent()
+        cost = self._cost()
         if is_due(client, client.config.train):
-            self.saver.save(client.round, client_to_plain(client.state(spent)))
+            self.saver.save(client.round, client.state(to_plain(cost)))
         self.status(
             Status(
                 round=client.round,
@@ -381,7 +380,7 @@ class _Joining:
                 loss=done.loss,
                 bytes_to_server=self.meter.bytes_to_server,
                 bytes_to_clients=self.meter.bytes_to_clients,
-                seconds=spent["seconds"],
+                seconds=cost.seconds.total,
             )
         )
 
@@ -393,8 +392,8 @@ class _Joining:
                     f"{answer.key.run.hex()} from the server."
                 )
 
-    def _spent(self) -> dict[str, Any]:
-        return {"traffic": self.meter.to_dict(), "seconds": self.before + self.clock() - self.start}
+    def _cost(self) -> Cost:
+        return Cost(self.meter.snapshot(), Seconds(self.before + self.clock() - self.start))
 
     def _write_results(self, client: Client) -> dict[str, Any]:
         """Write the selected weights and the report of this party."""
@@ -408,21 +407,17 @@ class _Joining:
             columns=(party.columns_digest(),),
             weights=(client.best_weights,),
         ).save(self.out / "model")
-        spent, ledger = self._spent(), client.release.ledger
-        report = {
-            "config": client.config.to_dict(),
-            "party": party.name,
-            "parties": list(names),
-            "run": client.run.hex(),
-            "test": client.tested,
-            "traffic": spent["traffic"],
-            "seconds": {"total": spent["seconds"], **client.watch.seconds},
-            "weights_sha256": [weights_digest(client.best_weights)],
-            "privacy": {
-                "secure_aggregation": client.config.privacy.secure_aggregation,
-                "ledger": [{"party": party.name, "head": ledger.head.hex(), "releases": ledger.rows()}],
-            },
-            "versions": versions(),
-        }
-        write_atomically(self.out / "report.json", (json.dumps(report, indent=2) + "\n").encode())
-        return report
+        cost = self._cost()
+        report = build_party_report(
+            client.config,
+            party=party.name,
+            parties=names,
+            run=client.run.hex(),
+            test=SplitScores.of(client.tested) if client.tested else None,
+            traffic=cost.traffic,
+            seconds=Seconds(cost.seconds.total, dict(client.watch.seconds)),
+            weights_sha256=weights_digest(client.best_weights),
+            ledger=LedgerSummary.of(party.name, client.release.ledger),
+        )
+        write_atomically(self.out / "report.json", report.to_json().encode())
+        return report.to_dict()

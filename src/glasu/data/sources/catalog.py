@@ -11,7 +11,8 @@ from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, draw_splits_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
-from glasu.data.partition import draw_splits_per_class, pool_parties, share_edges
+from glasu.data.methods import METHODS, override_settings
+from glasu.data.partition import draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import find_source
 from glasu.data.sources.source import DataSource, Statistics
@@ -49,11 +50,12 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
 
 def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> Loaded:
     """Return the parties as `load_parties` does, with statistics and notes on the data set."""
-    cache, train = cache or Cache(), config.train
+    cache = cache or Cache()
     data, notes = _read(config, cache, with_labels=not for_prediction)
     parties = _divide(config, data, cache)
     if not for_prediction:
-        check_parties(parties, "all" if train.method == "centralized" else train.labels, train.task)
+        used, _ = override_settings(config)
+        check_parties(parties, used.train.labels, used.train.task)
     return Loaded(parties, describe(data, cache), notes)
 
 
@@ -75,20 +77,18 @@ def choose_splits(party: PartyData, split: Split, seed: int, cache: Cache | None
 
 def _divide(config: RunConfig, data: Dataset, cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
-    settings, method = config.data, config.train.method
+    settings, method = config.data, METHODS[config.train.method]
     if isinstance(data, PartyData):
-        if method == "centralized":
+        if method.one_party:
             return [data]
-        fraction = 1.0 if method == "simulated" else settings.edge_fraction
+        fraction = override_settings(config)[0].data.edge_fraction
         parties = partition_once(cache, data, settings.num_clients, fraction, config.data_seed)
         return keep_labels(parties, config.train.labels)
-    if method == "centralized":
-        return [pool_parties(data)]
-    if settings.num_clients != type(settings).num_clients:
+    if not method.one_party and settings.num_clients != type(settings).num_clients:
         refuse_other_count(
             settings.num_clients, len(data), f"the parties of {settings.name or 'data.parties'!r} number"
         )
-    return share_edges(data) if method == "simulated" else data
+    return method.prepare(data)
 
 
 def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[Dataset, tuple[str, ...]]:
