@@ -110,7 +110,6 @@ def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
     return graph
 
 
-@pytest.mark.xfail(reason="protocol/ has one cycle of 8 modules", strict=True)
 def test_no_modules_import_each_other_not_even_for_type_checking():
     assert cycles(import_graph(modules())) == []
 
