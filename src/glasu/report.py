@@ -7,8 +7,11 @@ import importlib.metadata
 import json
 import math
 import platform
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from glasu import __version__
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a run."""
-    packages = ("glasu", "torch", "torch_geometric", "numpy", "scipy")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    """Return the versions that decide the bits of a run; a server installation has neither torch nor scipy."""
+    found = {"python": platform.python_version(), "glasu": __version__}
+    for package in ("torch", "torch_geometric", "numpy", "scipy"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.party import labelled
-
 NAMES = {
     "multiclass": ("accuracy", "macro_f1", "loss"),
     "multilabel": ("accuracy", "macro_f1", "micro_f1", "loss"),
@@ -24,6 +22,8 @@ def evaluate(probabilities: NDArray[Any], labels: NDArray[np.int64], task: str) 
         labels: shape (n,), or (n, C) of 0 and 1 for a multi-label task.
         task: "multiclass" or "multilabel"; the accuracy of the latter is the share of right yes-or-no decisions.
     """
+    from glasu.data.party import labelled  # loads scipy, which a server installation does not have
+
     known = labelled(labels)
     probabilities, labels = probabilities[known].astype(np.float64), labels[known]
     if not len(labels):
