@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.files import held
+    from glasu.files import hold_folder
     from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         _predict(args, party, kit, address, log)
         return
 
-    with held(out, WAIT):
+    with hold_folder(out, WAIT):
         report = join(
             party,
             kit,
@@ -117,12 +117,12 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
     import numpy as np
 
     from glasu.data.query_ids import asked_nodes
-    from glasu.files import held
+    from glasu.files import hold_folder
     from glasu.network.join_prediction import join_prediction
 
     helps = args.predict == NOTHING
     asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
-    with held(args.out, WAIT):
+    with hold_folder(args.out, WAIT):
         predicted = join_prediction(
             party,
             kit,

@@ -13,7 +13,7 @@ from glasu.config import RunConfig
 from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, TrainingError
-from glasu.files import held, write_atomically
+from glasu.files import hold_folder, write_atomically
 from glasu.protocol.messages import Event, RoundDone
 from glasu.runtime.checkpoint import SUFFIX, Snapshot, Store
 from glasu.runtime.inprocess import Observer
@@ -188,7 +188,7 @@ def keeping(keeper: Keeper, tell: Tell = lambda line: None) -> Iterator[None]:
 @contextmanager
 def checkpoint_folder(folder: Path) -> Iterator[Path]:
     """Hold the folder of a run's checkpoints against a second process; without any, it vanishes at the end."""
-    with held(folder):
+    with hold_folder(folder):
         try:
             yield folder
         finally:
