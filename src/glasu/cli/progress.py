@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
@@ -77,24 +76,6 @@ def log_shown(command: str) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-
-
-@contextmanager
-def counted(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """Show on standard error how many things are done; yields a function (done, total, the last one in words)."""
-    console = Console(stderr=True, quiet=quiet)
-    if not console.is_terminal:
-        yield lambda done, total, line: say([f"{done}/{total} {line}" if total else line], console)
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
-        task = progress.add_task(title)
-
-        def advance(done: int, total: int, line: str) -> None:
-            progress.update(task, completed=done, total=total or None)
-            say([line], progress.console)
-
-        yield advance
 
 
 @contextmanager
