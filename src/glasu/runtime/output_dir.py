@@ -74,7 +74,7 @@ def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
     path = out / REPORT
     try:
         run = _read_finished_run(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from None
