@@ -1,4 +1,4 @@
-"""Files are written whole, and one process at a time works in a folder."""
+"""Files are written whole, and one process at a time works in a folder; a write waits for a file descriptor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from glasu.errors import ConfigError, DataError
-from glasu.files import hold_folder, put_in_place, write_atomically
+from glasu.files import hold_folder, put_in_place, raise_descriptor_limit, retry_without_descriptors, write_atomically
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
-    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another command is at work here"):
-        with hold_folder(tmp_path):
-            pass
+    busy = pytest.raises(ConfigError, match="another command is at work here")
+    with hold_folder(tmp_path), busy, hold_folder(tmp_path):
+        pass
     with hold_folder(tmp_path):
         pass
 
@@ -62,9 +64,9 @@ def test_another_process_holds_a_folder_until_it_is_killed(tmp_path):
 
 def test_an_unusable_lock_file_is_not_reported_as_another_command(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(DataError, match=r"\.lock: cannot lock this folder \(Is a directory\)") as caught:
-        with hold_folder(tmp_path):
-            pass
+    unusable = pytest.raises(DataError, match=r"\.lock: cannot lock this folder \(Is a directory\)")
+    with unusable as caught, hold_folder(tmp_path):
+        pass
     assert "another command" not in str(caught.value)
 
 
@@ -75,6 +77,56 @@ def test_a_file_is_replaced_whole_and_gets_its_mode(tmp_path):
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [item.name for item in path.parent.iterdir()] == ["file"]
+
+
+@contextmanager
+def descriptor_limit(count):
+    """Let this process have so many open files at most while the block lasts."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def open_without_end(folder, descriptors):
+    while True:
+        descriptors.append(os.open(folder, os.O_RDONLY))
+
+
+def test_a_write_waits_until_a_file_descriptor_is_free(tmp_path):
+    taken = os.open(tmp_path, os.O_RDONLY)
+    with descriptor_limit(taken + 1):
+        more = []
+        with pytest.raises(OSError, match="Too many open files"):
+            open_without_end(tmp_path, more)  # lower numbers may be free
+        release = threading.Timer(0.5, lambda: [os.close(each) for each in (taken, *more)])
+        release.start()
+        write_atomically(tmp_path / "file", b"content")
+        release.join()
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_other_errors_are_not_retried():
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    with pytest.raises(FileNotFoundError):
+        retry_without_descriptors(fail)
+    assert len(calls) == 1
+
+
+def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with descriptor_limit(256):
+        raise_descriptor_limit()
+        soft, same = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert same == hard
+    assert soft == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
 
 
 LIMITED = """

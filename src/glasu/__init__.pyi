@@ -8,11 +8,11 @@ from glasu.config import WireConfig as WireConfig
 from glasu.data.alignment import align_in_clear as align_in_clear
 from glasu.data.folders import read_party as read_party
 from glasu.data.folders import write_party as write_party
-from glasu.data.partition import split_vertically as split_vertically
-from glasu.data.party import Graph as Graph
+from glasu.data.graph import Graph as Graph
 from glasu.data.party import PartyData as PartyData
 from glasu.data.party import Splits as Splits
 from glasu.data.sources.catalog import load_parties as load_parties
+from glasu.data.sources.pyg import split_vertically as split_vertically
 from glasu.errors import AlignmentError as AlignmentError
 from glasu.errors import ConfigError as ConfigError
 from glasu.errors import DataError as DataError

@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from glasu.errors import ConfigError, DataError
 
 LOCK = ".lock"
+T = TypeVar("T")
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of the process, of the system; both pass
+DESCRIPTORS_WITHIN = 10.0  # seconds
+MANY_DESCRIPTORS = 1 << 16
+
+
+def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPTORS_WITHIN) -> T:
+    """Return `action()`, and repeat it for some seconds while no file descriptor is free."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as its hard limit allows, up to 65,536."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file durably. A reader sees the old content or the new content, never a part.
 
+    It waits while no file descriptor is free.
+
     Raises:
         OSError: with `filename` set to `path`, also when the disk is full.
     """
+    retry_without_descriptors(lambda: _write_once(path, content, mode))
+
+
+def _write_once(path: Path, content: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with name_file(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -65,6 +102,8 @@ def name_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # of another library
+            raise OSError(f"{path}: {error}") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

@@ -19,7 +19,8 @@ from glasu.network import frames
 from glasu.protocol import server as servers
 from glasu.protocol.message_bytes import HEADER, encode
 from glasu.protocol.messages import Gradient, Message, Metrics, Partial, Proposal, Scores, TensorMessage, Waiting
-from glasu.runtime.checkpoint import Store
+from glasu.protocol.state import ClientState, ServerState
+from glasu.runtime.checkpointing import Store, to_arrays
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
 from network.test_faults import same_end
@@ -131,6 +132,14 @@ TENSORS = {
     "columns without end declared": (with_declared(8, 2**32 - 1, "<I"), "section declares"),
     "nothing to say": (lambda message: Waiting(key=message.key), "got"),
 }
+SCORES = {
+    "a huge probability": (lambda message: with_value(message, (0, 0), 1e30), r"in 0\.\.1, got 1e\+30"),
+    "a negative probability": (lambda message: with_value(message, (0, 0), -5), r"in 0\.\.1, got -5"),
+    "a row that does not sum to 1": (
+        lambda message: with_value(message, 0, 0.5),
+        r"rows that sum to 1, got a row that sums to 1\.5",
+    ),
+}
 NUMBERS = {
     "NaN": (lambda message: replace(message, values=message.values + np.array([0, np.nan, 0])), "NaN"),
     "infinity": (lambda message: replace(message, values=message.values + np.array([0, 0, np.inf])), "infinity"),
@@ -155,7 +164,15 @@ WAITING = {
     "metrics": (lambda message: Metrics(key=message.key, values=np.ones(3)), "got Metrics"),
 }
 
-QUICK = ("NaN", "none", "nothing to say", "other ones", "no set", "a gradient")  # the rest of the others is slow
+QUICK = (
+    "NaN",
+    "a huge probability",
+    "none",
+    "nothing to say",
+    "other ones",
+    "no set",
+    "a gradient",
+)  # the rest of the others is slow
 
 
 QUICK_OF_A = ("a row less", "no set")
@@ -166,6 +183,8 @@ def attacks_on(target):
     found = {**ANY}
     if issubclass(target.kind, TensorMessage):
         found |= TENSORS
+    if target.kind is Scores:
+        found |= SCORES
     if target.kind is Metrics:
         found |= NUMBERS if target.keys else {**NUMBERS, **OTHERS}
     if target.kind is Proposal or target.keys == AHEAD:
@@ -189,8 +208,9 @@ def role_of(owner):
     return owner.partition(" in run ")[0].partition(" of run ")[0]
 
 
-def plain(arrays, facts):
+def plain(state):
     """Return what a checkpoint holds, without what differs between two runs of the same settings."""
+    arrays, facts = to_arrays(state)
     kept = {key: value for key, value in facts.items() if key not in ("traffic", "incarnation", "run", "ledger_head")}
     return {name: value.tobytes() for name, value in arrays.items()}, kept
 
@@ -205,9 +225,9 @@ def honest(kits, tmp_path_factory):
             config, parties = tiny(**keys)
             states, save = {}, Store.save
 
-            def spy(self, round_index, arrays, facts):
-                states[role_of(self.owner), round_index] = plain(arrays, facts)
-                return save(self, round_index, arrays, facts)
+            def spy(self, round_index, state):
+                states[role_of(self.owner), round_index] = plain(state)
+                return save(self, round_index, state)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Store, "save", spy)
@@ -239,8 +259,8 @@ def nothing_has_happened(cluster, states):
             owner = "the server" if name == "server" else f"party {name}"
             run = cluster.run_id()
             store = Store(path.parent, f"the server of run {run}" if name == "server" else f"{owner} in run {run}")
-            snapshot = store.load(number)
-            found[number] = plain(snapshot.arrays, snapshot.facts) == states[owner, number]
+            state = store.load(number, ServerState if name == "server" else ClientState)
+            found[number] = plain(state) == states[owner, number]
         assert found == {1: True}, name
 
 

@@ -15,9 +15,8 @@ import pytest
 from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
 from glasu.network import client_session as sessions
 from glasu.network import server_session as hubs
-from glasu.protocol.messages import RoundDone
-from glasu.runtime.checkpoint import Store
-from glasu.runtime.saver import Saver
+from glasu.protocol.requests import RoundDone
+from glasu.runtime.checkpointing import Saver, Store
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
 from network.test_faults import same_end

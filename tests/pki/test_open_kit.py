@@ -215,7 +215,7 @@ def test_fingerprints_count_the_same_without_colons_and_in_small_letters(copy):
         ("[]", "at least one"),
         ('"abc"', "roster: must be a list"),
         ("[1, 2]", "roster[0]: must be a string"),
-        ('["a", "../b"]', "files bear a party's name"),
+        ('["a", "../b"]', "the name is used in file names"),
         ('["a", "a"]', "must differ"),
     ],
 )

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.data.methods import override_settings
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Evaluated, Message, RoundDone
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.server import Server, server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process
@@ -227,7 +229,8 @@ def settings(**keys: Any) -> RunConfig:
     known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
-    return resolve(RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()}), num_nodes=100)[0]
+    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
+    return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from glasu.protocol.messages import Evaluated, Evaluating, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
 
 if TYPE_CHECKING:
-    from glasu.runtime.inprocess import Observer
+    from glasu.runtime.simulation import Observer
     from glasu.timing import Clock
 
 SILENCE = 30.0  # seconds between two lines about one long evaluation, where there is no terminal

@@ -21,7 +21,7 @@ from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a search that waits for its workers does not load torch
     from glasu.data.party import PartyData
-    from glasu.protocol.messages import Evaluated, Event
+    from glasu.protocol.requests import Evaluated, Event
     from glasu.protocol.state import Selection
 
 MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
@@ -136,10 +136,10 @@ class _Run:
     def __init__(
         self, config: RunConfig, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]
     ) -> None:
-        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
-        from glasu.runtime.meter import Meter
+        from glasu.runtime.telemetry import TrafficCounter
 
-        self.meter = Meter()
+        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
+        self.traffic = TrafficCounter()
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.selections: dict[str | None, Selection] = {}
         self.pruned = self.over_budget = self.ended = False
@@ -149,10 +149,11 @@ class _Run:
         """Train until the run is over or stopped."""
         import numpy as np
 
-        from glasu.runtime.simulation import simulate
+        from glasu.runtime.simulation import SimulationOptions, simulate
 
+        options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
         with suppress(_RunEnded), np.errstate(over="ignore", invalid="ignore"):  # divergence raises TrainingError
-            simulate(parties, self.config, observe=self, workers=workers, meter=self.meter)
+            simulate(parties, self.config, options)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
         """Return the best evaluation of each party up to a round; the earlier one of equals."""
@@ -172,10 +173,10 @@ class _Run:
 
     def __call__(self, event: Event) -> None:
         """Record an evaluation; raise `_RunEnded` if the run is over."""
-        from glasu.protocol.messages import Evaluated
+        from glasu.protocol.requests import Evaluated
 
         with self._lock:
-            if self.max_bytes is not None and self.meter.total > self.max_bytes:
+            if self.max_bytes is not None and self.traffic.total_bytes > self.max_bytes:
                 self.over_budget = self.ended = True
             elif isinstance(event, Evaluated) and event.split == "validation" and not self.ended:
                 self._record(event)
@@ -192,7 +193,7 @@ class _Run:
             raise DataError(
                 "a search compares validation scores, and the data has no validation nodes; see data.split."
             )
-        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.meter.total, score))
+        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.traffic.total_bytes, score))
         self.selections[party] = self.selections.get(party, Selection()).after(score, event.round)
         training = [who for who, selection in self.selections.items() if not selection.stops(train)]
         behind = [who for who in training if self.evaluations[who][-1].round < event.round]
@@ -203,5 +204,5 @@ class _Run:
             return
         share = event.round / train.num_rounds
         if self.max_bytes is not None:
-            share = max(share, self.meter.total / self.max_bytes)
+            share = max(share, self.traffic.total_bytes / self.max_bytes)
         self.pruned = self.ended = self.should_stop(share)

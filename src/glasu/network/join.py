@@ -28,22 +28,22 @@ from glasu.network.client_session import NewAttempt, Session
 from glasu.network.compatibility import in_one_line, offered, refuse_unfit_for_network, two_columns
 from glasu.network.fencing import STARTS, introduction, met, next_start
 from glasu.network.frames import Limits
-from glasu.network.party_setup import build_client, fitted, label_facts, party_facts, unexpected
+from glasu.network.party_setup import build_client, check_memory, fitted, label_facts, party_facts, unexpected
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import Durable
 from glasu.network.status import Status
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, Message, RoundDone
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Event, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
-from glasu.report import versions
-from glasu.runtime.checkpoint import START, Snapshot, Store, refuse_to_begin_among_others
+from glasu.records import read_record, to_plain
+from glasu.report import LedgerSummary, Seconds, SplitScores, build_party_report
+from glasu.runtime.checkpointing import START, Saver, Store, is_due, refuse_unknown_checkpoints
 from glasu.runtime.inprocess import one_thread_each
-from glasu.runtime.meter import Meter
 from glasu.runtime.output_dir import JOINING, OTHER_DATA
-from glasu.runtime.saver import Saver, is_due
-from glasu.runtime.states import client_from_plain, client_to_plain
+from glasu.runtime.telemetry import Cost, TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Clock
 from glasu.wire.message_key import ATTEMPTS
@@ -62,6 +62,7 @@ def join(
     run: str | None = None,
     fresh: bool = False,
     wait: float = 600.0,
+    max_memory: int | None = None,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -78,6 +79,7 @@ def join(
         run: take part in the run of this id only.
         fresh: start over, and remove what is there once the run begins.
         wait: seconds to wait for the server, and for the others.
+        max_memory: the bytes that the server's settings may make the model need; None: half of this machine's memory.
         observe: is told of every round.
         tell: is told what happens, in lines.
         status: is told after every round where this party stands.
@@ -88,7 +90,7 @@ def join(
             f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
         )
     with one_thread_each():
-        joining = _Joining(party, kit, out, expect, run, fresh, observe, tell, status, clock)
+        joining = _Joining(party, kit, out, expect, run, fresh, max_memory, observe, tell, status, clock)
         return joining.run(server, wait)
 
 
@@ -103,14 +105,15 @@ class _Joining:
         expect: RunConfig | None,
         run: str | None,
         fresh: bool,
+        max_memory: int | None,
         observe: Callable[[Event], None],
         tell: Tell,
         status: Callable[[Status], None],
         clock: Clock,
     ) -> None:
-        self.status = status
+        self.status, self.max_memory = status, max_memory
         self.party, self.kit, self.out, self.expect, self.only = party, kit, out, expect, run
-        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
+        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, TrafficCounter()
         defaults = {**STARTS, "run": None, "digest": None, "data": None, "finished": None, "closed": False}
         defaults["party"] = party.name
         self.durable = Durable(out / JOINING, defaults)
@@ -118,7 +121,7 @@ class _Joining:
         self.fresh = fresh  # until the run begins: what the folder holds is given up then, not before
         held = self._held("run")
         if held is None and not fresh:
-            refuse_to_begin_among_others(self.checkpoints, JOINING)
+            refuse_unknown_checkpoints(self.checkpoints, JOINING)
         if None not in (run, held) and run != held:
             raise ConfigError(f"{out}: holds a party's part of run {held}, not of {run}; give the --out of that one.")
         next_start(self.durable)
@@ -239,6 +242,7 @@ class _Joining:
                 "the server's operator on one run file.",
                 two_columns(rows, f"{self.party.name} expects", "the server"),
             )
+        check_memory(config, self.party, self.max_memory)
         config, party = fitted(config, self.party)
         if self._held("digest") not in (None, config.digest()):
             raise ConfigError(
@@ -305,7 +309,7 @@ class _Joining:
         self.durable.update(run=client.run.hex(), digest=client.config.digest(), data=self.data, **given_up)
         met(self.durable, begun=True)
         self.fresh = False
-        self._store().sweep()
+        self._store().remove_partial_files()
         self.saver = Saver(self._store())
 
     def _go_to(self, client: Client, first: ClientState, begin: Mapping[str, Any]) -> None:
@@ -314,23 +318,23 @@ class _Joining:
         self.saver.settle()
         state, round_index = first, int(begin["round"])
         if round_index:
-            snapshot = self._checkpoint(round_index, begin["digest"])
-            state = client_from_plain(snapshot.arrays, snapshot.facts)
+            state = self._checkpoint(round_index, begin["digest"])
             if self.meter.messages == 0 and state.traffic:
-                self.meter.restore(state.traffic["traffic"])
-                self.before = state.traffic["seconds"]
+                cost = read_record(Cost, state.traffic, "the cost in a checkpoint", finite=False)
+                self.meter.restore(cost.traffic)
+                self.before = cost.seconds.total
         client.restore(dataclasses.replace(state, incarnation=client.incarnation))
         self.attempt = int(begin["attempt"])
         client.attempt = self.attempt % ATTEMPTS
 
-    def _checkpoint(self, round_index: int, digest: str) -> Snapshot:
+    def _checkpoint(self, round_index: int, digest: str) -> ClientState:
         """Return the checkpoint of a round, if it is still the one that was proposed."""
         assert self.saver is not None
         store = self.saver.store
         found = store.digests().get(round_index)
         if found == digest:
             with suppress(DataError):  # it was intact a moment ago
-                return store.load(round_index)
+                return store.load(round_index, ClientState)
         here, there = found or "none", printable(digest or "none", 64)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {round_index} is gone, or another one: expected "
@@ -354,20 +358,20 @@ class _Joining:
                 continue
             self.saver.settle()
             for message in item:
-                self.meter.to_server(message)
+                self.meter.sent_to_server(message)
             with client.watch.measure("communication"):
                 answers = session.exchange(item, client.look_ahead)
             self._check(client, answers)
             for answer in answers:
-                self.meter.to_client(answer)
-            self.meter.exchanged(item)
+                self.meter.sent_to_clients(answer)
+            self.meter.exchange(item[0].key)
 
     def _after_round(self, client: Client, done: RoundDone) -> None:
         """Save what is due, and tell where this party stands."""
         assert self.saver is not None
-        spent = self._spent()
+        cost = self._cost()
         if is_due(client, client.config.train):
-            self.saver.save(client.round, client_to_plain(client.state(spent)))
+            self.saver.save(client.round, client.state(to_plain(cost)))
         self.status(
             Status(
                 round=client.round,
@@ -376,7 +380,7 @@ class _Joining:
                 loss=done.loss,
                 bytes_to_server=self.meter.bytes_to_server,
                 bytes_to_clients=self.meter.bytes_to_clients,
-                seconds=spent["seconds"],
+                seconds=cost.seconds.total,
             )
         )
 
@@ -388,8 +392,8 @@ class _Joining:
                     f"{answer.key.run.hex()} from the server."
                 )
 
-    def _spent(self) -> dict[str, Any]:
-        return {"traffic": self.meter.to_dict(), "seconds": self.before + self.clock() - self.start}
+    def _cost(self) -> Cost:
+        return Cost(self.meter.snapshot(), Seconds(self.before + self.clock() - self.start))
 
     def _write_results(self, client: Client) -> dict[str, Any]:
         """Write the selected weights and the report of this party."""
@@ -403,21 +407,17 @@ class _Joining:
             columns=(party.columns_digest(),),
             weights=(client.best_weights,),
         ).save(self.out / "model")
-        spent, ledger = self._spent(), client.release.ledger
-        report = {
-            "config": client.config.to_dict(),
-            "party": party.name,
-            "parties": list(names),
-            "run": client.run.hex(),
-            "test": client.tested,
-            "traffic": spent["traffic"],
-            "seconds": {"total": spent["seconds"], **client.watch.seconds},
-            "weights_sha256": [weights_digest(client.best_weights)],
-            "privacy": {
-                "secure_aggregation": client.config.privacy.secure_aggregation,
-                "ledger": [{"party": party.name, "head": ledger.head.hex(), "releases": ledger.rows()}],
-            },
-            "versions": versions(),
-        }
-        write_atomically(self.out / "report.json", (json.dumps(report, indent=2) + "\n").encode())
-        return report
+        cost = self._cost()
+        report = build_party_report(
+            client.config,
+            party=party.name,
+            parties=names,
+            run=client.run.hex(),
+            test=SplitScores.of(client.tested) if client.tested else None,
+            traffic=cost.traffic,
+            seconds=Seconds(cost.seconds.total, dict(client.watch.seconds)),
+            weights_sha256=weights_digest(client.best_weights),
+            ledger=LedgerSummary.of(party.name, client.release.ledger),
+        )
+        write_atomically(self.out / "report.json", report.to_json().encode())
+        return report.to_dict()

@@ -35,14 +35,15 @@ from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import Durable
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, timed
+from glasu.protocol.messages import timed
 from glasu.protocol.prediction import client_asking
+from glasu.protocol.requests import Event
 from glasu.report import versions
-from glasu.runtime.checkpoint import START
+from glasu.runtime.checkpointing import START
 from glasu.runtime.inprocess import one_thread_each
-from glasu.runtime.meter import Meter
 from glasu.runtime.output_dir import JOINING
 from glasu.runtime.predictions import write_predictions
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel, load_weights
 from glasu.timing import Clock
 from glasu.wire.message_key import ATTEMPTS
@@ -108,7 +109,7 @@ class _Predicting:
         clock: Clock,
     ) -> None:
         self.kit, self.out, self.asked, self.format = kit, out, np.asarray(asked, np.int64), file_format
-        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, Meter()
+        self.observe, self.tell, self.clock, self.meter = observe, tell, clock, TrafficCounter()
         self.durable = Durable(out / JOINING, {**STARTS, "run": None, "finished": None})
         if self.durable["finished"] is None:
             raise ConfigError(
@@ -239,11 +240,11 @@ class _Predicting:
                 self.observe(item)
                 continue
             for message in item:
-                self.meter.to_server(message)
+                self.meter.sent_to_server(message)
             answers = session.exchange(item)
             for answer in answers:
-                self.meter.to_client(answer)
-            self.meter.exchanged(item)
+                self.meter.sent_to_clients(answer)
+            self.meter.exchange(item[0].key)
 
     def _written(self, client: Client, nodes: NodeSet, probabilities: NDArray[Any]) -> Predicted:
         """Write what was received, in the order in which it was asked for, and what it cost."""
@@ -264,7 +265,7 @@ class _Predicting:
             "training": self.durable["run"],
             "asked": len(self.asked),
             "received": len(nodes),
-            "traffic": self.meter.to_dict(),
+            "traffic": self.meter.snapshot().to_dict(),
             "seconds": {"total": self.clock() - self.start, **client.watch.seconds},
             "privacy": {"ledger": [{"party": client.party.name, "head": ledger.head.hex(), "releases": ledger.rows()}]},
             "versions": versions(),

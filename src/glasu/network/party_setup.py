@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import choose_splits
+from glasu.errors import ConfigError
 from glasu.network.compatibility import (
     KIND,
     ORDER,
@@ -21,10 +24,12 @@ from glasu.network.compatibility import (
     protocol_facts,
     public_version,
 )
+from glasu.network.frames import Limits
 from glasu.protocol.client import Client
 from glasu.report import versions
 from glasu.timing import Clock, Stopwatch
 
+LAYER_BYTES = 16 << 10  # what the objects of one layer take, however narrow it is
 BUILDING = threading.Lock()  # first weights pass through torch's one generator: parties in one process take turns
 
 
@@ -78,6 +83,42 @@ def fitted(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party
+
+
+def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = None) -> None:
+    """Refuse settings whose model or messages do not fit into this party's memory, before anything is allocated.
+
+    The estimate is a lower bound: weights with their gradient, optimiser state and selected copy, and two matrices of
+    hidden rows for all nodes.
+
+    Args:
+        config: the server's settings.
+        party: this party's data.
+        max_memory: the bytes that may be needed; None: half of this machine's memory.
+    """
+    model, limit = config.model, total_memory() // 2 if max_memory is None else max_memory
+    size = 8 if config.wire.precision == "fp64" else 4
+    weights = model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden)
+    copies = 5 if config.train.optimizer == "adam" else 3
+    needed = size * (copies * weights + 2 * party.num_nodes * model.hidden) + model.num_layers * LAYER_BYTES
+    settings = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}: the model needs"
+    if needed <= limit:
+        needed = Limits(config, party.num_nodes, len(party.classes), config.data.num_clients).largest
+        settings = f"train.num_local_steps={config.train.num_local_steps}, model.hidden={model.hidden}: a message needs"
+    if needed > limit:
+        raise ConfigError(
+            f"{settings} at least {needed / 2**30:.1f} GiB, and this party allows {limit / 2**30:.1f} GiB. Ask the "
+            "server's operator for smaller values, or raise the limit with --max-memory."
+        )
+
+
+def total_memory() -> int:
+    """Return the bytes of memory of this machine, or of its container where that has a limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 34
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no control group of version 2, or "max"
+        return total
 
 
 def build_client(

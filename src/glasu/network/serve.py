@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glasu.config import RunConfig, resolve
+from glasu.config import Override, RunConfig, resolve
 from glasu.errors import CheckpointError, ConfigError, GlasuError
 from glasu.files import write_atomically
 from glasu.network.compatibility import for_network, protocol_facts
@@ -23,16 +23,23 @@ from glasu.network.state_file import Durable
 from glasu.network.status import Status, View
 from glasu.network.transport import listening
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Evaluated, Event, Message, RoundDone, Script
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.protocol.state import ServerState
-from glasu.report import RunReport, versions
-from glasu.runtime.accounts import SERVER_PARTS, Accounts
-from glasu.runtime.checkpoint import START, SUFFIX, Store, greatest_common, refuse_to_begin_among_others
-from glasu.runtime.meter import Meter
+from glasu.records import read_record, to_plain
+from glasu.report import PartySummary, RunReport, build_report, versions
+from glasu.runtime.checkpointing import (
+    START,
+    SUFFIX,
+    Saver,
+    Store,
+    find_common_round,
+    is_due,
+    refuse_unknown_checkpoints,
+)
 from glasu.runtime.output_dir import SERVING
-from glasu.runtime.saver import Saver, is_due
-from glasu.runtime.states import server_from_plain, server_to_plain
+from glasu.runtime.telemetry import SERVER_PARTS, Telemetry, TelemetryState
 from glasu.timing import Clock
 from glasu.wire.message_key import RUN_BYTES
 
@@ -48,6 +55,7 @@ def serve(
     fresh: bool = False,
     wait: float = 600.0,
     on_nonsense: OnNonsense = "stop",
+    connections: int | None = None,
     observe: Callable[[Event], None] = lambda event: None,
     tell: Tell = lambda line: None,
     status: Callable[[Status], None] = lambda status: None,
@@ -65,6 +73,7 @@ def serve(
         fresh: start over, and remove what is there once all parties have joined.
         wait: the seconds that a party may be without a connection.
         on_nonsense: whether a party's message that cannot be stops the run, or the run waits for that party to return.
+        connections: the greatest number of TCP connections; None: enough for all parties and some more.
         observe: is told of every round and evaluation.
         tell: is told what happens, in lines.
         status: is told after every round where the run stands.
@@ -75,7 +84,7 @@ def serve(
     config = for_network(config, kit.roster)
     serving = _Serving(config, kit, out, wait, on_nonsense, observe, tell, status, clock, fresh)
     watched(serving.view)
-    return serving.run(listen, listened)
+    return serving.run(listen, listened, connections)
 
 
 class _Serving:
@@ -106,9 +115,10 @@ class _Serving:
         run = secrets.token_hex(RUN_BYTES) if self.begins else self.durable["run"]
         self.store = Store(out / "checkpoints", f"the server of run {run}")
         if not self.begins:
-            self.store.opened(config.train.checkpoint_every, tell)
+            for line in self.store.open(config.train.checkpoint_every)[1]:
+                tell(line)
         self.saver = Saver(self.store)
-        self.accounts = Accounts(clock, [None], Meter(), SERVER_PARTS)
+        self.telemetry = Telemetry(clock, parts=SERVER_PARTS)
         welcome = {"config": config.to_dict(), "roster": list(kit.roster), "run": run}
         facts = {**protocol_facts(versions(), "training"), "parties": len(kit.roster)}
         self.hub = Hub(
@@ -124,7 +134,7 @@ class _Serving:
         )
         self._due: ServerState | None = None
         self._tested = False
-        self._overridden: dict[str, dict[str, Any]] = {}
+        self._overridden: dict[str, Override] = {}
 
     def _pin(self) -> None:
         """Begin a run, now that parties may come: hold the folder to it, unless it holds another one still."""
@@ -140,20 +150,20 @@ class _Serving:
             closed=False,
         )
 
-    def run(self, listen: str, listened: Callable[[int], None]) -> RunReport | None:
+    def run(self, listen: str, listened: Callable[[int], None], connections: int | None) -> RunReport | None:
         """Serve until all is done and written."""
         if self.durable["closed"] and not self.begins:
             self.tell(f"{self.out}: this run is finished, see report.json there; --fresh starts another one.")
-            with listening(self.hub, self.kit, listen) as port:
+            with listening(self.hub, self.kit, listen, connections=connections) as port:
                 listened(port)
                 self.hub.say_goodbye(FAREWELL)
             self.store.clear()
             return None
         saved = 0 if self.begins else max(self.store.digests())
         if saved:
-            self.accounts.restore(self.store.load(saved).facts["traffic"])
+            self.telemetry.restore(_telemetry_of(self.store.load(saved, ServerState)))
             self.tell(f"going on after round {saved} or the one before, as soon as all parties are there.")
-        with listening(self.hub, self.kit, listen, self._pin) as port:
+        with listening(self.hub, self.kit, listen, self._pin, connections) as port:
             listened(port)
             try:
                 report = self._until_finished()
@@ -202,7 +212,7 @@ class _Serving:
         stated = self.hub.gather(self.wait)
         rounds = {name: own.rounds for name, own in stated.items()}
         config, sizes, classes = self._agreed(stated)
-        common = greatest_common([self._rounds(), *rounds.values()])
+        common = find_common_round([self._rounds(), *rounds.values()])
         if common is None:
             listed = "; ".join(f"{name}: {', '.join(map(str, own)) or 'none'}" for name, own in rounds.items())
             raise CheckpointError(
@@ -213,13 +223,12 @@ class _Serving:
         attempt = 1 + self.durable["attempt"]
         self.durable.update(attempt=attempt)
         server = Server(config, self.kit.roster, sizes, bytes.fromhex(self.durable["run"]))
-        tally: Mapping[str, Any] = {}
+        recorded = TelemetryState()
         if common:
-            snapshot = self.store.load(common)
-            state = server_from_plain(snapshot.arrays, snapshot.facts)
+            state = self.store.load(common, ServerState)
             server.restore(state)
-            tally = state.traffic
-        self.accounts.rewind(tally)
+            recorded = _telemetry_of(state)
+        self.telemetry.rewind(recorded)
         self._tested, self._due = False, None
         self._server, script = server, server_script(server)
         self._advance(server, script, None)  # up to what it awaits first
@@ -245,36 +254,35 @@ class _Serving:
         while not self._tested:
             messages = self.hub.collect(self.wait, f"in round {server.round}")
             self.saver.settle()
-            with self.accounts.watch.measure("communication"):
+            with self.telemetry.watch.measure("communication"):
                 answers = self._advance(server, script, messages)
             if self._due is not None:
                 state, self._due = self._due, None
-                self.saver.save(state.round, server_to_plain(dataclasses.replace(state, traffic=self.accounts.state())))
-            with self.accounts.watch.measure("communication"):
+                self.saver.save(state.round, dataclasses.replace(state, traffic=to_plain(self.telemetry.state())))
+            with self.telemetry.watch.measure("communication"):
                 self.hub.answer(messages, answers, server.awaited)
 
     def _waited(self, seconds: float) -> None:
-        self.accounts.watch.seconds["waiting"] += seconds
+        self.telemetry.watch.seconds["waiting"] += seconds
 
     def _advance(
         self, server: Server, script: Script, messages: list[Message] | None
     ) -> tuple[Message, ...] | list[Message]:
         """Resume the script with one message of every party, note its events, and return the answers."""
-        meter = self.accounts.meter
         for message in messages or ():
-            meter.to_server(message)
+            self.telemetry.sent_to_server(message)
         item = next(script) if messages is None else script.send(messages)
         while isinstance(item, Event):
             self._notice(server, item)
             item = next(script)
         for answer in item:
-            meter.to_client(answer)
+            self.telemetry.sent_to_clients(answer)
         if messages and begins_exchange(messages[0].key):
-            meter.exchanged(messages[:1])
+            self.telemetry.exchange(messages[0].key)
         return tuple(item)
 
     def _notice(self, server: Server, event: Event) -> None:
-        self.accounts.recorder(event)
+        self.telemetry.observe(event)
         self.observe(event)
         if isinstance(event, Evaluated):
             self._tested = event.split == "test"
@@ -286,50 +294,42 @@ class _Serving:
 
     def view(self) -> View:
         """Return the server as it is now; also for other threads."""
-        server, accounts = self._server, self.accounts
-        meter, seconds = accounts.meter, accounts.seconds()
+        server = self._server
+        traffic, seconds = self.telemetry.traffic.snapshot(), self.telemetry.seconds()
         losses = server.losses[-1:] if server is not None else []
         status = Status(
             round=0 if server is None else server.round,
             num_rounds=self.asked.train.num_rounds,
             attempt=self.durable["attempt"],
             loss=losses[0] if losses else None,
-            bytes_to_server=meter.bytes_to_server,
-            bytes_to_clients=meter.bytes_to_clients,
-            seconds=seconds.pop("total"),
+            bytes_to_server=traffic.bytes_to_server,
+            bytes_to_clients=traffic.bytes_to_clients,
+            seconds=seconds.total,
         )
         return View(
             status=status,
             connected=self.hub.connected(),
             refused=self.hub.refused,
-            messages=meter.messages,
-            exchanges=meter.exchanges,
-            bytes_by_phase=dict(meter.by_phase),
-            seconds_by_part=seconds,
+            messages=traffic.messages,
+            exchanges=traffic.exchanges,
+            bytes_by_phase=dict(traffic.by_phase),
+            seconds_by_part=dict(seconds.parts),
             scores=self._scores,
             finished=self.durable["closed"],
         )
 
     def _report(self, server: Server, results: list[dict[str, Any]]) -> RunReport:
-        recorder, config = self.accounts.recorder, server.config
-        return RunReport(
-            config=config.to_dict(),
-            overridden=self._overridden,
-            parties=tuple(
-                {"name": name, "nodes": server.sizes.num_nodes, "labels": server.owner in (-1, index)}
-                for index, name in enumerate(self.kit.roster)
-            ),
-            notes=(),
-            test=recorder.scores("test", alone=False),
-            validation=recorder.scores("validation", alone=False),
-            history=recorder.history(),
-            losses=tuple(server.losses),
-            traffic=self.accounts.meter.to_dict(),
-            seconds=self.accounts.seconds(),
-            weights_sha256=tuple(printable(result.get("weights_sha256"), 64) for result in results),
-            privacy={"secure_aggregation": config.privacy.secure_aggregation},
-            versions=versions(),
-        )
+        parties = [
+            PartySummary(name, server.sizes.num_nodes, labels=server.owner in (-1, index))
+            for index, name in enumerate(self.kit.roster)
+        ]
+        weights = [printable(result.get("weights_sha256"), 64) for result in results]
+        measured = self.telemetry.measurements(server.losses)
+        return build_report(server.config, measured, parties, weights, overridden=self._overridden)
+
+
+def _telemetry_of(state: ServerState) -> TelemetryState:
+    return read_record(TelemetryState, state.traffic, "the telemetry of a checkpoint", finite=False)
 
 
 def opened(out: Path) -> Durable:
@@ -348,7 +348,7 @@ def goes_on(out: Path, durable: Durable, config: RunConfig, roster: Sequence[str
         roster: the parties.
     """
     if durable["run"] is None:
-        refuse_to_begin_among_others(out / "checkpoints", SERVING)
+        refuse_unknown_checkpoints(out / "checkpoints", SERVING)
         return False
     same_roster, same_settings = durable["roster"] == list(roster), durable["digest"] == config.digest()
     if same_roster and same_settings:

@@ -20,13 +20,14 @@ from glasu.network.server_session import Hub, NewProcess, OnNonsense, Tell
 from glasu.network.state_file import Durable
 from glasu.network.transport import listening
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Event, Exchange, Message
+from glasu.protocol.messages import Exchange, Message
 from glasu.protocol.prediction import server_asked
+from glasu.protocol.requests import Event
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
-from glasu.runtime.checkpoint import START
-from glasu.runtime.meter import Meter
+from glasu.runtime.checkpointing import START
 from glasu.runtime.output_dir import PREDICTING
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Clock
 from glasu.wire.message_key import RUN_BYTES
 
@@ -72,7 +73,7 @@ def serve_prediction(
         on_nonsense,
         settings=lambda nodes: resolve(config, nodes)[0],
     )
-    meter, start = Meter(), clock()
+    meter, start = TrafficCounter(), clock()
     with listening(hub, kit, listen) as port:
         listened(port)
         tell(f"prediction: this server and all of {', '.join(kit.roster)} must be online until it is done.")
@@ -81,7 +82,7 @@ def serve_prediction(
             report = {
                 "parties": list(kit.roster),
                 "nodes": nodes,
-                "traffic": meter.to_dict(),
+                "traffic": meter.snapshot().to_dict(),
                 "seconds": {"total": clock() - start},
                 "versions": versions(),
             }
@@ -115,7 +116,7 @@ def _training_of(out: Path, config: RunConfig, kit: Kit) -> str:
     return str(trained["run"])
 
 
-def _until_predicted(config: RunConfig, hub: Hub, meter: Meter, wait: float) -> int:
+def _until_predicted(config: RunConfig, hub: Hub, meter: TrafficCounter, wait: float) -> int:
     while True:
         try:
             server, script = _begin(config, hub, wait)
@@ -149,12 +150,12 @@ def _begin(asked: RunConfig, hub: Hub, wait: float) -> tuple[Server, Exchange[in
     return server, script
 
 
-def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: float) -> int:
+def _drive(hub: Hub, server: Server, script: Exchange[int], meter: TrafficCounter, wait: float) -> int:
     """Serve the exchanges to their end, and return for how many nodes."""
     while True:
         messages = hub.collect(wait, "in the prediction")
         for message in messages:
-            meter.to_server(message)
+            meter.sent_to_server(message)
         nodes = None
         try:
             item = script.send(messages)
@@ -167,8 +168,8 @@ def _drive(hub: Hub, server: Server, script: Exchange[int], meter: Meter, wait: 
             return int(nodes)
 
 
-def _count(meter: Meter, messages: list[Message], answers: Any) -> None:
+def _count(meter: TrafficCounter, messages: list[Message], answers: Any) -> None:
     for answer in answers:
-        meter.to_client(answer)
+        meter.sent_to_clients(answer)
     if begins_exchange(messages[0].key):
-        meter.exchanged(messages[:1])
+        meter.exchange(messages[0].key)

@@ -1,70 +1,33 @@
-"""Counts messages, bytes and exchanges around any runtime, as they are encoded on the wire."""
+"""Former names of `TrafficCounter`; delete this module when no caller is left."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from glasu.protocol.message_bytes import measured
 from glasu.protocol.messages import Message
+from glasu.runtime.telemetry import TrafficCounter
+from glasu.wire.message_key import Key
 
 
-@dataclass
-class Meter:
-    """Traffic so far; evaluation and redone rounds count too."""
-
-    bytes_to_server: int = 0
-    bytes_to_clients: int = 0
-    messages: int = 0
-    exchanges: int = 0
-    by_kind: Counter[str] = field(default_factory=Counter)
-    by_phase: Counter[str] = field(default_factory=Counter)
-    exchanges_by_phase: Counter[str] = field(default_factory=Counter)
-    _last: tuple[Message, list[tuple[str, str, int]]] | None = field(default=None, repr=False, compare=False)
+class Meter(TrafficCounter):
+    """A TrafficCounter with its former names."""
 
     @property
     def total(self) -> int:
-        return self.bytes_to_server + self.bytes_to_clients
+        return self.total_bytes
 
     def to_server(self, message: Message) -> None:
-        """Count a message from a client."""
-        self.bytes_to_server += self._count(message)
+        """Count a message from one client."""
+        self.sent_to_server(message)
 
     def to_client(self, message: Message) -> None:
         """Count a message to one client."""
-        self.bytes_to_clients += self._count(message)
+        self.sent_to_clients(message)
 
-    def _count(self, message: Message) -> int:
-        if self._last is None or message is not self._last[0]:  # an answer to all is one message, sent to each
-            self._last = message, measured(message)
-        total = 0
-        for kind, phase, size in self._last[1]:
-            self.by_kind[kind] += size
-            self.by_phase[phase] += size
-            total += size
-        self.messages += 1
-        return total
-
-    def exchanged(self, messages: Sequence[Message]) -> None:
-        """Count one round trip: messages that a client sent together, and their answers."""
-        self.exchanges += 1
-        self.exchanges_by_phase[messages[0].key.phase.reported] += 1
-
-    def restore(self, figures: Mapping[str, Any]) -> None:
-        """Go on from figures that `to_dict` gave."""
-        for name, value in figures.items():
-            setattr(self, name, Counter(value) if isinstance(value, Mapping) else value)
+    def exchanged(self, key: Key) -> None:
+        """Count one exchange."""
+        self.exchange(key)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures for the report."""
-        return {
-            "bytes_to_server": self.bytes_to_server,
-            "bytes_to_clients": self.bytes_to_clients,
-            "messages": self.messages,
-            "exchanges": self.exchanges,
-            "by_kind": dict(self.by_kind),
-            "by_phase": dict(self.by_phase),
-            "exchanges_by_phase": dict(self.exchanges_by_phase),
-        }
+        """Return the figures for a report."""
+        return self.snapshot().to_dict()

@@ -6,7 +6,7 @@ what it then says. It has no memory either: a message made again is the same byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu import registry
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
@@ -52,6 +53,22 @@ class Encoding(Protocol):
     def decode(self, payload: Array) -> Array:
         """Return the numbers that every reader of an array without a flaw computes with."""
 
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        """Add encoded arrays in the given order and divide the sum; return it encoded, once for every key.
+
+        The server calls nothing else: for a mean (divisor M), for a sum (divisor 1), and for shares of a gradient (one
+        key per receiver).
+
+        Args:
+            payloads: arrays without a flaw, of one shape.
+            divisor: the divisor of the sum.
+            keys: the keys of the messages that will carry the result.
+            first_row: the position of the rows in their tensor.
+        """
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the encoded size of a row."""
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -76,6 +93,12 @@ class Plain:
 
     def decode(self, payload: Array) -> Array:
         return payload
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        return [_add(payloads, divisor)] * len(keys)
+
+    def row_bytes(self, columns: int) -> int:
+        return columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,13 @@ class BFloat16:
     def decode(self, payload: Array) -> Array:
         bits: Array = payload.astype("<u4") << 16
         return bits.view("<f4")
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        total = _add([self.decode(payload) for payload in payloads], divisor)
+        return [self.encode(total, keys[0], first_row)] * len(keys)
+
+    def row_bytes(self, columns: int) -> int:
+        return 2 * columns
 
 
 @dataclass(frozen=True)
@@ -165,6 +195,15 @@ class Int8:
         values *= self._steps(payload)
         return values.reshape(len(payload), blocks.shape[1] * self.width)
 
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        total = _add([self.decode(payload) for payload in payloads], divisor)
+        if not self.stochastic:
+            return [self.encode(total, keys[0], first_row)] * len(keys)
+        return [self.encode(total, key, first_row) for key in keys]  # every receiver gets its own rounding
+
+    def row_bytes(self, columns: int) -> int:
+        return columns // self.width * (_STEP_BYTES + self.width)
+
     def _blocks(self, payload: Array) -> Array:
         block = _STEP_BYTES + self.width
         return payload.reshape(len(payload), payload.shape[1] // block, block)
@@ -192,6 +231,17 @@ _TOO_LARGE = np.float32(2.0**127)  # from here on a row counts as infinite
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 of them are still a number
 
 
+def _add(arrays: Sequence[Array], divisor: int) -> Array:
+    """Return the sum in the order given, divided; an overflow becomes infinity, which the server refuses."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = arrays[0].copy()
+        for array in arrays[1:]:
+            total += array
+        if divisor != 1:
+            total /= divisor
+    return total
+
+
 def _not_of(dtype: np.dtype[Any], payload: Array) -> str:
     if payload.ndim == 2 and payload.dtype == dtype:
         return ""
@@ -208,6 +258,28 @@ def alike(encoding: Encoding) -> Mapping[Kind, Encoding]:
     return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
 
 
+def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return alike(Plain(config.wire.precision))
+
+
+def _bf16(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return {**alike(BFloat16()), "probabilities": Plain()}
+
+
+def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
+    gradient = Int8(config.model.hidden, stochastic=True, seed=config.train.seed)
+    return {"representation": Int8(config.model.hidden), "gradient": gradient, "probabilities": Plain()}
+
+
+# The choices of wire.precision: each returns the encoding of every kind of tensor.
+ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
+    "fp32": _plain,
+    "bf16": _bf16,
+    "int8": _int8,
+    "fp64": _plain,
+}
+
+
 def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     """Return how each kind of tensor travels, in both directions.
 
@@ -215,10 +287,5 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     every round must not be lost in every round. Class probabilities are what a run is judged by, and few: they travel
     as computed.
     """
-    precision, width, seed = config.wire.precision, config.model.hidden, config.train.seed
-    if precision == "bf16":
-        return {**alike(BFloat16()), "probabilities": Plain()}
-    if precision == "int8":
-        gradient = Int8(width, stochastic=True, seed=seed)
-        return {"representation": Int8(width), "gradient": gradient, "probabilities": Plain()}
-    return alike(Plain(precision))
+    encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
+    return encodings

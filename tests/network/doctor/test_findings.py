@@ -165,7 +165,7 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
     party = tiny_parties()[0]
     indices = party.graph.indices.copy()
     indices[:2] = (24, -1)
-    found = data_findings(opened(party, Graph.opened(party.graph.indptr, indices)))
+    found = data_findings(opened(party, Graph.without_checks(party.graph.indptr, indices)))
     assert levels(found)["edges"] == "bad"
     assert "2 of them name nodes" in found[-1].said
 
@@ -208,6 +208,12 @@ def test_labels_that_are_not_there_are_bad_and_the_reason_stays_here(tmp_path):
     assert levels(found) == {"settings": "bad"}
     assert "has no labels" in found[0].detail
     assert facts == {}
+
+
+def test_a_model_above_the_memory_limit_is_bad(tmp_path):
+    found, _ = settings_findings(settings(), tiny_parties()[0], ["a", "b", "c"], tmp_path, max_memory=1000)
+    assert levels(found) == {"settings": "bad"}
+    assert "model.hidden=" in found[0].detail
 
 
 def test_a_party_whose_labels_are_not_used_needs_none(tmp_path):

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.cache.workspace import row_pieces
-from glasu.data.party import Graph, PartyData, labelled
+from glasu.data.cache.arrays import row_pieces
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.findings import Finding
 from glasu.network.doctor.machine import disk_finding
-from glasu.network.party_setup import build_client, fitted, label_facts
+from glasu.network.party_setup import build_client, check_memory, fitted, label_facts
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimiser, the best weights so far
@@ -55,11 +56,12 @@ def _outside(graph: Graph, edges: slice) -> Any:
 
 
 def settings_findings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path
+    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path, max_memory: int | None = None
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits, the model's size; and state what must be equal."""
     try:
         refuse_unfit_for_network(config)
+        check_memory(config, party, max_memory)
         config, party = fitted(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except GlasuError as error:
@@ -74,7 +76,7 @@ def _labels(party: PartyData) -> list[Finding]:
     if party.labels is None or party.splits is None:
         return []
     parts = {"train": party.splits.train, "validate": party.splits.validation, "test": party.splits.test}
-    known = {name: party.labels[nodes][labelled(party.labels[nodes])] for name, nodes in parts.items()}
+    known = {name: party.labels[nodes][have_labels(party.labels[nodes])] for name, nodes in parts.items()}
     said = ", ".join(f"{len(labels)} of {len(parts[name])} nodes to {name} with" for name, labels in known.items())
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
         return [Finding("labels", "warning", f"{said}: none to {' and none to '.join(empty)} with; enlarge the split")]

@@ -12,7 +12,7 @@ from glasu.errors import ConfigError
 from glasu.network.doctor.findings import Finding
 from glasu.network.serve import goes_on, opened
 from glasu.network.state_file import Durable
-from glasu.runtime.checkpoint import SUFFIX, refuse_to_begin_among_others
+from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
 from glasu.runtime.output_dir import JOINING, OTHER_DATA
 
 TOGETHER = "at the server and at every party"
@@ -47,7 +47,7 @@ def party_folder(out: Path, party: PartyData | None, only: str | None, *, fresh:
         return _given_up(out)
     if durable["run"] is None:
         try:
-            refuse_to_begin_among_others(out / "checkpoints", JOINING)
+            refuse_unknown_checkpoints(out / "checkpoints", JOINING)
         except ConfigError as error:
             return [Finding("folder", "bad", f"holds checkpoints of another run; {ANOTHER}", str(error))]
         return []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from glasu.config import RunConfig
@@ -18,10 +18,10 @@ from glasu.network.compatibility import in_one_line, offered, protocol_facts
 from glasu.network.doctor.data import data_findings, settings_findings
 from glasu.network.doctor.findings import Finding, Verdict, from_plain, told
 from glasu.network.doctor.machine import clock_finding, road_finding
-from glasu.network.frames import control, read_control
+from glasu.network.frames import ALIVE, control, read_control
 from glasu.network.party_setup import id_facts, unexpected
 from glasu.network.sanitize import SENTENCES, printable
-from glasu.network.transport import Line
+from glasu.network.transport import INBOUND_FRAMES, Line, drain
 from glasu.pki.kit import Kit
 from glasu.report import versions
 
@@ -38,6 +38,7 @@ def visit(
     own: list[Finding],
     expect: RunConfig | None = None,
     wait: float = 600.0,
+    max_memory: int | None = None,
     tell: Tell = lambda line: None,
     now: Callable[[], float] = time.time,
 ) -> Verdict:
@@ -51,6 +52,7 @@ def visit(
         own: what was found so far.
         expect: the settings that were agreed on.
         wait: seconds to wait for the server, and for the others.
+        max_memory: the bytes that the server's settings may make the model need; None: half of this machine's memory.
         tell: is told what happens, in lines.
         now: tells the seconds of this machine's clock.
     """
@@ -67,7 +69,7 @@ def visit(
         if expect is not None:
             own.append(_agreed(config, expect))
         if party is not None:
-            found, labels = settings_findings(config, party, welcome["roster"], out)
+            found, labels = settings_findings(config, party, welcome["roster"], out, max_memory)
             own, facts = [*own, *told(found, tell)], {**facts, **id_facts(party), **labels}
         verdict = call.ask("verdict", "findings", facts=facts, findings=[finding.to_dict() for finding in own])
         return Verdict({printable(role): from_plain(found) for role, found in dict(verdict["findings"]).items()})
@@ -114,7 +116,7 @@ class _Call:
 
     def __init__(self, kit: Kit, address: str, wait: float, tell: Tell) -> None:
         self.wait, self.tell = wait, tell
-        self._events: SimpleQueue[bytes | str] = SimpleQueue()
+        self._events: Queue[bytes | str] = Queue(INBOUND_FRAMES)
         self._line = Line(kit, address, lambda line, event: self._events.put(event))
 
     def ask(self, answer: str, question: str, **fields: Any) -> dict[str, Any]:
@@ -127,6 +129,8 @@ class _Call:
                 raise TransportError("it does not answer any more.") from None
             if isinstance(event, str):
                 raise TransportError(f"the connection ended: {printable(event, SENTENCES)}.")
+            if event == ALIVE:
+                continue
             told = read_control(event)
             if told["kind"] == answer:
                 return told
@@ -137,3 +141,4 @@ class _Call:
 
     def close(self) -> None:
         self._line.close()
+        drain(self._events)
