@@ -313,9 +313,11 @@ class _Reader:
             return self.read_float(typing.cast("float", value), path)
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
+        if annotation is datetime:
+            if isinstance(value, datetime) and value.tzinfo is not None:
+                return value
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
         if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
-            return value
-        if annotation is datetime and isinstance(value, datetime) and value.tzinfo is not None:
             return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
             return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")

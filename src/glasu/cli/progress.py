@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -60,22 +59,6 @@ def say(lines: Iterable[str], console: Console | None = None) -> None:
     console = console or Console(stderr=True)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def log_shown(command: str) -> Iterator[None]:
-    """Write the library's log lines for people to standard error while the block lasts."""
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: say([f"{command}: {record.getMessage()}"])  # type: ignore[method-assign]
-    logger = logging.getLogger("glasu")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 @contextmanager

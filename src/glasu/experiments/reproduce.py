@@ -19,7 +19,7 @@ from glasu.experiments.results import Result, as_csv, curves_as_csv, load_result
 from glasu.experiments.tables import Table, make_tables, to_markdown
 from glasu.experiments.workers import Report, run_tasks
 from glasu.files import hold_folder, write_atomically
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
 
 QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
 log = logging.getLogger(__name__)
@@ -125,7 +125,8 @@ def train_run(run: Run, report: Report, workers: int | None) -> Result | Trainin
     """Train; return the error of a run that diverged, so that the others continue."""
     loaded = load_once(run.config)
     try:
-        simulation = simulate(loaded.parties, run.config, workers=workers, notes=loaded.notes, clock=time.process_time)
+        options = SimulationOptions(workers=workers, notes=loaded.notes, clock=time.process_time)
+        simulation = simulate(loaded.parties, run.config, options)
     except TrainingError as error:
         return error
     return make_result(run, simulation.report)

@@ -136,9 +136,9 @@ class _Run:
     def __init__(
         self, config: RunConfig, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]
     ) -> None:
-        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
         from glasu.runtime.telemetry import TrafficCounter
 
+        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
         self.traffic = TrafficCounter()
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.selections: dict[str | None, Selection] = {}
@@ -151,8 +151,9 @@ class _Run:
 
         from glasu.runtime.simulation import SimulationOptions, simulate
 
+        options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
         with suppress(_RunEnded), np.errstate(over="ignore", invalid="ignore"):  # divergence raises TrainingError
-            simulate(parties, self.config, SimulationOptions(observer=self, workers=workers, traffic=self.traffic))
+            simulate(parties, self.config, options)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
         """Return the best evaluation of each party up to a round; the earlier one of equals."""
