@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.config import RunConfig
+from glasu.config import RunConfig, TrainConfig
 from glasu.data.party import Graph
 from glasu.model import kernels
 from glasu.model.backbones import backbone_class
@@ -68,8 +68,8 @@ class Sampler:
 
     def __new__(cls, config: RunConfig, *args: Any, **keys: Any) -> Self:
         """Build the sampler that the config names if this is the base class, as `pathlib.Path` does for systems."""
-        kind: type[Self] = registry.load("sampler", config.train.sampler) if cls is Sampler else cls
-        return super().__new__(kind)
+        kind = sampler_class(config.train) if cls is Sampler else cls
+        return super().__new__(kind)  # type: ignore[return-value]
 
     def __init__(
         self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
@@ -245,6 +245,12 @@ class SharedSeed(_Sampled):
 
 
 SAMPLERS: dict[str, type[Sampler]] = {"full": FullGraph, "neighbor": Neighbor, "shared": SharedSeed}
+
+
+def sampler_class(train: TrainConfig) -> type[Sampler]:
+    """Return the class of the sampler that the config names; "auto" must be resolved."""
+    found: type[Sampler] = registry.load("sampler", train.sampler)
+    return found
 
 
 def _product_chunks(graph: Graph, targets: NodeSet) -> Iterator[slice]:

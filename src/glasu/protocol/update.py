@@ -50,7 +50,7 @@ def local_update(
 
     if joint is None:
         joint = yield from walk_forward(client, step.encode(), compute_with(step), merge)
-    step.begin_back()
+    step.begin_backward()
     if client.has_labels:
         value, gradient = learner.loss_and_gradient(step, joint, batch)
     else:

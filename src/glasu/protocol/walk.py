@@ -60,6 +60,6 @@ def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Sh
             gradient = yield from share(layer, gradient)
             gradient = client.release.clip_gradient(step.partials[layer], gradient)
         assert gradient is not None
-        gradient = step.back(layer, gradient)
-    step.back_to_features(gradient)
+        gradient = step.backward_layer(layer, gradient)
+    step.backward_encoder(gradient)
     client.learner.optimizer.step(step.pending)
