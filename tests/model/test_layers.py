@@ -515,6 +515,5 @@ def test_long_exact_inference_reports_the_share_that_is_done(monkeypatch):
     monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 4)
     model, sampler = exact_setting("gcn", graph_of("symmetric"))
     step = exact.ExactInference(model, sampler, torch.randn(NODES, 5), np.arange(NODES))
-    shares = list(step.layer_in_parts(0, step.encode()))
+    shares = list(step.layer_in_parts(0, step.encode(), float))
     assert shares == [pytest.approx(done / NODES) for done in (4, 8, 12, 14)]
-    assert step.partials[0].shape == (NODES, 6)

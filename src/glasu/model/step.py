@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from glasu.model.dropout import Dropout
 from glasu.model.layers import Hidden, rows_of
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
+
+Report = TypeVar("Report")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +39,6 @@ class Inputs:
 class ForwardStep(ABC):
     """The forward pass: `encode`, then `layer` 0..L-1, then `logits`."""
 
-    def __init__(self) -> None:
-        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
-
     @abstractmethod
     def encode(self) -> Any:
         """Return H_m[0]: the features, or the output of the encoder. Pass it to `layer` 0."""
@@ -52,8 +51,10 @@ class ForwardStep(ABC):
     def logits(self, joint: Tensor) -> Tensor:
         """Return the output of the classifier, given H_m[L]."""
 
-    def layer_in_parts(self, layer: int, hidden: Any) -> Generator[float, None, Tensor]:
-        """Compute like `layer`. If that takes long, yield the finished share of the whole pass now and then."""
+    def layer_in_parts(
+        self, layer: int, hidden: Any, report: Callable[[float], Report]
+    ) -> Generator[Report, None, Tensor]:
+        """Compute like `layer`. If that takes long, yield `report(share)` after each part of the whole pass."""
         yield from ()
         return self.layer(layer, hidden)
 
@@ -67,8 +68,8 @@ class Step(ForwardStep):
     pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still change
 
     def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
-        super().__init__()
         self.inputs, self.dropout = inputs, dropout
+        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
 
     @abstractmethod
     def begin_backward(self) -> None:
@@ -85,20 +86,6 @@ class Step(ForwardStep):
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:
         """Finish the backward pass, given the gradient at H_m[0]. Weights change here at the earliest."""
-
-    # Old names, until the last caller uses the new ones.
-
-    def begin_back(self) -> None:
-        self.begin_backward()
-
-    def back_from_logits(self, gradient: Tensor) -> Tensor:
-        return self.backward_classifier(gradient)
-
-    def back(self, layer: int, gradient: Tensor) -> Tensor | None:
-        return self.backward_layer(layer, gradient)
-
-    def back_to_features(self, gradient: Tensor | None) -> None:
-        self.backward_encoder(gradient)
 
 
 class AutogradStep(Step):

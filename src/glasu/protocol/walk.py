@@ -25,25 +25,18 @@ def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[
         step: computes H_m[0], and H_m^+[l] from H_m[l].
         combine: returns H_m[l+1] where layer l aggregates, given l and H_m^+[l]. Elsewhere H_m[l+1] = H_m^+[l].
     """
+
+    def report(share: float) -> Evaluating:
+        """Return the progress of a long exact inference."""
+        return Evaluating(client.progress.round, share, client.name)
+
     hidden: Any = step.encode()
     for layer in range(client.config.model.num_layers):
-        hidden = yield from _compute_layer(client, step, layer, hidden)
+        hidden = yield from step.layer_in_parts(layer, hidden, report)
         if layer in client.config.model.aggregation_layers:
             hidden = yield from combine(layer, hidden)
     result: Tensor = hidden
     return result
-
-
-def _compute_layer(client: Client, step: ForwardStep, layer: int, hidden: Any) -> Script[Tensor]:
-    """Compute H_m^+[l]; a long computation reports its progress."""
-    parts = step.layer_in_parts(layer, hidden)
-    while True:
-        try:
-            share = next(parts)
-        except StopIteration as done:
-            result: Tensor = done.value
-            return result
-        yield Evaluating(client.progress.round, share, client.name)
 
 
 def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
