@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.sources.demo import news_service
-from glasu.runtime import simulation
-from glasu.runtime.simulation import simulate
+from glasu.protocol.requests import Evaluated
+from glasu.protocol.rounds import client_script
+from glasu.runtime.inprocess import Running, run_alone
+from glasu.runtime.simulation import make_clients, make_server, prepare_run, simulate
+from support.monolith import run_roles
 
 METHODS = {
     "GLASU Q=4": {},
@@ -61,7 +66,7 @@ def test_permuting_the_test_labels_changes_nothing_but_the_test_scores(keys):
     assert first == second  # weights, history, losses, traffic, ledger and all the rest
     assert len(first["history"]) > 1
     for client, other in zip(as_they_are.clients, permuted.clients, strict=True):
-        assert all(np.array_equal(own, other.weights()[name]) for name, own in client.learner.weights().items())
+        assert all(np.array_equal(own, other.learner.weights()[name]) for name, own in client.learner.weights().items())
 
 
 # --- read once, at the very end ----------------------------------------------------------------------------------
@@ -93,19 +98,25 @@ def watched(party):
 
 
 @of_every_method
-def test_every_party_reads_the_test_labels_once_after_all_else(monkeypatch, keys):
-    make_clients = simulation.make_clients
+def test_every_party_reads_the_test_labels_once_after_all_else(keys):
+    prepared = prepare_run(settings(keys), small_parties())
+    config, evaluations = prepared.config, Counter()
+    clients = make_clients(config, [watched(party) for party in prepared.parties])
 
-    def make_watched(config, parties, *rest):
-        return make_clients(config, [watched(party) for party in parties], *rest)
+    def see(client, action):
+        if isinstance(action, Evaluated) and action.split == "validation":
+            evaluations[client.name if client else "server"] += 1
 
-    monkeypatch.setattr(simulation, "make_clients", make_watched)
-    done = run(small_parties(), keys)
-    readers = [client.party for client in done.clients if client.party.labels is not None]
+    if config.model.aggregation_layers:
+        server = make_server(config, clients)
+        run_roles(clients, server, see, lambda action: see(None, action))
+    else:
+        run_alone([Running(client_script(client), partial(see, client), client.watch) for client in clients])
+    readers = [client for client in clients if client.party.labels is not None]
     assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)
-    for party in readers:
-        readings = party.labels.readings
+    for client in readers:
+        readings = client.party.labels.readings
         assert set(readings) == {"train", "validation", "test"}  # and never two splits at once
         assert readings[-1] == "test"
         assert readings.count("test") == 1
-        assert readings.count("validation") == len(done.report.history)
+        assert readings.count("validation") == (evaluations["server"] or evaluations[client.name]) > 1

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,15 +19,16 @@ from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.model.dropout import no_dropout
-from glasu.model.sampler import Sampler
-from glasu.protocol.client import Client
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, Joint, Message, Partial, Proposal, TensorMessage
-from glasu.protocol.requests import Evaluated
-from glasu.protocol.server import Server, Sizes, server_script
-from glasu.runtime.simulation import simulate
+from glasu.protocol.requests import Broadcast, Evaluated, Receive
+from glasu.protocol.rounds import server_script
+from glasu.protocol.server import Server, Sizes
+from glasu.runtime.drive import check_contribution, drive
+from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
-from support.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, identical, run, run_roles, settings, tiny_parties
 
 EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, stale steps, both kinds of riding along
     "backbone": "gcnii",
@@ -46,7 +49,8 @@ CHILD = """
 import sys
 sys.path[:0] = [{tests!r}]
 from support.monolith import settings, tiny_parties
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.timing import Stopwatch
 import torch
 torch.set_num_threads(2)
 report = simulate(tiny_parties(num_nodes=40), settings(**{keys!r})).report
@@ -309,12 +313,27 @@ def test_a_convolution_goes_with_backbone_custom_and_with_no_other(backbone, con
 RUN = bytes(12)
 
 
-def asked_server(names="abc", **keys):
-    """Return a server's script that waits for the first partials of parties a, b and c: round 0, layer 1."""
-    config = settings(aggregation_layers=(1, 3), **keys)
-    script = server_script(Server(config, list(names), Sizes(24, 6, 6), RUN))
-    assert not list(next(script))
-    return script
+class NoMore(Exception):  # noqa: N818
+    """The server waits for messages that will not come."""
+
+
+def serve(*turns, names="abc", **keys):
+    """Let a server read turns of one message per party; return its answers. It first expects round 0, layer 1."""
+    server = Server(settings(aggregation_layers=(1, 3), **keys), list(names), Sizes(24, 6, 6), RUN)
+    answers, left = [], list(turns)
+
+    def perform(request):
+        if isinstance(request, Broadcast):
+            answers.append(request.message)
+        elif isinstance(request, Receive):
+            if not left:
+                raise NoMore
+            pairs = enumerate(left.pop(0))
+            return [check_contribution(request, message, client, names[client]) for client, message in pairs]
+
+    with suppress(NoMore):
+        drive(server_script(server), perform, Stopwatch(lambda: 0.0))
+    return answers
 
 
 def partial(client, rows=24, width=6, *, dtype="<f8", kind=Partial, **about):
@@ -323,9 +342,9 @@ def partial(client, rows=24, width=6, *, dtype="<f8", kind=Partial, **about):
 
 
 def test_the_server_answers_partials_that_fit():
-    answers = asked_server().send([partial(m) for m in range(3)])
-    assert [type(answer) for answer in answers] == [Joint] * 3
-    np.testing.assert_array_equal(answers[0].value, np.ones((24, 6)))
+    (answer,) = serve([partial(m) for m in range(3)])
+    assert isinstance(answer, Joint)
+    np.testing.assert_array_equal(answer.value, np.ones((24, 6)))
 
 
 @pytest.mark.parametrize(
@@ -346,55 +365,49 @@ def test_the_server_answers_partials_that_fit():
 def test_the_server_refuses_a_partial_that_does_not_fit_naming_party_expected_and_got(wrong, said):
     odd = partial(**{"client": 1, **wrong})
     with pytest.raises(ProtocolError, match=said):
-        asked_server().send([partial(0), odd, partial(2)])
+        serve([partial(0), odd, partial(2)])
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_where_the_server_cannot_know_how_many_rows_there_are_the_majority_says(odd):
-    with pytest.raises(ProtocolError, match=r"expected shape \(9, 6\) as from most, got \(8, 6\)") as refused:
-        asked_server(sampler="shared").send([partial(client, rows=8 if client == odd else 9) for client in range(3)])
+    with pytest.raises(ProtocolError, match=r"expected shape \(9, 6\) as from most parties, got \(8, 6\)") as refused:
+        serve([partial(client, rows=8 if client == odd else 9) for client in range(3)], sampler="shared")
     assert refused.value.party == "abc"[odd]
 
 
 def test_two_parties_against_each_other_are_both_named_and_neither_is_blamed():
-    expected = r"expected one shape from all, got party 'a' \(8, 6\); party 'b' \(9, 6\); .* cannot tell"
+    expected = (
+        r"expected the same shape from all parties, got party 'a' \(8, 6\); party 'b' \(9, 6\)\. .* cannot decide"
+    )
     with pytest.raises(ProtocolError, match=expected) as refused:
-        asked_server("ab", sampler="shared").send([partial(0, rows=8), partial(1, rows=9)])
+        serve([partial(0, rows=8), partial(1, rows=9)], names="ab", sampler="shared")
     assert refused.value.party == ""
 
 
 @pytest.mark.parametrize("sampler", ["neighbor", "full"])
 def test_rows_of_a_set_that_the_server_knows_are_counted_however_many_agree_on_others(sampler):
-    script, sizes = asked_server(sampler=sampler, prefetch=1, num_rounds=2), {"neighbor": 9, "full": 24}
-    if sampler == "neighbor":
-        keys = [Key(run=RUN, phase=Phase.SAMPLING, client=client, round=0, layer=2) for client in range(3)]
-        script.send([Proposal(key=key, node_sets=(np.arange(9, dtype=np.int32),)) for key in keys])
-    rows = [7, sizes[sampler], 7]
-    with pytest.raises(ProtocolError, match=f"party 'a', .*: expected {sizes[sampler]} rows, got 7"):
-        script.send([ahead(client, rows[client], sampler) for client in range(3)])
+    expected = {"neighbor": 9, "full": 24}[sampler]
+    agreements = [[proposal(client, 1, round_index) for client in range(3)] for round_index in (0, 1)]
+    partials = [partial(client, rows) for client, rows in enumerate([7, expected, 7])]
+    with pytest.raises(ProtocolError, match=f"party 'a', .*: expected {expected} rows, got 7"):
+        serve(*(agreements if sampler == "neighbor" else ()), partials, sampler=sampler, prefetch=1, num_rounds=2)
 
 
-def ahead(client, rows, sampler):
-    """Return a partial with the node set of the next round, where one is agreed."""
-    sets = (np.arange(9, dtype=np.int32),) if sampler == "neighbor" else ()
-    return replace(partial(client, rows), node_sets=sets)
+def proposal(client, rounds, first=0, nodes=9):
+    """Return a proposal of node sets S[2] for several rounds."""
+    key = Key(run=RUN, phase=Phase.SAMPLING, client=client, round=first, layer=2)
+    return Proposal(key, tuple(np.arange(nodes, dtype=np.int32) for _ in range(rounds)))
 
 
 def test_the_server_refuses_a_partial_of_another_run():
     odd = partial(1, run=b"another run!")
     with pytest.raises(ProtocolError, match="party 'b'"):
-        asked_server().send([partial(0), odd, partial(2)])
+        serve([partial(0), odd, partial(2)])
 
 
 def test_the_server_refuses_node_sets_for_different_numbers_of_rounds():
-    script = asked_server(sampler="neighbor", prefetch=2, num_rounds=4)
-
-    def proposal(client, rounds):
-        key = Key(run=RUN, phase=Phase.SAMPLING, client=client, round=0, layer=2)
-        return Proposal(key=key, node_sets=tuple(np.arange(3, dtype=np.int32) for _ in range(rounds)))
-
     with pytest.raises(ProtocolError, match=r"party 'b', .*: expected node sets of 2 rounds, got 1"):
-        script.send([proposal(0, 2), proposal(1, 1), proposal(2, 2)])
+        serve([proposal(0, 2), proposal(1, 1), proposal(2, 2)], sampler="neighbor", prefetch=2, num_rounds=4)
 
 
 def test_a_client_refuses_an_answer_to_another_question():
@@ -403,7 +416,7 @@ def test_a_client_refuses_an_answer_to_another_question():
             return replace(message, key=message.key._replace(layer=1))
         return message
 
-    with pytest.raises(ProtocolError, match="got an answer to another message"):
+    with pytest.raises(ProtocolError, match="got the answer to another message"):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=confuse)
 
 
@@ -506,10 +519,10 @@ def test_a_sum_that_is_not_finite_is_not_sent_on(kind, keys, values, found):
     assert all(np.isfinite(message.value).all() for message in seen if isinstance(message, TensorMessage))
 
 
-def test_a_clients_time_is_that_between_messages_by_what_it_does(monkeypatch):
-    now, calls = [0.0], dict.fromkeys(("passes", "blocks", "probabilities"), 0)
+def test_a_clients_time_is_that_between_messages_by_what_it_does():
+    now, calls = [0.0], dict.fromkeys(("step", "blocks", "probabilities"), 0)
 
-    def takes(owner, name, seconds):
+    def take(owner, name, seconds):
         method = getattr(owner, name)
 
         def slow(*args, **keys):
@@ -517,18 +530,24 @@ def test_a_clients_time_is_that_between_messages_by_what_it_does(monkeypatch):
             now[0] += seconds
             return method(*args, **keys)
 
-        monkeypatch.setattr(owner, name, slow)
+        setattr(owner, name, slow)
 
-    takes(Client, "passes", 1)
-    takes(Sampler, "blocks", 100)
-    takes(Client, "probabilities", 10_000)
     config = settings(num_rounds=4, evaluate_every=2, **{"sampler": "neighbor", "batch_size": 4, "fanout": 1})
-    seconds = simulate(tiny_parties(), config, clock=lambda: now[0], workers=1).report.seconds
+    clients = make_clients(config, tiny_parties(), lambda: now[0])
+    for client in clients:
+        take(client.learner, "step", 1)
+        take(client.learner.sampler, "blocks", 100)
+        take(client.learner, "probabilities", 10_000)
+    watch = Stopwatch(lambda: now[0])
+    run_roles(clients, make_server(config, clients), watch=watch)
+    seconds = Counter()
+    for client in clients:
+        seconds.update(client.watch.seconds)
     assert min(calls.values()) > 0
-    assert seconds["compute"] == calls["passes"]
+    assert seconds["compute"] == calls["step"]
     assert seconds["sampling"] == 100 * calls["blocks"]
     assert seconds["evaluation"] == 10_000 * calls["probabilities"]
-    assert seconds["communication"] == 0
+    assert watch.seconds["communication"] == 0
 
 
 # --- every party alone -------------------------------------------------------------------------------------------

@@ -297,11 +297,12 @@ def run_roles(
     see_server: Callable[[Save | Event], None] = lambda action: None,
     *,
     meter: TrafficCounter | None = None,
+    watch: Stopwatch | None = None,
     carry: Callable[[Message], Message] | None = None,
 ) -> None:
     """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
-    scripts, watch = [client_script(client) for client in clients], Stopwatch(lambda: 0.0)
-    running = [Running(script, partial(see, client), watch) for script, client in zip(scripts, clients, strict=True)]
+    running = [Running(client_script(client), partial(see, client), client.watch) for client in clients]
+    watch = watch or Stopwatch(lambda: 0.0)
     run_together(
         server_script(server), running, server.roster, meter or TrafficCounter(), watch, see_server, carry=carry
     )
