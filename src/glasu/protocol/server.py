@@ -116,8 +116,8 @@ class Server:
         assert isinstance(content, TensorField)
         encoding, columns = self.encodings[content.kind], content.columns(self._shapes()) or None
         for message in tensors:
-            if flaw := encoding.flaw(message.value, columns):
-                self.refuse(message, f"{content.kind}: {flaw}.")
+            if error := encoding.find_error(message.value, columns):
+                self.refuse(message, f"{content.kind}: {error}.")
         self._check_shapes(content.kind, tensors, key)
         most = self.config.wire.chunk_rows
         most = most if rows_left is None else max(0, min(most, rows_left))
