@@ -98,7 +98,8 @@ def test_best_toml_trains_to_the_score_of_the_best_trial(run_file, tmp_path):
     words = ["--space", tmp_path / "ranges.toml", "--trials", "3", "--seeds", "2", "--set", "train.seed=5"]
     result = command("search", run_file, *words, "--out", out)
     assert result.returncode == 0, result.stderr
-    assert [line.split(":")[0] for line in result.stderr.strip().splitlines()] == [
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("compiling ")]  # once per machine
+    assert [line.split(":")[0] for line in lines] == [
         f"trial {index} ({index + 1} of 3) complete" for index in range(3)
     ]
     assert str(out / "best.toml") in result.stdout
