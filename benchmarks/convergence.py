@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_fraction
+from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
@@ -73,7 +73,7 @@ def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
     """Make the clients, with a smooth activation: assumption A1 excludes ReLU."""
     clients = make_clients(config.replace(data={"num_clients": len(parties)}), parties)
     for client in clients:
-        client.model.activation = nn.functional.elu
+        client.learner.model.activation = nn.functional.elu
     return clients
 
 
@@ -89,16 +89,16 @@ class ExactGradient:
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
         self.clients = build(config, parties)
-        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].training_nodes
+        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].data.training_nodes
         targets = [nodes] * (config.model.num_layers - 1) + [train]
-        self.blocks = [[client.sampler.exact_block(rows) for rows in targets] for client in self.clients]
-        self.features = [client.features(nodes) for client in self.clients]
-        self.labels = self.clients[0].labels(train)
+        self.blocks = [[client.learner.sampler.exact_block(rows) for rows in targets] for client in self.clients]
+        self.features = [client.data.features(nodes) for client in self.clients]
+        self.labels = self.clients[0].data.labels(train)
 
     def at(self, weights: Sequence[Tensor]) -> tuple[float, Tensor]:
         """Return the loss and its gradient, flat, for one weight vector per client."""
         off, hidden = no_dropout(), list(self.features)
-        models = [client.model for client in self.clients]
+        models = [client.learner.model for client in self.clients]
         for model, vector in zip(models, weights, strict=True):
             vector_to_parameters(vector, model.parameters())
         for layer, blocks in enumerate(zip(*self.blocks, strict=True)):
@@ -111,29 +111,29 @@ class ExactGradient:
         loss = torch.zeros(())
         for client, joint in zip(self.clients, hidden, strict=True):
             assert isinstance(joint, Tensor)
-            loss = loss + nn.functional.cross_entropy(client.model.classify(joint, off), self.labels)
+            loss = loss + nn.functional.cross_entropy(client.learner.model.classify(joint, off), self.labels)
         parameters = [parameter for model in models for parameter in model.parameters()]
         return loss.item(), torch.cat([part.ravel() for part in torch.autograd.grad(loss, parameters)])
 
 
 def weights_of(clients: Sequence[Client]) -> list[Tensor]:
     """Return a copy of all weights, one vector per client."""
-    return [parameters_to_vector(client.model.parameters()).detach().clone() for client in clients]
+    return [parameters_to_vector(client.learner.model.parameters()).detach().clone() for client in clients]
 
 
 def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]) -> Tensor:
     """Return what the protocol computes in each round at fixed weights, one flat gradient per row."""
     clients, rows = build(config, parties), []
     for client, vector in zip(clients, weights, strict=True):
-        vector_to_parameters(vector.clone(), client.model.parameters())
+        vector_to_parameters(vector.clone(), client.learner.model.parameters())
         found: list[Tensor] = []
         rows.append(found)
 
         def keep(parts: object, client: Client = client, found: list[Tensor] = found) -> None:
-            found.append(torch.cat([_gradient_of(parameter) for parameter in client.model.parameters()]))
+            found.append(torch.cat([_gradient_of(parameter) for parameter in client.learner.model.parameters()]))
 
         assert client.hand is None  # else a plain step is part of going back, and leaves no gradients
-        client.optimizer.step = keep  # type: ignore[method-assign, assignment]
+        client.learner.optimizer.step = keep  # type: ignore[method-assign, assignment]
     run(clients)
     return torch.cat([torch.stack(found) for found in rows], dim=1)
 
@@ -182,16 +182,16 @@ def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count
 
 def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
     """Keep the weights before each chosen update."""
-    take_step, done = client.optimizer.step, 0
+    take_step, done = client.learner.optimizer.step, 0
 
     def step(parts: Sequence[slice]) -> None:
         nonlocal done
         if done in chosen:
-            trace.append(parameters_to_vector(client.model.parameters()).detach().clone())
+            trace.append(parameters_to_vector(client.learner.model.parameters()).detach().clone())
         done += 1
         take_step(parts)
 
-    client.optimizer.step = step  # type: ignore[method-assign, assignment]
+    client.learner.optimizer.step = step  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True)
@@ -215,15 +215,13 @@ def departments(num_users: int) -> list[PartyData]:
     parties = news_service(0, num_users)
     labels = parties[0].labels
     assert labels is not None
-    splits = splits_by_fraction(labels, SPLIT, 0)
+    splits = draw_splits_by_fraction(labels, SPLIT, 0)
     return [replace(party, splits=splits) for party in parties]
 
 
 def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
     """Pool the departments and divide columns and edges among M clients; each gets 80 % of the edges."""
-    pool = pool_parties(parties)
-    whole = WholeGraph(pool.ids, pool.features, pool.graph, pool.labels, pool.classes, pool.splits)
-    return partition(whole, num_clients, 0.8, 0)
+    return partition(pool_parties(parties), num_clients, 0.8, 0)
 
 
 def aggregated(num_layers: int, count: int) -> tuple[int, ...]:
@@ -267,7 +265,7 @@ def local_against_joint(
         [
             torch.full((parameter.numel(),), name.startswith("layers"))
             for client in exact.clients
-            for name, parameter in client.model.named_parameters()
+            for name, parameter in client.learner.model.named_parameters()
         ]
     )
     cosine = nn.functional.cosine_similarity

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import Adjacency, Block, draw_layer, draw_neighbors
 from glasu.model.layers import sparse_product

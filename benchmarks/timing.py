@@ -112,7 +112,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
 def _noted(client: Client) -> list[Batch]:
     """Have the client note what each round of its first window reads."""
-    gather = client.gather
+    gather = client.learner.gather
     noted: list[Batch] = []
 
     def note(sample: Sample, *, to_learn: bool = True) -> Batch:
@@ -121,5 +121,5 @@ def _noted(client: Client) -> list[Batch]:
             noted.append(found)
         return found
 
-    client.gather = note  # type: ignore[method-assign]
+    client.learner.gather = note  # type: ignore[method-assign]
     return noted

@@ -61,7 +61,7 @@ def test_permuting_the_test_labels_changes_nothing_but_the_test_scores(keys):
     assert first == second  # weights, history, losses, traffic, ledger and all the rest
     assert len(first["history"]) > 1
     for client, other in zip(as_they_are.clients, permuted.clients, strict=True):
-        assert all(np.array_equal(own, other.weights()[name]) for name, own in client.weights().items())
+        assert all(np.array_equal(own, other.weights()[name]) for name, own in client.learner.weights().items())
 
 
 # --- read once, at the very end ----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from glasu.data.graph import Graph
 from glasu.data.methods import prepare_parties
-from glasu.data.party import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import make_clients, simulate
 from support.monolith import (
@@ -31,7 +31,7 @@ RATE, ROUNDS = 0.1, 4
 
 def initial_weights(parties, config):
     """Return the weights with which the clients of a run begin."""
-    return [client.weights() for client in make_clients(config, parties)]
+    return [client.learner.weights() for client in make_clients(config, parties)]
 
 
 def pooled(parties):
@@ -68,7 +68,7 @@ def test_centralized_is_one_model_on_all_features_and_the_union_of_the_edges(bac
     alone = settings(backbone=backbone, aggregation_layers=())
     everything = [pooled(parties)]
     whole = descend(Monolith(alone, everything, initial_weights(everything, alone)))
-    assert_same([client.weights() for client in done.clients], whole.weights)
+    assert_same([client.learner.weights() for client in done.clients], whole.weights)
     assert [party["name"] for party in done.report.parties] == ["all"]
     assert done.report.traffic["messages"] == 0
 
@@ -80,7 +80,7 @@ def test_one_client_with_a_server_learns_what_centralized_learns(aggregation, ba
     keys = {"num_rounds": ROUNDS, "backbone": "gcnii", "aggregation": aggregation}
     with_server = run(settings(aggregation_layers=ALL_LAYERS, backward=backward, **keys), parties)
     without = simulate(parties, settings(method="centralized", **keys))
-    assert_same(with_server.final, [client.weights() for client in without.clients])
+    assert_same(with_server.final, [client.learner.weights() for client in without.clients])
 
 
 # --- standalone --------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_standalone_accuracy_is_the_mean_of_the_clients_own():
     test, labels, nodes = done.report.test, parties[0].labels, parties[0].splits.test
     own = []
     for client, party in zip(done.clients, parties, strict=True):
-        whole = Monolith(settings(aggregation_layers=()), [party], [client.best_weights])
+        whole = Monolith(settings(aggregation_layers=()), [party], [client.progress.best_weights])
         own.append((whole.probabilities().argmax(dim=1).numpy() == labels)[nodes].mean())
     assert test.per_client == pytest.approx(tuple(own))
     assert test.accuracy == pytest.approx(np.mean(own))
@@ -191,7 +191,7 @@ def test_simulated_is_one_model_that_aggregates_everywhere_with_all_edges_at_eve
     sharing = [replace(one, graph=union) for one in parties]
     config = settings(aggregation_layers=ALL_LAYERS, **keys)
     whole = descend(Monolith(config, sharing, initial_weights(sharing, config)))
-    assert_same([client.weights() for client in done.clients], whole.weights)
+    assert_same([client.learner.weights() for client in done.clients], whole.weights)
     for client in done.clients:
         torch.testing.assert_close(
             dense_adjacency(client.party.graph, "gcn"), dense_adjacency(union, "gcn"), rtol=0, atol=0
@@ -350,5 +350,5 @@ def test_glasu_1_with_joint_gradients_and_every_layer_is_simulated_where_all_hav
     parties = prepare_parties(settings(method="simulated"), tiny_parties())
     simulated = simulate(parties, settings(method="simulated", num_rounds=3))
     glasu = run(settings(aggregation_layers=ALL_LAYERS, backward="joint", num_rounds=3), parties)
-    assert identical([client.weights() for client in simulated.clients], glasu.final)
+    assert identical([client.learner.weights() for client in simulated.clients], glasu.final)
     assert any(gradient.abs().max() > 0 for own in gradients(glasu.clients) for gradient in own.values())

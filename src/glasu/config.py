@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
-from glasu.config_section import Choice, Section, require, shown
+from glasu.config_section import Choice, Section, require, show_value
 from glasu.errors import ConfigError
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
@@ -263,7 +263,7 @@ class RunConfig:
             if name not in classes:
                 raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"{source}: {name}={shown(keys)}: must be a section, written [{name}].")
+                raise ConfigError(f"{source}: {name}={show_value(keys)}: must be a section, written [{name}].")
             kind = typing.cast("type[Section]", classes[name])
             known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
             for key in keys:
@@ -280,8 +280,10 @@ class RunConfig:
             sections = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
-        except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of thousands of digits, too deep
+        except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: is nested too deeply; a setting is at most a list.") from None
         for override in overrides:
             _apply(sections, override)
         _make_absolute(sections, path)
@@ -374,8 +376,10 @@ def _apply(sections: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: must look like section.key=value, for example train.seed=1.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # not TOML
+    except ValueError:  # not TOML
         value = text.strip()
+    except RecursionError:
+        raise ConfigError(f"--set {path.strip()}: the value is nested too deeply.") from None
     keys = sections.setdefault(section, {})
     if isinstance(keys, dict):
         keys[key] = value

@@ -9,8 +9,8 @@ import torch
 
 from glasu.config import ModelConfig
 from glasu.model.aggregation import Aggregation, Concat, Mean, aggregation_of
-from glasu.wire.encodings import BFloat16, Int8, Plain
-from glasu.wire.message_key import Key, Phase
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain
+from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KINDS = [Mean, Concat]
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0)
@@ -181,8 +181,82 @@ def test_the_own_gradient_is_that_of_merge(kind):
 
 def test_the_server_loads_neither_torch_nor_pyg_nor_numba():
     program = (
-        "import glasu.protocol.server, glasu.protocol.message_bytes, glasu.runtime.telemetry, sys;"
+        "import glasu.protocol.server, glasu.protocol.message_bytes, glasu.runtime.telemetry;"
+        "import glasu.model.aggregation, sys;"
         "loaded = {'torch', 'torch_geometric', 'numba'} & set(sys.modules); assert not loaded, loaded"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+# The server's halves, on encoded tensors
+
+ENCODINGS = [Plain(), Plain("fp64"), BFloat16(), Int8(4), Int8(4, stochastic=True, seed=3)]
+ANSWER = Key(run=bytes(12), phase=Phase.TRAINING, client=SERVER, layer=1)
+
+
+def encode_all(encoding: Encoding, values: list[np.ndarray]) -> list[np.ndarray]:
+    return [encoding.encode(value, ANSWER._replace(client=client)) for client, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("num_clients", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_combined_partials_are_the_encoded_aggregate_of_the_decoded_ones(kind, num_clients, encoding):
+    payloads = encode_all(encoding, partials_of(num_clients))
+    aggregation = kind(num_clients)
+    found = aggregation.combine_partials(encoding, payloads, ANSWER, 2)
+    decoded = [torch.from_numpy(encoding.decode(payload)) for payload in payloads]
+    if kind is Concat:  # rows are moved, so nothing is rounded again
+        np.testing.assert_array_equal(encoding.decode(found), by_torch(kind, decoded).numpy())
+    else:
+        total = sum(decoded[1:], start=decoded[0]).numpy() / decoded[0].numpy().dtype.type(num_clients)
+        assert found.tobytes() == encoding.encode(total, ANSWER, 2).tobytes()
+    assert encoding.find_error(found, 4 * aggregation.widening) == ""
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("num_clients", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_combined_gradients_are_the_encoded_shares_of_the_summed_gradients(kind, num_clients, encoding):
+    aggregation = kind(num_clients)
+    rng = np.random.default_rng(1)
+    payloads = encode_all(encoding, list(rng.normal(size=(num_clients, 5, 4 * aggregation.widening))))
+    keys = [ANSWER._replace(client=TO_ONE + client) for client in range(num_clients)]
+    shares = aggregation.combine_gradients(encoding, payloads, keys, 2)
+    total = encoding.decode(payloads[0]).copy()
+    for payload in payloads[1:]:
+        total += encoding.decode(payload)
+    stochastic = isinstance(encoding, Int8) and encoding.stochastic
+    assert len(shares) == num_clients
+    for client, share in enumerate(shares):
+        block = total[:, 4 * client : 4 * client + 4]
+        value = total / total.dtype.type(num_clients) if kind is Mean else block
+        key = keys[client] if kind is Concat or stochastic else keys[0]
+        assert share.tobytes() == encoding.encode(value, key, 2).tobytes()
+        assert encoding.find_error(share, 4) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_combined_gradients_are_those_of_autograd(kind):
+    leaves = [torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    joint = by_torch(kind, leaves)
+    gradients = [torch.randn_like(joint) for _ in range(3)]
+    joint.backward(sum(gradients))
+    keys = [ANSWER._replace(client=TO_ONE + client) for client in range(3)]
+    payloads = [gradient.numpy() for gradient in gradients]
+    shares = kind(3).combine_gradients(Plain("fp64"), payloads, keys, 0)
+    for leaf, share in zip(leaves, shares, strict=True):
+        np.testing.assert_allclose(share, leaf.grad.numpy(), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_combining_leaves_the_received_payloads_as_they_were(kind, encoding):
+    aggregation = kind(3)
+    partials = encode_all(encoding, partials_of(3))
+    gradients = encode_all(encoding, [np.ones((5, 4 * aggregation.widening))] * 3)
+    before = [payload.tobytes() for payload in (*partials, *gradients)]
+    aggregation.combine_partials(encoding, partials, ANSWER, 0)
+    aggregation.combine_gradients(encoding, gradients, [ANSWER] * 3, 0)
+    assert [payload.tobytes() for payload in (*partials, *gradients)] == before

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import (
     Adjacency,
     Block,

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import draw_all, fresh_labels
 from glasu.model.fused.gcnii import dense_product

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.fused.gcnii import FusedStep, FusedWeights

@@ -14,10 +14,11 @@ from glasu.model.aggregation import Mean
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.client import Client
-from glasu.protocol.sampling import Sample
+from glasu.protocol.sample import Sample
 from glasu.protocol.update import local_update
+from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import BFloat16, Int8, Plain, alike
+from glasu.wire.encodings import BFloat16, Int8, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
@@ -37,7 +38,7 @@ REPEATS = [KEY._replace(**change) for change in ({"incarnation": 1}, {"attempt":
 
 
 def noisy_release() -> Release:
-    return Release(alike(Plain()), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
+    return Release(use_for_all_kinds(Plain()), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
 
 
 # The gate
@@ -45,7 +46,7 @@ def noisy_release() -> Release:
 
 def test_a_plain_release_sends_the_tensor_as_it_is():
     value = torch.randn(4, 3)
-    sent = Release(alike(Plain())).tensor("representation", value, KEY)
+    sent = Release(use_for_all_kinds(Plain())).tensor("representation", value, KEY)
     assert sent.payload.dtype == "<f4"
     np.testing.assert_array_equal(sent.payload, value.numpy())
     assert torch.equal(sent.value, value)
@@ -61,27 +62,29 @@ def test_a_tensor_is_clipped_then_noised_then_rounded():
 @pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), BFloat16(), Int8(3), Int8(3, stochastic=True)], ids=str)
 def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
     value = 3 * torch.randn(4, 3)
-    sent = Release(alike(encoding), Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor("representation", value, KEY)
+    sent = Release(use_for_all_kinds(encoding), Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor(
+        "representation", value, KEY
+    )
     travelled = np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(sent.payload.shape)
     np.testing.assert_array_equal(sent.value.numpy(), encoding.decode(travelled))
 
 
 @pytest.mark.parametrize("kind", ["representation", "gradient", "probabilities"])
 def test_each_kind_of_tensor_travels_in_its_own_encoding(kind):
-    encodings = {**alike(Plain()), kind: BFloat16()}
+    encodings = {**use_for_all_kinds(Plain()), kind: BFloat16()}
     dtypes = {each: Release(encodings).tensor(each, torch.randn(2, 3), KEY).payload.dtype.str for each in encodings}
     assert dtypes == {**dict.fromkeys(encodings, "<f4"), kind: "<u2"}
 
 
 @pytest.mark.parametrize(("encoding", "size"), [(Plain(), 40 * 4), (BFloat16(), 40 * 2), (Int8(4), 10 * (4 + 4))])
 def test_the_ledger_counts_the_bytes_that_travel(encoding, size):
-    release = Release(alike(encoding))
+    release = Release(use_for_all_kinds(encoding))
     release.tensor("representation", torch.randn(10, 4), KEY)
     assert [(row["rows"], row["bytes"]) for row in release.ledger.rows()] == [(10, size)]
 
 
 def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger():
-    release, value = Release(alike(Int8(3))), torch.randn(4, 3)
+    release, value = Release(use_for_all_kinds(Int8(3))), torch.randn(4, 3)
     value[2, 1] = torch.nan
     with pytest.raises(TrainingError, match=r"training round 3 layer 1 .* client 0: .* not a finite number"):
         release.tensor("representation", value, KEY)
@@ -91,7 +94,7 @@ def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger()
 def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
     value = torch.randn(4, 3)
     for encoding, faithful in ((Plain(), True), (BFloat16(), False), (Int8(3), False)):
-        sent = Release(alike(encoding)).tensor("representation", value, KEY)
+        sent = Release(use_for_all_kinds(encoding)).tensor("representation", value, KEY)
         assert torch.equal(sent.value, value) == faithful
         torch.testing.assert_close(sent.value, value, rtol=0, atol=float(value.abs().max()) / 127)
 
@@ -114,7 +117,7 @@ def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
 
 
 def test_node_sets_and_numbers_pass_the_gate_too():
-    release = Release(alike(Plain()))
+    release = Release(use_for_all_kinds(Plain()))
     sets = release.node_sets([np.array([1, 5]), np.array([], np.int64)], KEY)
     assert [nodes.dtype.str for nodes in sets] == ["<i4", "<i4"]
     assert [nodes.tolist() for nodes in sets] == [[1, 5], []]
@@ -130,9 +133,9 @@ def test_node_sets_and_numbers_pass_the_gate_too():
 @pytest.mark.parametrize(
     ("release", "name"),
     [
-        (Release(alike(Plain())), "none"),
-        (Release(alike(Plain()), Clip(1.0)), "clip"),
-        (Release(alike(Plain()), None, [Grid(8)]), "grid"),
+        (Release(use_for_all_kinds(Plain())), "none"),
+        (Release(use_for_all_kinds(Plain()), Clip(1.0)), "clip"),
+        (Release(use_for_all_kinds(Plain()), None, [Grid(8)]), "grid"),
         (noisy_release(), "clip+noise+grid"),
     ],
 )
@@ -176,7 +179,7 @@ def test_a_local_update_passes_the_clip_but_neither_noise_nor_grid():
     passed = noisy_release().clip(partial)
     assert torch.equal(passed, Clip(1.0)(partial))
     assert passed.requires_grad
-    assert Release(alike(Plain()), None, [Grid(2)]).clip(partial) is partial
+    assert Release(use_for_all_kinds(Plain()), None, [Grid(2)]).clip(partial) is partial
 
 
 def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
@@ -196,19 +199,19 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         wire=WireConfig(precision="fp64"),
     )
     client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
-    client.release = Release(alike(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
-    batch = client.batch(Sample(0, (nodes, nodes), (client.sampler.draw(nodes, 0, 0),)))
+    client.release = Release(use_for_all_kinds(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
+    batch = client.learner.gather(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
-    client.optimizer.step = lambda parts: None
-    loss = local_update(client, batch, client.passes(batch, 0), others)
+    client.learner.optimizer.step = lambda parts: None
+    loss = advance(local_update(client, batch, client.learner.step(batch, 0), others)).value
 
-    partial = client.model.layers[0](batch.features, None, batch.blocks[0]).relu()
+    partial = client.learner.model.layers[0](batch.features, None, batch.blocks[0]).relu()
     assert partial.norm(dim=1).max() > 0.3
     clipped = torch.stack([0.3 * row / row.norm() if row.detach().norm() > 0.3 else row for row in partial])
-    logits = client.model.classifier(others[1] + clipped / 2)
+    logits = client.learner.model.classifier(others[1] + clipped / 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(nodes % 3))
     assert loss == pytest.approx(expected.item(), rel=1e-12)
-    weight = client.model.layers[0].linear.weight
+    weight = client.learner.model.layers[0].linear.weight
     torch.testing.assert_close(weight.grad, torch.autograd.grad(expected, weight)[0])
 
 
@@ -311,7 +314,7 @@ def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
 def entered(*keys: Key, kind: str = "representation", rows: int = 5, size: int = 40, protection: str = "none") -> bytes:
     ledger = Ledger()
     for key in keys:
-        ledger.enter(kind, key, rows=rows, size=size, protection=protection)
+        ledger.record(kind, key, rows=rows, size=size, protection=protection)
     return ledger.head
 
 
@@ -339,7 +342,7 @@ def test_the_head_changes_with_every_release_and_with_their_order():
 
 
 def test_two_ledgers_share_nothing():
-    first, second = Release(alike(Plain())), Release(alike(Plain()))
+    first, second = Release(use_for_all_kinds(Plain())), Release(use_for_all_kinds(Plain()))
     first.tensor("representation", torch.ones(1, 1), KEY)
     assert second.ledger.rows() == []
     assert second.ledger.head == bytes(32)

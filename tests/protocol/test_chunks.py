@@ -1,4 +1,4 @@
-"""Tensors travel in chunks of rows: sent together, answered one by one, and nothing else can be seen of it."""
+"""Tensors travel in chunks of rows. The chunks are sent together, and their size changes no result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
-from glasu.protocol import chunks
+from glasu.protocol.fields import split_rows
 from glasu.protocol.message_bytes import decode, encode
-from glasu.protocol.messages import Gradient, JointGradient, Partial, TensorMessage
-from glasu.runtime.simulation import simulate
-from support.monolith import run, settings, tiny_parties
+from glasu.protocol.messages import Gradient, JointGradient, Partial, Proposal, TensorMessage
+from support.monolith import identical, run, settings, tiny_parties
 
 MODES = [
     *({"aggregation": kind, "labels": who} for kind, who in itertools.product(("mean", "concat"), ("all", "b"))),
@@ -24,77 +23,83 @@ RIDERS = {"sampler": "neighbor", "prefetch": 2, "fanout": 2, "batch_size": 5, "n
 
 
 def quick(**keys):
-    """Return the settings and parties of a run with evaluations, and with losses that ride along."""
+    """Return the settings and parties of a run with evaluations, and several local steps."""
     steps = 1 if keys.get("backward") == "joint" else 2
     config = settings(**{"num_rounds": 3, "evaluate_every": 2, "num_local_steps": steps, "dropout": 0.5, **keys})
     return config, tiny_parties(owner=None if config.train.labels == "all" else config.train.labels)
 
 
-def outcome(config, parties, rows, monkeypatch):
-    """Return what a run in chunks of so many rows found, and the messages that carried tensors."""
+def outcome(config, parties, rows):
+    """Return a run in chunks of so many rows, and its messages."""
     seen = []
 
     def carry(message):
         seen.append(message)
         return decode(encode(message))
 
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", rows)
-    report = simulate(parties, config, carry=carry).report
-    return report, [message for message in seen if isinstance(message, TensorMessage)]
+    return run(config.replace(wire={"chunk_rows": rows}), parties, carry=carry), seen
+
+
+def tensors_of(messages):
+    return [message for message in messages if isinstance(message, TensorMessage)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "int8"])
 @pytest.mark.parametrize("keys", MODES, ids=str)
-def test_the_size_of_the_chunks_changes_no_bit_and_no_number_of_exchanges(keys, precision, monkeypatch):
+def test_the_size_of_the_chunks_changes_no_bit_and_no_number_of_exchanges(keys, precision):
     for more, rows in (({}, 5), ({}, 24), (RIDERS, 3)):  # all 24 nodes fill a chunk: an empty one is the last
         if rows == 24 and precision != "int8":
             continue
         config, parties = quick(precision=precision, **keys, **more)
-        whole, _ = outcome(config, parties, 8192, monkeypatch)
-        report, tensors = outcome(config, parties, rows, monkeypatch)
-        assert report.weights_sha256 == whole.weights_sha256
-        assert (report.losses, report.test) == (whole.losses, whole.test)
-        for key in ("exchanges", "exchanges_by_phase"):
-            assert report.traffic[key] == whole.traffic[key]
-        assert report.privacy == whole.privacy  # the ledgers, too: a tensor is released once
-        assert max(len(message.value) for message in tensors) <= rows
+        whole, _ = outcome(config, parties, 8192)
+        cut, sent = outcome(config, parties, rows)
+        assert identical(cut.final, whole.final)
+        assert cut.events == whole.events  # losses and metrics of every evaluation
+        assert cut.meter.exchanges == whole.meter.exchanges
+        assert cut.meter.exchanges_by_phase == whole.meter.exchanges_by_phase
+        for one, other in zip(cut.clients, whole.clients, strict=True):
+            assert one.release.ledger.totals == other.release.ledger.totals  # a tensor is released once
+        assert max(len(message.value) for message in tensors_of(sent)) <= rows
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"backward": "joint"}], ids=str)
-def test_training_tensors_travel_in_chunks_like_those_of_evaluation(keys, monkeypatch):
+def test_training_tensors_travel_in_chunks_like_those_of_evaluation(keys):
     config, parties = quick(**keys)
-    _, tensors = outcome(config, parties, 7, monkeypatch)
+    _, sent = outcome(config, parties, 7)
     kinds = {Partial} | ({Gradient, JointGradient} if keys else set())
     for kind in kinds:
-        found = {m.key.chunk for m in tensors if isinstance(m, kind) and m.key.phase.reported == "training"}
+        found = {m.key.chunk for m in tensors_of(sent) if isinstance(m, kind) and m.key.phase.reported == "training"}
         assert {0, 1} <= found
 
 
-def test_node_sets_ride_on_the_first_of_the_messages_that_are_sent_together(monkeypatch):
+def test_node_sets_travel_before_the_tensor_of_the_exchange_that_they_join():
     config, parties = quick(**RIDERS)
-    _, tensors = outcome(config, parties, 2, monkeypatch)
-    carriers = [message.key for message in tensors if message.node_sets]
-    assert carriers
-    assert {key.chunk for key in carriers} == {0}
-    assert any(message.key.chunk for message in tensors if message.key.round == carriers[0].round)
+    _, sent = outcome(config, parties, 2)
+    for client in range(3):
+        own = [message for message in sent if message.key.client == client]
+        first = next(place for place, message in enumerate(own) if isinstance(message, Partial))
+        joined = [place for place, message in enumerate(own) if isinstance(message, Proposal) and place > first]
+        assert joined
+        for place in joined:  # the next message is the first chunk of a tensor
+            assert isinstance(own[place + 1], Partial)
+            assert own[place + 1].key.chunk == 0
+    assert any(message.key.chunk for message in tensors_of(sent))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 5, 6, 10])
-def test_chunks_cover_all_rows_once_and_only_the_last_is_not_full(rows, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
-    found = chunks.message_chunks(rows)
+def test_chunks_cover_all_rows_once_and_only_the_last_is_not_full(rows):
+    found = split_rows(rows, 5)
     assert np.concatenate([np.arange(100)[part] for part in found]).tolist() == list(range(rows))
     assert [part.stop - part.start == 5 for part in found] == [True] * (len(found) - 1) + [False]
-    assert [chunks.first_row(chunk) for chunk in range(len(found))] == [part.start for part in found]
+    assert [part.start for part in found] == [5 * chunk for chunk in range(len(found))]
 
 
 @pytest.mark.parametrize(
     ("phase", "sampler", "expected"),
     [("training", "shared", "at most 5 rows"), ("training", "full", "5 rows"), ("evaluation", "full", "5 rows")],
 )
-def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, sampler, expected, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 5)
-    config, parties = quick(sampler=sampler)
+def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, sampler, expected):
+    config, parties = quick(sampler=sampler, chunk_rows=5)
 
     def carry(message):
         if isinstance(message, Partial) and message.key.phase.reported == phase and message.key.chunk == 1:
@@ -106,10 +111,9 @@ def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, sample
         run(config, parties, carry=carry)
 
 
-def test_a_steady_round_costs_one_exchange_per_aggregation_layer_however_many_messages_it_takes(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 2)
+def test_a_steady_round_costs_one_exchange_per_aggregation_layer_however_many_messages_it_takes():
     found = {}
     for rounds in (4, 8):
-        config, parties = quick(**{**RIDERS, "num_rounds": rounds, "evaluate_every": 1000})
+        config, parties = quick(**{**RIDERS, "num_rounds": rounds, "evaluate_every": 1000, "chunk_rows": 2})
         found[rounds] = run(config, parties).meter.exchanges_by_phase["training"]
     assert (found[8] - found[4]) / 4 == 2.0

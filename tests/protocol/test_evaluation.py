@@ -8,32 +8,30 @@ import torch
 
 from glasu.data.party import Splits
 from glasu.errors import ProtocolError
-from glasu.model import exact
-from glasu.model import sampler as sampler_module
-from glasu.protocol import chunks as chunking
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Evaluated, Evaluating
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.monolith import NUM_CLASSES, Monolith, assert_same, gradients, identical, run, settings, tiny_parties
-
-
-@pytest.fixture
-def chunks(monkeypatch):
-    """Return a function that sets the sizes of chunks: rows per message, rows and edges per product, values read."""
-
-    def cut(message_rows, product_rows, product_edges, values=2**24):
-        monkeypatch.setattr(chunking, "CHUNK_ROWS", message_rows)
-        monkeypatch.setattr(sampler_module, "CHUNK_ROWS", product_rows)
-        monkeypatch.setattr(sampler_module, "CHUNK_EDGES", product_edges)
-        monkeypatch.setattr(exact, "CHUNK_VALUES", values)
-
-    return cut
+from support.monolith import (
+    NUM_CLASSES,
+    Monolith,
+    assert_same,
+    gradients,
+    identical,
+    run,
+    settings,
+    tiny_parties,
+)
 
 
 def trained(parties, **keys):
     return TrainedModel.of(simulate(parties, settings(**{"num_rounds": 2, "aggregation_layers": (1, 3), **keys})))
+
+
+def predict_in_chunks(model, parties, nodes, chunk_rows):
+    """Return class probabilities of the nodes by an exact joint inference, with few rows in one message."""
+    return replace(model, config=model.config.replace(wire={"chunk_rows": chunk_rows})).predict_proba(parties, nodes)
 
 
 def dense(model, parties):
@@ -44,22 +42,23 @@ def dense(model, parties):
 @pytest.mark.parametrize("owner", [None, "b"])
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
-def test_exact_evaluation_in_any_chunks_is_dense_inference(chunks, backbone, aggregation, owner, sampler):
+def test_exact_evaluation_in_any_chunks_is_dense_inference(backbone, aggregation, owner, sampler):
     parties = tiny_parties(owner=owner)
     model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)
     expected = dense(model, parties)
-    for sizes in [(8192, 8192, 2**20), (5, 7, 9, 13), (24, 1, 1, 1)]:
-        chunks(*sizes)
-        np.testing.assert_allclose(model.predict_proba(parties), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(model.predict_proba(parties), expected, rtol=1e-10, atol=1e-12)
+    for chunk_rows in (5, 24, 1):
+        found = predict_in_chunks(model, parties, np.arange(24), chunk_rows)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_asking_for_some_nodes_in_any_order_gives_their_rows(chunks):
+def test_asking_for_some_nodes_in_any_order_gives_their_rows():
     parties = tiny_parties()
     model = trained(parties)
     everything = model.predict_proba(parties)
     nodes = np.array([17, 3, 23, 0, 9])
-    chunks(2, 3, 4)
     np.testing.assert_allclose(model.predict_proba(parties, nodes), everything[nodes], rtol=1e-10)
+    np.testing.assert_allclose(predict_in_chunks(model, parties, nodes, 2), everything[nodes], rtol=1e-10)
     assert model.predict_proba(parties, np.empty(0, int)).shape == (0, NUM_CLASSES)
 
 
@@ -75,11 +74,10 @@ def test_nodes_may_be_asked_for_in_any_order_and_again(backbone, sampler):
         np.testing.assert_allclose(model.predict_proba(parties, nodes), everything[nodes], rtol=1e-10)
 
 
-def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(chunks):
+def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run():
     config = settings(aggregation_layers=(1, 3), num_rounds=3, evaluate_every=1)
     whole = run(config, tiny_parties())
-    chunks(4, 4, 4)
-    cut = run(config, tiny_parties())
+    cut = run(config.replace(wire={"chunk_rows": 4}), tiny_parties())
     assert_same(cut.final, whole.final)
     assert cut.meter.exchanges == whole.meter.exchanges
     assert cut.meter.messages > whole.meter.messages
@@ -87,21 +85,20 @@ def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(
 
 
 @pytest.mark.parametrize("layers", [(1, 3), ()])
-def test_an_evaluation_in_several_products_tells_how_far_each_party_is(chunks, layers):
-    def seen(config):
+def test_an_evaluation_in_several_products_tells_how_far_each_party_is(layers):
+    def seen(config, num_nodes):
         events = []
-        simulate(tiny_parties(), config, observer=events.append, workers=1)
+        simulate(tiny_parties(num_nodes=num_nodes), config, observer=events.append, workers=1)
         return events
 
     config = settings(aggregation_layers=layers, sampler="neighbor", num_rounds=1)
-    assert not [event for event in seen(config) if isinstance(event, Evaluating)]  # one product per layer
-    chunks(8192, 7, 2**20)
-    events = seen(config)
+    assert not [event for event in seen(config, 24) if isinstance(event, Evaluating)]  # one product per layer
+    events = seen(config, 20_000)
     for party in "abc":
         own = [event for event in events if getattr(event, "party", None) in (party, None)]
         until = next(place for place, event in enumerate(own) if isinstance(event, Evaluated))
         shares = [event.share for event in own[:until] if isinstance(event, Evaluating)]
-        assert len(shares) == 3 * 4  # all layers but the last have 24 rows, seven at a time; the last needs one product
+        assert len(shares) == 3 * 3  # all layers but the last need three products of at most 8192 rows
         assert shares == sorted(set(shares))
         assert all(0 < share < 1 for share in shares)
 
@@ -237,10 +234,12 @@ def test_the_selected_model_is_the_earliest_of_the_best_on_validation():
     rounds = [index for index in accuracy if accuracy[index] == best]
     assert len(rounds) > 1  # there is a tie ...
     assert rounds[0] < 14
-    assert done.server.selection.best_round == rounds[0]
+    assert done.server.progress.selection.best_round == rounds[0]
     chosen = [own[rounds[0] - 1] for own in done.after_round]
-    assert identical([client.best_weights for client in done.clients], chosen)
-    assert identical([client.weights() for client in done.clients], chosen)  # ... and the test was on those weights
+    assert identical([client.progress.best_weights for client in done.clients], chosen)
+    assert identical(
+        [client.learner.weights() for client in done.clients], chosen
+    )  # ... and the test was on those weights
     assert not identical(done.final, chosen)
     parties = tiny_parties(num_nodes=40, seed=5)
     guess = Monolith(done.clients[0].config, parties, chosen).probabilities().argmax(dim=1).numpy()
@@ -275,8 +274,8 @@ def test_a_run_stops_after_so_many_evaluations_without_improvement(patience):
     done, seen = search(num_rounds=14, learning_rate=0.08, patience=patience)
     assert list(seen) == list(range(1, expected + 1))
     assert [len(own) for own in done.after_round] == [expected] * 3
-    assert len(done.server.losses) == expected
-    assert done.server.stopped
+    assert len(done.server.progress.losses) == expected
+    assert done.server.progress.stopped
 
 
 def test_a_client_alone_stops_by_its_own_scores():
@@ -306,7 +305,7 @@ def test_a_subset_of_validation_nodes_is_fixed_and_does_not_touch_the_test():
     config = settings(aggregation_layers=(3,), num_rounds=3, evaluate_every=1, evaluate_nodes=4, learning_rate=1e-300)
     done = run(config, parties, carry=see)
     assert seen == [4, 4, 4, 10]
-    chosen = done.clients[0].evaluation_nodes("validation")
+    chosen = done.clients[0].data.evaluation_nodes("validation")
     assert len(chosen) == 4
     assert np.isin(chosen, parties[0].splits.validation).all()
     scores = [event.metrics for event in done.events if isinstance(event, Evaluated) and event.split == "validation"]

@@ -71,7 +71,7 @@ def test_rounds_of_joint_gradients_are_rounds_of_gradient_descent_on_one_model(a
         losses.append(sum(loss.item() for loss in found.values()) / 3)
         whole.descend(whole.gradients(sum(found.values())), rate=0.1)
     assert_same(done.final, whole.weights)
-    assert done.server.losses == pytest.approx(losses, rel=1e-9)
+    assert done.server.progress.losses == pytest.approx(losses, rel=1e-9)
 
 
 def test_the_server_multiplies_gradients_by_one_over_m_for_mean_and_cuts_columns_for_concat():

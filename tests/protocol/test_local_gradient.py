@@ -99,7 +99,7 @@ def test_with_mean_and_copies_of_one_client_local_lacks_a_factor_m_for_each_aggr
 
     def equal(clients):
         for client in clients[1:]:
-            client.model.load_state_dict(clients[0].model.state_dict())
+            client.learner.model.load_state_dict(clients[0].learner.model.state_dict())
 
     done = run(config, twins, arrange=equal)
     whole = Monolith(config, twins, done.initial)

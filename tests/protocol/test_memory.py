@@ -46,7 +46,7 @@ def peak_of_one_round(parties, **keys):
     peaks = []
 
     def arrange(clients):
-        begin = clients[0].set_learning_rate  # is called once per round
+        begin = clients[0].learner.set_learning_rate  # is called once per round
 
         def see(round_index):
             if round_index == 2:
@@ -56,7 +56,7 @@ def peak_of_one_round(parties, **keys):
                 raise Enough
             begin(round_index)
 
-        clients[0].set_learning_rate = see
+        clients[0].learner.set_learning_rate = see
 
     try:
         with pytest.raises(Enough):

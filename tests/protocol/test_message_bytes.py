@@ -7,7 +7,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,57 +15,27 @@ from hypothesis import strategies as st
 import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
-from glasu.protocol.message_bytes import (
-    DTYPES,
-    EXPECTED,
-    HEADER,
-    KINDS,
-    SECTION,
-    TAGS,
-    VERSION,
-    decode,
-    encode,
-    measured,
+from glasu.protocol.fields import SECTION
+from glasu.protocol.message_bytes import CODES, DTYPES, HEADER, TAGS, VERSION, decode, encode, measure
+from glasu.protocol.messages import (
+    MESSAGES,
+    Losses,
+    Message,
+    Metrics,
+    Partial,
+    Proposal,
+    TensorMessage,
+    Verdict,
+    Waiting,
 )
-from glasu.protocol.messages import Message, Metrics, Partial, Proposal, TensorMessage, Verdict, Waiting
-from glasu.runtime.meter import Meter
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.wire.encodings import BFloat16, Int8
-from glasu.wire.message_key import SERVER, Key, Phase
+from glasu.wire.message_key import Phase
+from support.messages import KEY, any_message, messages_of, sample_messages
 
 quick = settings(deadline=None, max_examples=60)
-KEY = Key(run=bytes(range(12)), phase=Phase.TRAINING, client=1, round=3, layer=1)
-keys = st.builds(
-    Key,
-    run=st.binary(min_size=12, max_size=12),
-    phase=st.sampled_from(Phase),
-    client=st.integers(0, SERVER),
-    round=st.integers(0, 2**32 - 1),
-    layer=st.integers(-(2**15), 2**15 - 1),
-    chunk=st.integers(0, 2**32 - 1),
-    incarnation=st.integers(0, 2**32 - 1),
-    attempt=st.integers(0, 2**16 - 1),
-)
-numbers = hnp.arrays("<f8", st.integers(0, 4))
-node_sets = st.lists(
-    st.sets(st.integers(0, 2**31 - 1), max_size=4).map(lambda nodes: np.array(sorted(nodes), "<i4")), max_size=3
-).map(tuple)
-tensors = st.sampled_from(EXPECTED["tensor"]).flatmap(
-    lambda dtype: hnp.arrays(dtype, st.tuples(st.integers(0, 4), st.integers(1, 3)))
-)
-
-
-def messages_of(kind: type[Message]) -> st.SearchStrategy[Message]:
-    own: dict[str, st.SearchStrategy[Any]] = {}
-    if issubclass(kind, TensorMessage):
-        own = {"value": tensors}
-    elif kind is Metrics:
-        own = {"values": numbers}
-    elif kind is Verdict:
-        own = {"improved": st.booleans(), "stop": st.booleans()}
-    return st.builds(kind, key=keys, losses=numbers, node_sets=node_sets, **own)
-
-
-any_message = st.sampled_from(list(KINDS.values())).flatmap(messages_of)
+DTYPES_OF = {content.tag: content.dtypes for kind in MESSAGES for content in kind.contents().values()}
+CARRIERS = {"tensor": Partial, "index": Proposal, "loss": Losses, "metrics": Metrics, "verdict": Verdict}
 
 
 def same(first: Any, second: Any) -> bool:
@@ -79,30 +48,10 @@ def same(first: Any, second: Any) -> bool:
     return type(first) is type(second) and first == second
 
 
-def samples() -> list[Message]:
-    """Return one message of every kind, with everything that can ride along."""
-    extra = {
-        "losses": np.array([0.5, 0.25]),
-        "node_sets": (np.array([1, 5, 9], np.int32), np.empty(0, np.int32)),
-        "key": KEY,
-    }
-    result: list[Message] = []
-    for kind in KINDS.values():
-        own: dict[str, Any] = {}
-        if issubclass(kind, TensorMessage):
-            own = {"value": np.arange(6, dtype=np.float32).reshape(3, 2)}
-        elif kind is Metrics:
-            own = {"values": np.array([0.9, 0.8, 0.1])}
-        elif kind is Verdict:
-            own = {"improved": True, "stop": False}
-        result.append(kind(**extra, **own))
-    return result
+# A decoded message is the encoded one, and every byte is counted.
 
 
-# What goes in comes out, and is counted.
-
-
-@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("kind", MESSAGES)
 def test_a_decoded_message_is_the_encoded_one(kind):
     @quick
     @given(messages_of(kind))
@@ -121,41 +70,41 @@ def test_every_message_that_the_protocol_knows_has_a_code():
         for item in vars(messages).values()
         if isinstance(item, type) and issubclass(item, Message) and item not in (Message, TensorMessage)
     }
-    assert set(KINDS.values()) == known
+    assert set(MESSAGES) == known
 
 
 @quick
 @given(any_message)
 def test_the_measured_parts_add_up_to_the_encoded_size(message):
-    assert sum(size for _, _, size in measured(message)) == len(encode(message))
+    assert sum(size for _, size in measure(message)) == len(encode(message))
 
 
 @quick
 @given(st.lists(any_message, max_size=6))
 def test_a_meter_counts_the_bytes_that_travel(sent):
-    meter = Meter()
+    meter = TrafficCounter()
     for index, message in enumerate(sent):
-        (meter.to_server if index % 2 else meter.to_client)(message)
+        (meter.sent_to_server if index % 2 else meter.sent_to_clients)(message)
     sizes = [len(encode(message)) for message in sent]
     assert (meter.bytes_to_clients, meter.bytes_to_server) == (sum(sizes[::2]), sum(sizes[1::2]))
     assert meter.messages == len(sent)
-    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total == sum(sizes)
+    assert sum(meter.by_kind.values()) == sum(meter.by_phase.values()) == meter.total_bytes == sum(sizes)
 
 
-def test_node_sets_that_ride_on_a_training_message_count_as_sampling():
-    message = Partial(key=KEY, value=np.zeros((2, 3), np.float32), node_sets=(np.arange(5, dtype=np.int32),))
-    meter = Meter()
-    meter.to_server(message)
-    assert meter.by_phase == {"training": 48 + 12 + 24, "sampling": 12 + 5}
-    assert meter.by_kind == {"header": 48 + 12 + 12, "tensor": 24, "index": 5}
+def test_node_sets_count_as_sampling():
+    message = Proposal(KEY._replace(phase=Phase.SAMPLING), (np.arange(5, dtype=np.int32),))
+    meter = TrafficCounter()
+    meter.sent_to_server(message)
+    assert meter.by_phase == {"sampling": 48 + 12 + 5}
+    assert meter.by_kind == {"header": 48 + 12, "index": 5}
 
 
 def test_gradients_are_reported_as_training():
-    meter = Meter()
-    meter.to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
-    meter.exchanged([Waiting(key=KEY._replace(phase=Phase.BACKWARD))])
+    meter = TrafficCounter()
+    meter.sent_to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
+    meter.exchange(KEY._replace(phase=Phase.BACKWARD))
     assert meter.by_phase == {"training": 48}
-    assert meter.to_dict()["exchanges_by_phase"] == {"training": 1}
+    assert meter.snapshot().exchanges_by_phase == {"training": 1}
 
 
 def test_a_header_has_48_bytes_and_an_empty_message_nothing_else():
@@ -163,21 +112,34 @@ def test_a_header_has_48_bytes_and_an_empty_message_nothing_else():
     assert len(encode(Waiting(key=KEY))) == 48
 
 
-def test_the_bytes_of_a_message_are_pinned():
-    message = Partial(
-        key=KEY,
-        value=np.array([[1.0, -2.0]], np.float32),
-        losses=np.array([0.5]),
-        node_sets=(np.array([3, 4, 200], np.int32),),
-    )
-    assert encode(message).hex() == (
-        "474c5355" "02" "00" "0300"  # magic, version, kind, sections
+PINNED = {
+    Partial(KEY, np.array([[1.0, -2.0]], np.float32)): (
+        "474c5355" "03" "00" "0100"  # magic, version, kind, sections
         "000102030405060708090a0b" "00000000" "02" "00" "0000"  # run, incarnation, phase, padding, attempt
-        "03000000" "0100" "0100" "00000000" "3800000000000000"  # round, layer, client, chunk, length
+        "03000000" "0100" "0100" "00000000" "1400000000000000"  # round, layer, client, chunk, length
         "00" "00" "0000" "01000000" "02000000" "0000803f" "000000c0"  # tensor, fp32, one row of two
+    ),
+    Losses(KEY, np.array([0.5])): (
+        "474c5355" "03" "08" "0100" "000102030405060708090a0b" "00000000" "02" "00" "0000"
+        "03000000" "0100" "0100" "00000000" "1400000000000000"
         "02" "01" "0000" "01000000" "00000000" "000000000000e03f"  # losses, fp64, a vector of one
+    ),
+    Proposal(KEY, (np.array([3, 4, 200], np.int32),)): (
+        "474c5355" "03" "06" "0100" "000102030405060708090a0b" "00000000" "02" "00" "0000"
+        "03000000" "0100" "0100" "00000000" "1000000000000000"
         "01" "04" "0000" "04000000" "00000000" "0300c301"  # a node set, u1, four bytes: gaps 3, 0, 195
-    )  # fmt: skip
+    ),
+    Verdict(KEY, improved=True, stop=False): (
+        "474c5355" "03" "0a" "0200" "000102030405060708090a0b" "00000000" "02" "00" "0000"
+        "03000000" "0100" "0100" "00000000" "1a00000000000000"
+        "04" "04" "0000" "01000000" "00000000" "01" "04" "04" "0000" "01000000" "00000000" "00"  # two flags
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "data"), PINNED.items(), ids=lambda item: type(item).__name__)
+def test_the_bytes_of_a_message_are_pinned(message, data):
+    assert encode(message).hex() == data
 
 
 @pytest.mark.parametrize(
@@ -223,7 +185,7 @@ def decodes(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("message", samples(), ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", sample_messages(), ids=lambda message: type(message).__name__)
 def test_a_truncated_or_extended_message_is_refused(message):
     data = encode(message)
     assert decodes(data)
@@ -246,7 +208,7 @@ def test_garbage_behind_a_right_header_raises_no_other_exception(body, code, pha
 def test_a_message_with_changed_bytes_raises_no_other_exception():
     rng = np.random.default_rng(0)
     outcomes = set()
-    for message in samples():
+    for message in sample_messages():
         data = np.frombuffer(encode(message), np.uint8)
         for _ in range(400):
             changed = data.copy()
@@ -262,13 +224,12 @@ def with_sections(kind: type[Message], parts: list[tuple[int, int, int, int]], f
     for tag, dtype, rows, columns in parts:
         size = rows * max(1, columns) * (np.dtype(DTYPES[dtype]).itemsize if dtype < len(DTYPES) else 1)
         body += SECTION.pack(tag, dtype, rows, columns) + bytes([filler]) * size
-    code = {item: number for number, item in KINDS.items()}[kind]
-    return HEADER.pack(b"GLSU", VERSION, code, len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
+    return HEADER.pack(b"GLSU", VERSION, CODES[kind], len(parts), bytes(12), 0, 2, 0, 0, 0, 0, 0, len(body)) + body
 
 
 @settings(deadline=None, max_examples=600)
 @given(
-    st.sampled_from(list(KINDS.values())),
+    st.sampled_from(MESSAGES),
     st.lists(
         st.tuples(
             st.integers(0, len(TAGS)), st.integers(0, len(DTYPES)), st.sampled_from([0, 1, 2, 3]), st.integers(0, 3)
@@ -281,16 +242,17 @@ def test_sections_of_right_length_in_wrong_places_raise_no_other_exception(kind,
     decodes(with_sections(kind, parts, filler))
 
 
+def sections_with(tag: str, dtype: int, columns: int) -> bytes:
+    """Write a message whose sections have this tag, dtype and number of columns, and one row each."""
+    kind = CARRIERS[tag]
+    return with_sections(kind, [(TAGS.index(tag), dtype, 1, columns)] * len(kind.contents()))
+
+
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_section_of_another_type_than_its_tag_expects_is_refused(tag):
-    kinds = {"tensor": Partial, "metrics": Metrics, "verdict": Verdict}
     columns = 2 if tag == "tensor" else 0
-    accepted = {
-        name
-        for code, name in enumerate(DTYPES)
-        if decodes(with_sections(kinds.get(tag, Proposal), [(TAGS.index(tag), code, 2, columns)]))
-    }
-    assert accepted == set(EXPECTED[tag])
+    accepted = {name for code, name in enumerate(DTYPES) if decodes(sections_with(tag, code, columns))}
+    assert accepted == set(DTYPES_OF[tag])
 
 
 @pytest.mark.parametrize("body", ["80", "8000", "ffffffff0f", "0580", "808080808001", "ffffffff0700"])
@@ -298,18 +260,17 @@ def test_bytes_that_are_no_node_set_are_refused(body):
     data = bytes.fromhex(body)
     section = SECTION.pack(TAGS.index("index"), DTYPES.index("|u1"), len(data), 0)
     length = SECTION.size + len(data)
-    header = HEADER.pack(b"GLSU", VERSION, 6, 1, bytes(12), 0, 1, 0, 0, 0, 0, 0, length)
+    header = HEADER.pack(b"GLSU", VERSION, CODES[Proposal], 1, bytes(12), 0, 1, 0, 0, 0, 0, 0, length)
     with pytest.raises(ProtocolError, match="node set"):
         decode(header + section + data)
 
 
 @pytest.mark.parametrize("tag", [tag for tag in TAGS if tag != "tensor"])
 def test_only_a_tensor_has_columns(tag):
-    kind = {"metrics": Metrics, "verdict": Verdict}.get(tag, Proposal)
-    code = DTYPES.index(EXPECTED[tag][0])
-    assert decodes(with_sections(kind, [(TAGS.index(tag), code, 2, 0)]))
+    code = DTYPES.index(DTYPES_OF[tag][0])
+    assert decodes(sections_with(tag, code, 0))
     for columns in (1, 3):
-        assert not decodes(with_sections(kind, [(TAGS.index(tag), code, 2, columns)]))
+        assert not decodes(sections_with(tag, code, columns))
 
 
 def test_a_tensor_always_has_columns():
@@ -325,13 +286,16 @@ def test_a_tensor_always_has_columns():
         (Metrics, []),
         (Metrics, ["metrics", "metrics"]),
         (Verdict, []),
+        (Verdict, ["verdict"]),
         (Verdict, ["verdict", "tensor"]),
+        (Verdict, ["verdict"] * 3),
         (Waiting, ["tensor"]),
-        (Proposal, ["loss", "loss"]),
+        (Proposal, ["index", "loss"]),
+        (Losses, ["loss", "loss"]),
     ],
 )
 def test_a_message_with_missing_or_foreign_sections_is_refused(kind, tags):
-    parts = [(TAGS.index(tag), DTYPES.index(EXPECTED[tag][0]), 2, 2 if tag == "tensor" else 0) for tag in tags]
+    parts = [(TAGS.index(tag), DTYPES.index(DTYPES_OF[tag][0]), 1, 2 if tag == "tensor" else 0) for tag in tags]
     assert not decodes(with_sections(kind, parts))
 
 
@@ -345,12 +309,12 @@ def test_the_refusal_says_what_is_wrong():
         decode(data[:4] + bytes([VERSION - 1]) + data[5:])
     with pytest.raises(ProtocolError, match="unknown kind 99"):
         decode(data[:5] + b"\x63" + data[6:])
-    with pytest.raises(ProtocolError, match="declares 0 bytes after its header, but carries 1"):
+    with pytest.raises(ProtocolError, match="declares 0 bytes after it, but the message has 1"):
         decode(data + b"\0")
 
 
 def test_bytes_that_no_section_claims_are_refused_even_if_the_header_counts_them():
-    header = HEADER.pack(b"GLSU", VERSION, 10, 0, bytes(12), 0, 2, 0, 0, 0, 0, 0, 5)
+    header = HEADER.pack(b"GLSU", VERSION, CODES[Waiting], 0, bytes(12), 0, 2, 0, 0, 0, 0, 0, 5)
     with pytest.raises(ProtocolError, match="carries 5 bytes after its last section"):
         decode(header + bytes(5))
 

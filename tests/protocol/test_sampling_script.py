@@ -10,10 +10,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
-from glasu.protocol.messages import Agreed
+from glasu.protocol.messages import Agreed, Proposal
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
-from support.monolith import ALL_LAYERS, identical, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, identical, keep_samples, run, settings, tiny_parties
 
 N, TRAIN, VALIDATION, TEST = 24, 12, 6, 6
 HEADER, SECTION, NODE = 48, 12, 1  # bytes; all ids here are below 128
@@ -24,13 +24,9 @@ def sampled(**keys):
     config = settings(**{"sampler": "neighbor", "fanout": 2, "batch_size": 3, "num_rounds": 4, **keys})
     samples = [[] for _ in range(3)]
 
-    def arrange(clients):
-        for client, kept in zip(clients, samples, strict=True):
-            gather = client.batch
-            client.batch = lambda sample, gather=gather, kept=kept, **how: kept.append(sample) or gather(sample, **how)
-
     labels = keys.get("labels", "all")
-    return run(config, tiny_parties(owner=None if labels == "all" else labels), arrange=arrange), samples
+    parties = tiny_parties(owner=None if labels == "all" else labels)
+    return run(config, parties, arrange=keep_samples(samples)), samples
 
 
 KINDS = [
@@ -107,7 +103,7 @@ def test_a_block_uses_the_edges_the_client_drew_itself_and_an_induced_one_all_be
             source, target = party.graph.edge_index()
             for layer in range(4):
                 rows, columns = sample.nodes[layer + 1], sample.nodes[layer]
-                matrix = client.sampler.block(rows, columns, sample.draws[layer]).matrix.toarray()
+                matrix = client.learner.sampler.block(rows, columns, sample.draws[layer]).matrix.toarray()
                 np.fill_diagonal(between := np.isin(np.arange(N), columns)[None, :] & edges_of(source, target), True)
                 allowed = between[np.ix_(rows, columns)]
                 used = matrix != 0
@@ -141,7 +137,7 @@ def test_an_agreed_set_that_is_no_union_is_refused(spoil):
         return message
 
     config = settings(sampler="neighbor", fanout=2, batch_size=3, aggregation_layers=(1, 3))
-    with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23 and contain what this party proposed"):
+    with pytest.raises(ProtocolError, match=r"must be sorted, lie in 0\.\.23 and contain this party\'s proposal"):
         run(config, tiny_parties(), carry=carry)
 
 
@@ -152,7 +148,7 @@ def test_evaluation_nodes_that_cannot_be_are_refused_before_a_loop_reads_them():
         return message
 
     config = settings(sampler="neighbor", labels="b", sampled_evaluation=True, aggregation_layers=(1, 3))
-    with pytest.raises(ProtocolError, match=r"must rise within 0\.\.23"):
+    with pytest.raises(ProtocolError, match=r"must be sorted, lie in 0\.\.23"):
         run(config, tiny_parties(owner="b"), carry=carry)
 
 
@@ -172,7 +168,7 @@ def test_with_a_shared_sampler_a_label_owner_publishes_the_training_nodes_exactl
     published = []
 
     def see(message):
-        if message.node_sets and message.key.phase.reported != "evaluation":
+        if isinstance(message, Proposal | Agreed) and message.key.phase is Phase.SAMPLING:
             published.append([nodes.copy() for nodes in message.node_sets])
         return message
 
@@ -234,7 +230,7 @@ def test_prefetching_changes_neither_a_weight_nor_an_index_byte(keys):
     runs = [sampled(prefetch=prefetch, **keys)[0] for prefetch in (0, 1, 3, 16)]
     for other in runs[1:]:
         assert identical(other.final, runs[0].final)
-        assert other.server.losses == runs[0].server.losses
+        assert other.server.progress.losses == runs[0].server.progress.losses
         assert other.meter.by_kind["index"] == runs[0].meter.by_kind["index"]
         assert other.meter.by_kind["tensor"] == runs[0].meter.by_kind["tensor"]
 
@@ -286,7 +282,7 @@ def test_sampled_evaluation_with_a_fanout_above_every_degree_is_exact(sampler, l
 
 def test_a_bound_on_the_nodes_of_training_does_not_hold_in_evaluation():
     done, _ = sampled(aggregation_layers=(1, 3), fanout=2, max_nodes=4)
-    sampler, nodes = done.clients[0].sampler, np.arange(8)
+    sampler, nodes = done.clients[0].learner.sampler, np.arange(8)
     assert len(sampler.draw(nodes, 0, 1, "neighbors").nodes) == 8
     assert len(sampler.draw(nodes, 0, 1, "evaluation neighbors").nodes) > 8
 
@@ -305,8 +301,10 @@ def test_evaluation_draws_from_a_stream_of_its_own(keys):
     nodes, differ = np.arange(4), 0
     for client in done.clients:
         for layer in range(4):
-            train, evaluation = (client.sampler.draw(nodes, 2, layer, p) for p in ("neighbors", "evaluation neighbors"))
-            np.testing.assert_array_equal(client.sampler.draw(nodes, 2, layer).edges, train.edges)
+            train, evaluation = (
+                client.learner.sampler.draw(nodes, 2, layer, p) for p in ("neighbors", "evaluation neighbors")
+            )
+            np.testing.assert_array_equal(client.learner.sampler.draw(nodes, 2, layer).edges, train.edges)
             differ += not np.array_equal(train.edges, evaluation.edges)
     assert differ >= 6
 
@@ -316,4 +314,4 @@ def test_sampled_evaluation_does_not_touch_the_training(keys):
     keys = {"aggregation_layers": (1, 3), "evaluate_every": 1, "dropout": 0.5, **keys}
     exact, drawn = (sampled(sampled_evaluation=value, **keys)[0] for value in (False, True))
     assert identical(exact.final, drawn.final)
-    assert exact.server.losses == drawn.server.losses
+    assert exact.server.progress.losses == drawn.server.progress.losses

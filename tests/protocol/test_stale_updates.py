@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
-from glasu.model.aggregation import Aggregation
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
-from glasu.wire.encodings import Plain, alike
+from glasu.wire.encodings import Plain, use_for_all_kinds
+from support.messages import with_valid_scores
 from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
+from support.spies import run_with_spies
 
 
 def extract(whole, joint, sent, m):
@@ -152,46 +151,6 @@ def whole_partial(whole, m):
     return H
 
 
-@dataclass
-class Spy:
-    """An aggregation that remembers what passed through it."""
-
-    inner: Aggregation
-    extracted: list = field(default_factory=list)  # (joint, sent, others)
-    merged: list = field(default_factory=list)  # (others, own part, result)
-
-    @property
-    def widening(self):
-        return self.inner.widening
-
-    def extract_others(self, joint, partial):
-        others = self.inner.extract_others(joint, partial)
-        self.extracted.append((joint.clone(), partial.clone(), others.clone()))
-        return others
-
-    def own_gradient(self, gradient):
-        return self.inner.own_gradient(gradient)
-
-    def merge(self, others, partial):
-        merged = self.inner.merge(others, partial)
-        self.merged.append((others, partial.detach().clone(), merged.detach().clone()))
-        return merged
-
-
-def spied(config, parties, **keys):
-    """Run with a spy in the place of every client's aggregation; return the run and the spies."""
-    spies = []
-    inner = keys.pop("arrange", lambda clients: None)
-
-    def arrange(clients):
-        inner(clients)
-        for client in clients:
-            client.aggregation = Spy(client.aggregation)
-            spies.append(client.aggregation)
-
-    return run(config, parties, arrange=arrange, **keys), spies
-
-
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "gat"])
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_steps_have_new_ones(
@@ -199,7 +158,8 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
 ):
     keys = {"aggregation": aggregation, "aggregation_layers": (1, 3), "backbone": backbone}
     config = settings(dropout=0.5, num_local_steps=2, learning_rate=1e-300, num_rounds=2, **keys)  # weights stand still
-    _, spies = spied(config, tiny_parties(), scatter=13, arrange=behind(bits=45))  # so that step 0 computes it again
+    grid = behind(bits=45)  # a release that is not transparent: step 0 goes forward again
+    _, spies = run_with_spies(config, tiny_parties(), scatter=13, arrange=grid, carry=with_valid_scores())
     for spy in spies:
         assert len(spy.extracted) == 4  # two rounds, two layers
         assert len(spy.merged) == 8  # two steps each
@@ -216,7 +176,9 @@ def gate(clip=None, noise=0.0, bits=None):
     """Return what replaces the plain gate of a client."""
     perturbations = [GaussianNoise(noise, b"secret")] if noise else []
     perturbations += [Grid(bits)] if bits is not None else []
-    return Release(alike(Plain("fp64")), clipping=None if clip is None else Clip(clip), perturbations=perturbations)
+    return Release(
+        use_for_all_kinds(Plain("fp64")), clipping=None if clip is None else Clip(clip), perturbations=perturbations
+    )
 
 
 def behind(**keys):
@@ -247,7 +209,9 @@ def test_extract_uses_the_tensor_as_it_was_sent(aggregation, protection):
     config = settings(aggregation=aggregation, aggregation_layers=(1, 3), num_local_steps=2)
     carry, seen = recorder()
     parties = tiny_parties()
-    done, spies = spied(config, parties, scatter=14, arrange=behind(**protection), carry=carry)
+    done, spies = run_with_spies(
+        config, parties, scatter=14, arrange=behind(**protection), carry=with_valid_scores(carry)
+    )
     whole = Monolith(config, parties, done.initial)
     for m, spy in enumerate(spies):
         for layer, (joint, sent, others) in zip((1, 3), spy.extracted, strict=True):
@@ -260,7 +224,9 @@ def test_in_local_updates_the_own_part_is_clipped_but_neither_noised_nor_rounded
     config = settings(aggregation_layers=(1, 3), num_local_steps=1)
     carry, seen = recorder()
     parties = tiny_parties()
-    done, spies = spied(config, parties, scatter=15, arrange=behind(clip=0.8, noise=0.3, bits=3), carry=carry)
+    done, spies = run_with_spies(
+        config, parties, scatter=15, arrange=behind(clip=0.8, noise=0.3, bits=3), carry=with_valid_scores(carry)
+    )
     whole = Monolith(config, parties, done.initial)
     for m, spy in enumerate(spies):
         clean = whole.partial(m, 1, whole.partial(m, 0, *whole.start(m)), None).detach()
@@ -281,7 +247,7 @@ def test_behind_a_gate_training_is_algorithm_1_with_the_tensors_that_were_sent(a
     carry, seen = recorder()
     parties = tiny_parties(owner=None if labels == "all" else labels)
     protect = behind(clip=2.0) if labels == "b" else behind(clip=0.8, noise=0.2, bits=6)
-    done = run(config, parties, scatter=16, arrange=protect, carry=carry)
+    done = run(config, parties, scatter=16, arrange=protect, carry=with_valid_scores(carry))
     norm = 2.0 if labels == "b" else 0.8  # G passes the gate too: 2.0 leaves it as it is
     whole = Monolith(config, parties, done.initial)
     algorithm_1(
@@ -298,7 +264,7 @@ def test_behind_a_gate_training_is_algorithm_1_with_the_tensors_that_were_sent(a
 def test_a_redone_release_is_the_same_bytes_and_another_round_has_other_noise():
     config = settings(aggregation_layers=(3,), num_rounds=2, learning_rate=1e-300)
     (first, seen), (again, repeated) = recorder(), recorder()
-    run(config, tiny_parties(), arrange=behind(noise=0.5), carry=first)
-    run(config, tiny_parties(), arrange=behind(noise=0.5), carry=again)
+    run(config, tiny_parties(), arrange=behind(noise=0.5), carry=with_valid_scores(first))
+    run(config, tiny_parties(), arrange=behind(noise=0.5), carry=with_valid_scores(again))
     assert all(torch.equal(seen[key], repeated[key]) for key in seen)
     assert (seen[0, 3, 0] - seen[1, 3, 0]).abs().mean() > 0.1

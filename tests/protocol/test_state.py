@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,13 @@ from glasu.privacy.release import GaussianNoise
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
-from glasu.protocol.server import server_script
-from glasu.runtime.inprocess import one_thread_each, run_in_process
-from glasu.runtime.meter import Meter
+from glasu.runtime.drive import drive
+from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
-from support.monolith import identical, settings, tiny_parties, watched
+from support.messages import with_valid_scores
+from support.monolith import identical, run_roles, settings, tiny_parties
 
 ROUNDS = 5
 SETTINGS = {
@@ -43,54 +44,44 @@ def build(config, parties, states=None):
     return clients, server
 
 
-def drive(clients, server, scripts):
-    """Run the scripts; return the server's events, and its state at each finished round."""
-    events, states = [], []
-
-    def observe(event):
-        (states if isinstance(event, RoundDone) else events).append(
-            server.state() if isinstance(event, RoundDone) else event
-        )
-
-    with one_thread_each():
-        run_in_process(server_script(server), scripts, Meter(), Stopwatch(lambda: 0.0), observe)
-    return events, states
-
-
-def unbroken(config, parties, states=None):
-    """Run to the end; return clients, server, events and, per round, the states of all roles."""
+def unbroken(config, parties, states=None, *, stop_after_round=False):
+    """Run to the end, or to the end of one round; return clients, server, events and, per round, all states."""
     clients, server = build(config, parties, states)
-    kept = [[] for _ in clients]
-    scripts = [
-        watched(client_script(client), lambda event, client=client, own=own: own.append(client.state()))
-        for client, own in zip(clients, kept, strict=True)
-    ]
-    events, servers = drive(clients, server, scripts)
+    kept, servers, events = [[] for _ in clients], [], []
+
+    def keep(states, role):
+        states.append(role.state())
+        if stop_after_round and all([*kept, servers]):  # the server may be ahead of the clients, or behind them
+            raise Killed
+
+    def see(client, action):
+        if isinstance(action, RoundDone):
+            keep(kept[client.identity.index], client)
+
+    def see_server(action):
+        if isinstance(action, RoundDone):
+            keep(servers, server)
+        elif isinstance(action, Evaluated):
+            events.append(action)
+
+    with one_thread_each(), suppress(Killed):
+        run_roles(clients, server, see, see_server)
     return clients, server, events, [(list(own), one) for *own, one in zip(*kept, servers, strict=True)]
 
 
-def until_round_done(script):
-    """Pass a client's script through until a round is over, then fall silent: the process is gone."""
-    answers = None
-    while True:
-        try:
-            item = next(script) if answers is None else script.send(answers)
-        except StopIteration:
-            return
-        if isinstance(item, RoundDone):
-            return
-        answers = yield item
+class Killed(Exception):  # noqa: N818
+    """The process ended after a round."""
 
 
 def summary(clients, server, events):
     """Return what must not depend on interruptions."""
     tests = [event.metrics for event in events if isinstance(event, Evaluated) and event.split == "test"]
     return {
-        "best": [client.best_weights for client in clients],
-        "losses": server.losses,
-        "selection": server.selection,
+        "best": [client.progress.best_weights for client in clients],
+        "losses": server.progress.losses,
+        "selection": server.progress.selection,
         "test": tests[-1],
-        "rounds": [client.round for client in clients],
+        "rounds": [client.progress.round for client in clients],
     }
 
 
@@ -123,7 +114,7 @@ def test_a_run_rebuilt_from_its_states_at_any_round_ends_with_the_same_bits(name
     config, parties = case(name)
     clients, server, events, states = unbroken(config, parties)
     expected = summary(clients, server, events)
-    assert len(states) == len(server.losses)
+    assert len(states) == len(server.progress.losses)
     for state in states:
         again, other, later, _ = unbroken(config, parties, state)
         assert_same_outcome(summary(again, other, later), expected)
@@ -136,10 +127,8 @@ def test_a_run_rebuilt_after_every_round_ends_with_the_same_bits(name):
     expected = summary(clients, server, events)
     state, seen = None, []
     for _ in states:
-        clients, server = build(config, parties, state)
-        found, servers = drive(clients, server, [until_round_done(client_script(client)) for client in clients])
+        *_, found, (state,) = unbroken(config, parties, state, stop_after_round=True)
         seen += found
-        state = ([client.state() for client in clients], servers[0])
     clients, server, found, rest = unbroken(config, parties, state)  # nothing left but the test
     assert not rest
     assert_same_outcome(summary(clients, server, found), expected)
@@ -187,19 +176,22 @@ def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
         if state is not None:
             client.restore(state)
         states, tests = [], []
+
+        def see(event):
+            if isinstance(event, RoundDone):
+                states.append(client.state())
+            elif isinstance(event, Evaluated) and event.split == "test":
+                tests.append((event.round, event.metrics))
+
         with one_thread_each():
-            for event in client_script(client):
-                if isinstance(event, RoundDone):
-                    states.append(client.state())
-                elif event.split == "test":
-                    tests.append((event.round, event.metrics))
+            drive(client_script(client), see, Stopwatch(lambda: 0.0))
         return client, states, tests
 
     whole, states, tests = alone()
     assert len(states) == ROUNDS
     for state in states:
         again, _, found = alone(state)
-        assert identical([again.best_weights], [whole.best_weights])
+        assert identical([again.progress.best_weights], [whole.progress.best_weights])
         assert found == tests
 
 
@@ -210,10 +202,10 @@ def test_a_state_of_other_settings_is_refused(change):
     section = "model" if "hidden" in change else "train"
     clients, server = build(config.replace(**{section: change}), parties)
     own, one = states[1]
-    before = clients[0].weights()
+    before = clients[0].learner.weights()
     with pytest.raises(ConfigError, match="other settings"):
         clients[0].restore(own[0])
-    assert identical([clients[0].weights()], [before])
+    assert identical([clients[0].learner.weights()], [before])
     with pytest.raises(ConfigError, match="other settings or parties"):
         server.restore(one)
 
@@ -237,8 +229,8 @@ def test_a_restarted_client_makes_the_same_noise_again():
         clients, server = build(config, parties)
         sent = {}
         for client in clients:
-            client.incarnation = incarnation
-            client.release.perturbations = [GaussianNoise(0.1, b"secret %d" % client.index)]
+            client.identity.incarnation = incarnation
+            client.release.perturbations = [GaussianNoise(0.1, b"secret %d" % client.identity.index)]
 
         def see(message):
             if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:
@@ -246,8 +238,7 @@ def test_a_restarted_client_makes_the_same_noise_again():
             return message
 
         with one_thread_each():
-            scripts = [client_script(client) for client in clients]
-            run_in_process(server_script(server), scripts, Meter(), Stopwatch(lambda: 0.0), carry=see)
+            run_roles(clients, server, carry=with_valid_scores(see))
         return sent
 
     first, again = released(0), released(3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from glasu.protocol.message_bytes import encode
-from support.monolith import ALL_LAYERS, NUM_CLASSES, run, settings, tiny_parties
+from support.monolith import ALL_LAYERS, NUM_CLASSES, keep_samples, run, settings, tiny_parties
 
 HEADER, SECTION, LOSS, NODE = 48, 12, 8, 1  # bytes; all ids here are below 128
 VALUE = {"fp32": 4, "fp64": 8, "bf16": 2}
@@ -33,7 +33,7 @@ def evaluation_bytes(config, rows, precision, owner):
         scores = tensor(rows, NUM_CLASSES, "fp64" if precision == "fp64" else "fp32")
         up, down = up + M * scores, down + M * scores
     up += M * (HEADER + SECTION) + 3 * 8 * (1 if owner else M)  # accuracy, macro F1, loss
-    down += M * (HEADER + SECTION + 2)  # the verdict
+    down += M * (HEADER + 2 * (SECTION + 1))  # the verdict: two flags
     return up, down
 
 
@@ -43,7 +43,7 @@ def training_bytes(config, rows, precision, owner):
     up = sum(M * tensor(rows[layer], HIDDEN, precision) for layer in layers)
     down = sum(M * tensor(rows[layer], wide, precision) for layer in layers)
     senders = 1 if owner else M
-    up += senders * (SECTION + LOSS * config.train.num_local_steps)
+    up += M * (HEADER + SECTION) + senders * LOSS * config.train.num_local_steps
     top = layers[-1]
     if config.train.backward == "joint":
         for layer in layers:
@@ -81,9 +81,9 @@ def test_a_run_sends_the_bytes_of_a_closed_formula(owner, aggregation, layers, b
     for nodes in (VALIDATION, VALIDATION, TEST):  # after rounds 2 and 3, and the test
         more_up, more_down = evaluation_bytes(config, nodes, precision, owner)
         up, down = up + more_up, down + more_down
-    if owner:  # the batches: agreed before round 0 by two rounds, then riding along: sections, no headers
-        up += M * HEADER + 3 * (M * SECTION + NODE * TRAIN)
-        down += M * HEADER + 3 * M * (SECTION + NODE * TRAIN)
+    if owner:  # the batches of three rounds in two agreements: one for rounds 0 and 1, one for round 2
+        up += 2 * M * HEADER + 3 * (M * SECTION + NODE * TRAIN)
+        down += 2 * M * HEADER + 3 * M * (SECTION + NODE * TRAIN)
     assert done.meter.bytes_to_server == up
     assert done.meter.bytes_to_clients == down
 
@@ -97,13 +97,7 @@ def test_index_bytes_are_those_of_every_proposed_node_and_of_every_node_of_a_uni
     keys = {"sampler": "neighbor", "sampling": sampling, "fanout": 1, "batch_size": 4, "labels": owner or "all"}
     config = settings(aggregation_layers=layers, num_rounds=5, prefetch=2, **keys)
     samples = [[] for _ in range(M)]
-
-    def arrange(clients):
-        for client, kept in zip(clients, samples, strict=True):
-            gather = client.batch
-            client.batch = lambda sample, gather=gather, kept=kept, **how: kept.append(sample) or gather(sample, **how)
-
-    done = run(config, tiny_parties(owner=owner), arrange=arrange)
+    done = run(config, tiny_parties(owner=owner), arrange=keep_samples(samples))
     expected = 0
     for own in samples:
         for sample in own:

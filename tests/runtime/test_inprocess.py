@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -13,12 +15,12 @@ import torch
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, resolve
 from glasu.data.sources.catalog import load_parties
-from glasu.protocol.client import Client
-from glasu.protocol.rounds import client_script
-from glasu.protocol.server import server_script
-from glasu.runtime.inprocess import run_in_process
-from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.protocol.learner import Batch
+from glasu.protocol.requests import RoundDone
+from glasu.protocol.rounds import client_script, server_script
+from glasu.runtime.inprocess import Running, run_together
+from glasu.runtime.simulation import SimulationOptions, make_clients, make_server, simulate
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
 
@@ -37,40 +39,53 @@ def test_the_number_of_clients_that_compute_at_once_changes_no_bit(method):
     assert [entry["val_accuracy"] for entry in at_once.history] == [entry["val_accuracy"] for entry in alone.history]
 
 
-def test_every_client_computes_on_one_thread(monkeypatch):
+def test_every_client_computes_on_one_thread():
     seen = set()
-    passes = Client.passes
 
-    def spy(self, *arguments):
+    def clock():  # every client reads it while it computes
         seen.add((threading.current_thread().name, torch.get_num_threads()))
-        return passes(self, *arguments)
+        return time.perf_counter()
 
-    monkeypatch.setattr(Client, "passes", spy)
     config = RunConfig(data=DataConfig(name="demo"), model=ModelConfig(hidden=8), train=TrainConfig(num_rounds=1))
-    simulate(load_parties(config), config, workers=2)
-    assert {threads for _, threads in seen} == {1}
-    assert len({name for name, _ in seen if name.startswith("glasu-client")}) == 2
+    simulate(load_parties(config), config, SimulationOptions(workers=2, clock=clock))
+    clients = {(name, threads) for name, threads in seen if name.startswith("glasu-client")}
+    assert {threads for _, threads in clients} == {1}
+    assert len(clients) == 2
 
 
-def note_batches(monkeypatch):
-    """Return a list to which every gathering of a batch to learn from adds: whose, in which round, for which."""
-    found, gather = [], Client.gather
+class NotedData:
+    """The data of a client; notes the round of the client whenever a batch reads its labels."""
 
-    def note(self, sample, *, to_learn=True):
-        if to_learn:
-            found.append((self.party.name, self.round, sample.round))
-        return gather(self, sample, to_learn=to_learn)
+    def __init__(self, client):
+        self.client, self.inner, self.rounds = client, client.learner.data, []
 
-    monkeypatch.setattr(Client, "gather", note)
-    return found
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def labels(self, nodes):
+        self.rounds.append(self.client.progress.round)
+        return self.inner.labels(nodes)
 
 
-@pytest.mark.parametrize(("prefetch", "ahead"), [(0, 0), (1, 1), (2, 1), (16, 1)])
+def train_noted(config, perform=lambda action: None):
+    """Train on the demo data; return the clients, and for each one the rounds in which it gathered a batch."""
+    config = resolve(config, 1500)[0]
+    clients = make_clients(config, load_parties(RunConfig(data=DataConfig(name="demo"))))
+    noted = [NotedData(client) for client in clients]
+    for client, data in zip(clients, noted, strict=True):
+        client.learner.data = data
+    server = make_server(config, clients)
+    running = [Running(client_script(client), lambda action: None, client.watch) for client in clients]
+    watch = Stopwatch(lambda: 0.0)
+    with suppress(KeyboardInterrupt):
+        run_together(server_script(server), running, server.roster, TrafficCounter(), watch, perform)
+    return clients, [data.rounds for data in noted]
+
+
+@pytest.mark.parametrize(("prefetch", "ahead"), [(0, 0), (1, 0), (2, 1), (16, 1)])
 @pytest.mark.parametrize("backward", ["joint", "local"])
-def test_what_the_next_round_reads_is_gathered_once_and_as_soon_as_it_is_agreed(prefetch, ahead, backward, monkeypatch):
-    gathered = note_batches(monkeypatch)
+def test_the_batch_of_the_next_round_is_gathered_once_while_an_answer_travels(prefetch, ahead, backward):
     config = RunConfig(
-        data=DataConfig(name="demo"),
         model=ModelConfig(num_layers=2, aggregation_layers=(0, 1), hidden=8),
         train=TrainConfig(
             num_rounds=5,
@@ -82,41 +97,33 @@ def test_what_the_next_round_reads_is_gathered_once_and_as_soon_as_it_is_agreed(
             evaluate_every=2,
         ),
     )
-    simulate(load_parties(config), config)
-    by_party = {name: [rounds for owner, *rounds in gathered if owner == name] for name, *_ in gathered}
-    assert len(by_party) == 3
-    for rounds in by_party.values():
-        assert rounds == [[max(0, index - ahead), index] for index in range(5)]
+    _, rounds = train_noted(config)
+    for own in rounds:
+        assert len(own) == 5
+        windows = max(1, prefetch)
+        first_of_a_window = {index for index in range(5) if index % windows == 0}
+        assert own == [index if index in first_of_a_window else index - ahead for index in range(5)]
 
 
-@pytest.mark.parametrize("ending", ["the last round", "early", "going back"])
-def test_what_was_ahead_is_forgotten_when_it_does_not_come(ending, monkeypatch):
-    gathered = note_batches(monkeypatch)
-    stop_at = 0.01 if ending == "early" else 0.0
-    train = TrainConfig(num_rounds=8, sampler="neighbor", batch_size=8, evaluate_every=2, stop_at=stop_at)
-    config = resolve(RunConfig(model=ModelConfig(hidden=8), train=train), 1500)[0]
-    clients = make_clients(config, load_parties(RunConfig(data=DataConfig(name="demo"))))
-    scripts, ahead = [client_script(client) for client in clients], [client.look_ahead for client in clients]
-    states = [client.state() for client in clients]
-    rounds = []
+@pytest.mark.parametrize("ending", ["the last round", "early", "interrupted"])
+def test_a_batch_that_was_gathered_ahead_is_not_kept_after_the_end(ending):
+    train = TrainConfig(
+        num_rounds=8, sampler="neighbor", batch_size=8, evaluate_every=2, stop_at=0.01 if ending == "early" else 0.0
+    )
+    done = []
 
-    def leave(event):
-        rounds.append(event)
-        if ending == "going back" and len(rounds) == 3:
+    def leave(action):
+        done.append(action)
+        if ending == "interrupted" and sum(isinstance(each, RoundDone) for each in done) == 3:
             raise KeyboardInterrupt
 
-    server = server_script(make_server(config, clients))
-    with suppress(KeyboardInterrupt):
-        run_in_process(server, scripts, Meter(), Stopwatch(lambda: 0.0), leave, meanwhile=ahead)
-    if ending == "going back":
-        for client, state in zip(clients, states, strict=True):
-            client.restore(state)
-    before = len(gathered)
-    assert before == 3 * {"the last round": 8, "early": 3, "going back": 3}[ending]
-    for client in clients:
-        client.look_ahead()
-        assert client._ready is None
-    assert len(gathered) == before
+    clients, rounds = train_noted(RunConfig(model=ModelConfig(hidden=8), train=train), leave)
+    assert {len(own) for own in rounds} == {{"the last round": 8, "early": 3, "interrupted": 5}[ending]}
+    if ending == "interrupted":
+        for client in clients:
+            client.restore(client.state())
+    gc.collect()
+    assert not any(type(item) is Batch for item in gc.get_objects())
 
 
 TWICE = """

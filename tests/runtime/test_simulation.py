@@ -114,7 +114,7 @@ def test_messages_that_travel_as_bytes_give_the_same_weights(keys, precision):
     direct = run(config, parties)
     travelled = run(config, parties, carry=lambda message: decode(encode(message)))
     assert identical(direct.final, travelled.final)
-    assert direct.server.losses == travelled.server.losses
+    assert direct.server.progress.losses == travelled.server.progress.losses
     assert direct.meter.to_dict() == travelled.meter.to_dict()
 
 
@@ -263,7 +263,7 @@ def test_a_first_convolution_without_weights_to_learn_trains_the_others():
 
     config = settings(backbone="custom", aggregation_layers=(3,), num_rounds=2, optimizer="sgd")
     client = simulate(tiny_parties(1), config, convolution=convolution).clients[0]
-    first, second = (client.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
+    first, second = (client.learner.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
     made.clear()
     start = simulate(tiny_parties(1), config.replace(train={"learning_rate": 1e-30}), convolution=convolution).clients[
         0
@@ -276,7 +276,7 @@ def test_a_first_convolution_without_weights_to_learn_trains_the_others():
 def test_a_client_without_labels_has_no_norm_before_a_classifier():
     config = settings(normalization="layer", labels="b", aggregation_layers=(1, 3), num_rounds=1)
     clients = simulate(tiny_parties(owner="b"), config).clients
-    assert [len(client.model.norms) for client in clients] == [3, 4, 3]
+    assert [len(client.learner.model.norms) for client in clients] == [3, 4, 3]
 
 
 def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
@@ -284,7 +284,9 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     parties = tiny_parties(1)
     looped = settings(backbone="custom", aggregation_layers=ALL_LAYERS, num_rounds=1)
     client = simulate(parties, looped, convolution=SAGEConv).clients[0]
-    weights = {key.removeprefix("convolution."): value for key, value in client.model.layers[0].state_dict().items()}
+    weights = {
+        key.removeprefix("convolution."): value for key, value in client.learner.model.layers[0].state_dict().items()
+    }
     graph = parties[0].graph
     A = torch.zeros(24, 24, dtype=torch.float64)
     A[graph.edge_index()[1], graph.edge_index()[0]] = 1
@@ -292,7 +294,7 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     X = torch.from_numpy(parties[0].features).double()
     mixed = (A / A.sum(1, keepdim=True)) @ X
     expected = mixed @ weights["lin_l.weight"].T + weights["lin_l.bias"] + X @ weights["lin_r.weight"].T
-    got = client.model.sublayer(0, X, None, client.sampler.exact_block(np.arange(24)), no_dropout())
+    got = client.learner.model.sublayer(0, X, None, client.learner.sampler.exact_block(np.arange(24)), no_dropout())
     torch.testing.assert_close(got, torch.relu(expected))
 
 

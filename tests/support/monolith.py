@@ -7,8 +7,9 @@ all clients at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from glasu.data.methods import override_settings
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, RoundDone
-from glasu.protocol.rounds import client_script
-from glasu.protocol.server import Server, server_script
-from glasu.runtime.inprocess import one_thread_each, run_in_process
-from glasu.runtime.meter import Meter
+from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
+from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.sample import Sample
+from glasu.protocol.server import Server
+from glasu.runtime.inprocess import Running, one_thread_each, run_together
 from glasu.runtime.simulation import make_clients, make_server
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
 torch.set_num_threads(1)  # the matrices here are tiny, and threads would only wait for each other
@@ -235,12 +237,12 @@ def settings(**keys: Any) -> RunConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over: who took part, what it cost, and every event and message."""
+    """A finished run: its roles, its cost and the server's events."""
 
     clients: list[Client]
     server: Server
-    meter: Meter
-    events: list[Evaluated | RoundDone]  # the server's
+    meter: TrafficCounter
+    events: list[Event]  # the server's, and the progress of evaluations at clients
     initial: list[Weights]
     after_round: list[list[Weights]]  # per client, after each round
 
@@ -255,48 +257,85 @@ def run(
     parties: Sequence[PartyData],
     *,
     scatter: int | None = None,
-    arrange: Callable[[list[Client]], None] = lambda clients: None,
-    carry: Callable[[Message], Message] = lambda message: message,
+    arrange: Callable[[list[Client]], None] | None = None,
+    carry: Callable[[Message], Message] | None = None,
 ) -> Run:
-    """Drive all roles to the end in this process.
+    """Run all roles to the end in this process.
 
     Args:
         config: the settings, resolved.
-        parties: who takes part.
-        scatter: a seed that replaces all initial weights, biases and norms too, by random ones.
+        parties: the parties' data.
+        scatter: a seed; all initial weights, biases and norms become random.
         arrange: may change the clients before the first round.
-        carry: sees every message, in both directions.
+        carry: replaces every message, in both directions.
     """
-    with one_thread_each():
-        watch, meter = Stopwatch(lambda: 0.0), Meter()
-        clients = make_clients(config, parties)
-        if scatter is not None:
-            scatter_weights(clients, scatter)
+    clients = make_clients(config, parties, lambda: 0.0)
+    if scatter is not None:
+        scatter_weights(clients, scatter)
+    if arrange is not None:
         arrange(clients)
-        server, events = make_server(config, clients), []
-        after_round: list[list[Weights]] = [[] for _ in clients]
-        initial = [client.weights() for client in clients]
-        scripts = [
-            watched(client_script(client), lambda event, client=client, kept=kept: kept.append(client.weights()))
-            for client, kept in zip(clients, after_round, strict=True)
-        ]
-        run_in_process(server_script(server), scripts, meter, watch, events.append, carry)
-    return Run(clients, server, meter, events, initial, after_round)
+    server, events = make_server(config, clients), []
+    initial = [client.learner.weights() for client in clients]
+    after_round: list[list[Weights]] = [[] for _ in clients]
+
+    def see(client: Client, action: Save | Event) -> None:
+        if isinstance(action, RoundDone):
+            after_round[client.identity.index].append(client.learner.weights())
+        elif isinstance(action, Evaluating):
+            events.append(action)
+
+    meter = TrafficCounter()
+    with one_thread_each():
+        run_roles(clients, server, see, events.append, meter=meter, carry=carry)
+    return Run(clients, server, meter, [event for event in events if not isinstance(event, Save)], initial, after_round)
 
 
-def watched(script: Generator, see: Callable[[RoundDone], None]) -> Generator:
-    """Pass a client's script through, and tell `see` of every finished round, when the weights are those after it."""
-    answers = None
-    while True:
-        try:
-            item = next(script) if answers is None else script.send(answers)
-        except StopIteration:
-            return
-        if isinstance(item, RoundDone):
-            see(item)
-            answers = None
-        else:
-            answers = yield item
+def run_roles(
+    clients: Sequence[Client],
+    server: Server,
+    see: Callable[[Client, Save | Event], None] = lambda client, action: None,
+    see_server: Callable[[Save | Event], None] = lambda action: None,
+    *,
+    meter: TrafficCounter | None = None,
+    carry: Callable[[Message], Message] | None = None,
+) -> None:
+    """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
+    scripts, watch = [client_script(client) for client in clients], Stopwatch(lambda: 0.0)
+    running = [Running(script, partial(see, client), watch) for script, client in zip(scripts, clients, strict=True)]
+    run_together(
+        server_script(server), running, server.roster, meter or TrafficCounter(), watch, see_server, carry=carry
+    )
+
+
+def run_scripts(
+    server: Script[Any],
+    clients: Sequence[Script[Any]],
+    *,
+    meter: TrafficCounter | None = None,
+    carry: Callable[[Message], Message] | None = None,
+) -> list[Any]:
+    """Run any scripts against each other, ignore their saves and events; return the results of the clients'."""
+    watch = Stopwatch(lambda: 0.0)
+    running = [Running(script, lambda action: None, watch) for script in clients]
+    names = [chr(ord("a") + index) for index in range(len(clients))]
+    run_together(server, running, names, meter or TrafficCounter(), watch, lambda action: None, carry=carry)
+    return [client.result for client in running]
+
+
+def keep_samples(samples: Sequence[list[Sample]]) -> Callable[[list[Client]], None]:
+    """Return an `arrange` for `run` that adds every sample of client m to samples[m], in the order of the rounds."""
+
+    def arrange(clients: list[Client]) -> None:
+        for client, kept in zip(clients, samples, strict=True):
+            client.learner.gather = partial(_keep_sample, client.learner.gather, kept)
+
+    return arrange
+
+
+def _keep_sample(gather: Callable[..., Any], kept: list[Sample], sample: Sample, **keys: Any) -> Any:
+    if not any(sample is other for other in kept):  # a sample may be gathered early, and then again
+        kept.append(sample)
+    return gather(sample, **keys)
 
 
 def scatter_weights(clients: Sequence[Client], seed: int) -> None:
@@ -304,7 +343,7 @@ def scatter_weights(clients: Sequence[Client], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for client in clients:
-            for parameter in client.model.parameters():
+            for parameter in client.learner.model.parameters():
                 parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 
 
@@ -312,7 +351,7 @@ def gradients(clients: Sequence[Client]) -> list[dict[str, Tensor]]:
     """Return the gradients of the clients' last step; zero for a parameter that took no part."""
     return [
         {key: torch.zeros_like(value) if value.grad is None else value.grad for key, value in own}
-        for own in (client.model.named_parameters() for client in clients)
+        for own in (client.learner.model.named_parameters() for client in clients)
     ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, alike, encodings_of
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, encodings_of, use_for_all_kinds
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
@@ -53,7 +53,7 @@ def test_what_is_sent_is_a_matrix_of_as_many_rows_that_decodes_to_the_shape_it_h
         assert payload.ndim == 2
         assert len(payload) == len(value)
         assert payload.flags.c_contiguous
-        assert encoding.flaw(payload) == ""
+        assert encoding.find_error(payload) == ""
         decoded = encoding.decode(payload)
         assert decoded.shape == value.shape
         assert decoded.dtype == ("<f8" if encoding.name == "fp64" else "<f4")
@@ -112,12 +112,12 @@ def test_blocks_of_columns_keep_their_bytes_side_by_side_and_taken_apart(encodin
 )
 def test_what_travelled_in_another_encoding_is_refused(encoding, other):
     payload = other.encode(normal(3, WIDTH), KEY)
-    assert "expected a matrix of" in encoding.flaw(payload)
+    assert "expected a matrix of" in encoding.find_error(payload)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_a_vector_is_refused(encoding):
-    assert "got a vector of" in encoding.flaw(encoding.encode(normal(3, WIDTH), KEY).ravel())
+    assert "got a vector of" in encoding.find_error(encoding.encode(normal(3, WIDTH), KEY).ravel())
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
@@ -206,18 +206,18 @@ def test_int8_takes_a_byte_per_value_and_four_per_row():
 def test_a_step_that_is_no_possible_number_is_refused(step):
     payload = Int8(WIDTH).encode(normal(5, 2 * WIDTH), KEY)
     blocks_of_bytes(payload)[2, 1, :4] = np.array([step], "<f4").view(np.int8)
-    assert "the step of a row is" in Int8(WIDTH).flaw(payload)
+    assert "the step of a row is" in Int8(WIDTH).find_error(payload)
 
 
 @pytest.mark.parametrize("columns", [0, 1, 4, 7, 9, 15])
 def test_rows_of_another_length_are_refused(columns):
-    assert f"times 8 bytes, got {columns}" in Int8(WIDTH).flaw(np.zeros((3, columns), np.int8))
+    assert f"times 8 bytes, got {columns}" in Int8(WIDTH).find_error(np.zeros((3, columns), np.int8))
 
 
 @settings(deadline=None, max_examples=300)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(0, 3), st.integers(0, 17))))
 def test_any_bytes_are_refused_or_are_finite_numbers(payload):
-    assert Int8(WIDTH).flaw(payload) or np.isfinite(Int8(WIDTH).decode(payload)).all()
+    assert Int8(WIDTH).find_error(payload) or np.isfinite(Int8(WIDTH).decode(payload)).all()
 
 
 # Stochastic rounding
@@ -285,7 +285,87 @@ def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(prec
     config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
     found = encodings_of(config)
     assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
-    assert set(found) == set(alike(Plain()))
+    assert set(found) == set(use_for_all_kinds(Plain()))
     if precision == "int8":
         assert found["representation"] == Int8(48)
         assert found["gradient"] == Int8(48, stochastic=True, seed=9)
+
+
+# What the server computes with encoded tensors
+
+
+def payloads_of(encoding: Encoding, count: int, columns: int = WIDTH, scale: float = 1.0) -> list[np.ndarray]:
+    rng = np.random.default_rng(count)
+    keys = [KEY._replace(client=client) for client in range(count)]
+    return [encoding.encode(scale * rng.standard_normal((6, columns)), key) for key in keys]
+
+
+def rounding_key(encoding: Encoding, keys: list[Key], index: int) -> Key:
+    """Return the key that decides the rounding of a result: its own key where rounding is stochastic."""
+    return keys[index] if isinstance(encoding, Int8) and encoding.stochastic else keys[0]
+
+
+@pytest.mark.parametrize("first_row", [0, 12])
+@pytest.mark.parametrize("receivers", [1, 3])
+@pytest.mark.parametrize("divisor", [1, 3])
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_combining_is_decoding_adding_in_order_dividing_and_encoding_once(encoding, divisor, receivers, first_row):
+    payloads = payloads_of(encoding, 3, 2 * WIDTH)
+    keys = [KEY._replace(client=TO_ONE + client) for client in range(receivers)]
+    first, second, third = map(encoding.decode, payloads)
+    total = ((first + second) + third) / first.dtype.type(divisor)
+    found = encoding.combine(payloads, divisor, keys, first_row)
+    assert len(found) == receivers
+    for index, payload in enumerate(found):
+        expected = encoding.encode(total, rounding_key(encoding, keys, index), first_row)
+        assert payload.tobytes() == expected.tobytes()
+        assert encoding.find_error(payload, 2 * WIDTH) == ""
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_combining_leaves_the_payloads_as_they_were(encoding):
+    payloads = payloads_of(encoding, 3)
+    before = [payload.tobytes() for payload in payloads]
+    encoding.combine(payloads, 3, [KEY])
+    assert [payload.tobytes() for payload in payloads] == before
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize("cut", [1, 4])
+def test_combining_chunks_of_rows_gives_the_rows_of_the_whole(encoding, cut):
+    payloads = payloads_of(encoding, 3)
+    (whole,) = encoding.combine(payloads, 3, [KEY])
+    (top,) = encoding.combine([payload[:cut] for payload in payloads], 3, [KEY])
+    (rest,) = encoding.combine([payload[cut:] for payload in payloads], 3, [KEY], cut)
+    assert np.concatenate([top, rest]).tobytes() == whole.tobytes()
+
+
+def test_shares_rounded_stochastically_differ_by_key_and_others_do_not():
+    keys = [KEY._replace(client=TO_ONE + client) for client in range(3)]
+    for encoding in ENCODINGS:
+        shares = {payload.tobytes() for payload in encoding.combine(payloads_of(encoding, 3), 3, keys)}
+        stochastic = isinstance(encoding, Int8) and encoding.stochastic
+        assert len(shares) == (3 if stochastic else 1)
+
+
+@pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), BFloat16()], ids=str)
+def test_a_sum_of_finite_values_may_overflow_and_then_is_not_finite(encoding):
+    largest = np.finfo(encoding.decode(encoding.encode(np.ones((1, WIDTH)), KEY)).dtype).max
+    payload = encoding.encode(np.full((2, WIDTH), 0.9 * largest), KEY)
+    (total,) = encoding.combine([payload] * 3, 3, [KEY])
+    assert encoding.is_finite(payload)
+    assert not encoding.is_finite(total)
+
+
+def test_an_8_bit_sum_that_no_step_can_represent_is_refused():
+    encoding = Int8(WIDTH)
+    payload = encoding.encode(np.full((2, WIDTH), 1.6e38), KEY)
+    with pytest.raises(TrainingError, match="not a finite number"):
+        encoding.combine([payload] * 3, 1, [KEY])
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_the_bytes_of_a_row_are_those_of_its_payload(encoding):
+    for blocks in (1, 2, 5):
+        payload = encoding.encode(normal(3, blocks * WIDTH), KEY)
+        assert encoding.row_bytes(blocks * WIDTH) == payload.nbytes // 3

@@ -158,10 +158,10 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
 def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:
     """Read the party's data; None where that fails, and why."""
-    from glasu.data.cache.entries import open_folder
+    from glasu.data.folders import read_party_once
     from glasu.network.doctor.findings import Finding
 
     try:
-        return open_folder(folder, missing), []  # type: ignore[arg-type]
+        return read_party_once(folder, missing), []  # type: ignore[arg-type]
     except GlasuError as error:
         return None, [Finding("data", "bad", "its files cannot be used; it says there why", str(error))]

@@ -91,10 +91,10 @@ def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
 
-    from glasu.data.cache.entries import open_folder
+    from glasu.data.folders import read_party_once
     from glasu.network.join import join
 
-    party = open_folder(args.party, args.missing)
+    party = read_party_once(args.party, args.missing)
     log = Log(args, party.name)
     if args.predict is not None:
         _predict(args, party, kit, address, log)
@@ -124,12 +124,12 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
     """Take part in a prediction, and say what this party received."""
     import numpy as np
 
-    from glasu.data.query_ids import asked_nodes
+    from glasu.data.query_ids import find_query_nodes
     from glasu.files import hold_folder
     from glasu.network.join_prediction import join_prediction
 
     helps = args.predict == NOTHING
-    asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
+    asked = np.empty(0, np.int64) if helps else find_query_nodes(args.predict, args.party, party)
     with hold_folder(args.out, WAIT):
         predicted = join_prediction(
             party,

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, halves, smallest

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.party import labelled
+from glasu.data.party import have_labels
 from glasu.model import kernels
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Task(ABC):
 
     def training_nodes(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the nodes of the training split that the task can learn from: those with a known label."""
-        nodes: NDArray[np.int64] = split[labelled(labels[split])]
+        nodes: NDArray[np.int64] = split[have_labels(labels[split])]
         return nodes
 
     def head_width(self, classes: Sequence[str]) -> int:
@@ -214,7 +214,7 @@ def task_of(train: TrainConfig) -> Task:
 
 
 def _with_known_labels(scores: Scores, labels: Labels) -> tuple[Scores, Labels]:
-    known = labelled(labels)
+    known = have_labels(labels)
     return scores[known].astype(np.float64), labels[known]
 
 

@@ -1,4 +1,4 @@
-"""The disclosure ledger: what left a client, how many rows and bytes of it, and under which protection."""
+"""The ledger of releases: their kind, number of rows, bytes and protection."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from glasu.wire.message_key import Key
 
 @dataclass
 class Ledger:
-    """Totals by kind of release, and a hash chain over every single one.
+    """Totals by kind of release, and a hash chain over all releases.
 
-    The totals stay small however long a run is; two ledgers with one head have entered the same releases.
+    The size of the totals does not grow with the run. Two ledgers with the same head recorded the same releases.
     """
 
     head: bytes = bytes(32)
     totals: dict[tuple[str, str, int, str], list[int]] = field(default_factory=dict)
 
-    def enter(self, kind: str, key: Key, *, rows: int, size: int, protection: str) -> None:
-        """Enter one release of `rows` rows in `size` bytes."""
+    def record(self, kind: str, key: Key, *, rows: int, size: int, protection: str) -> None:
+        """Record one release of `rows` rows in `size` bytes."""
         entry = f"{kind}|{rows}|{size}|{protection}".encode()
         self.head = hashlib.sha256(self.head + key.pack() + entry).digest()
         total = self.totals.setdefault((key.phase.reported, kind, key.layer, protection), [0, 0, 0])

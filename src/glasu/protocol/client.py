@@ -138,8 +138,8 @@ class Client:
     def read(self, kind: Kind, message: TensorMessage, shape: tuple[int, int]) -> Tensor:
         """Decode the tensor of an answer; refuse another encoding or shape, NaN and infinity."""
         encoding, where = self.release.encodings[kind], f"party {self.name!r}, {message.key}"
-        if flaw := encoding.flaw(message.value):
-            raise ProtocolError(f"{where}, {encoding.name} tensor: {flaw}.")
+        if error := encoding.find_error(message.value):
+            raise ProtocolError(f"{where}, {encoding.name} tensor: {error}.")
         if not encoding.is_finite(message.value):
             raise TrainingError(
                 f"{where}: expected a {kind} of finite values, got NaN or infinity. It was not used. Training "

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.aggregation import Mean
-from glasu.model.task import task_of
 from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
 from glasu.protocol.inference import client_inference, exchange_partial, server_inference
 from glasu.protocol.messages import JointScores, Metrics, Scores, TensorMessage, Verdict
-from glasu.protocol.requests import Broadcast, Evaluating, Receive, Scatter, Script, Send
+from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.sampling import agree, client_sampling, server_sampling, unite
 from glasu.protocol.walk import walk_forward
 from glasu.wire.message_key import Key, Phase
@@ -51,7 +50,7 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
                 f"party {client.name!r}, after {round_index} rounds: the predictions are not finite; training "
                 "diverged. Lower train.learning_rate."
             )
-        found = client.data.task.evaluate(probabilities, labels[nodes])
+        found = client.learner.task.evaluate(probabilities, labels[nodes])
     if client.progress.selection is not None:
         return found, None
     key = key.at(METRICS_LAYER)
@@ -84,7 +83,7 @@ def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask 
     yield from send_rows(client, Scores, key, client.release.tensor("probabilities", own, key).payload)
     answers = yield from receive_rows(client, JointScores, key, rows)
     mean = client.read_rows("probabilities", answers, (rows, columns), requested).numpy()
-    if error := client.data.task.find_score_error(mean):
+    if error := client.learner.task.find_score_error(mean):
         raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
     return np.asarray(mean)
 
@@ -99,19 +98,12 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
 
     Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
     """
-    step = client.learner.exact_inference(nodes)
-
-    def report(share: float) -> Evaluating:
-        return Evaluating(client.progress.round, share, client.name)
-
-    def compute(layer: int, hidden: Any) -> Script[Tensor]:
-        return (yield from step.layer_in_parts(layer, hidden, report))
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
         joint, _ = yield from exchange_partial(client, key.at(layer), partial)
         return joint
 
-    return (yield from walk_forward(client, step.encode(), compute, combine))
+    return (yield from walk_forward(client, client.learner.exact_inference(nodes), combine))
 
 
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
@@ -137,7 +129,7 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Scrip
 
 def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
     """Return the metrics, which must be equal at all parties with labels."""
-    names = task_of(server.config.train).metric_names
+    names = server.task.metric_names
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
         expected = names if server.owner in (-1, client) else ()

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasu.config import RunConfig, reads_whole_graph
+from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
@@ -19,11 +19,11 @@ from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import ExactInference, FeatureRows
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sampler import sampler_class, training_batch
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, input_scale
 from glasu.model.step import Inputs, Step, Steps
-from glasu.model.task import Task, task_of
+from glasu.model.task import task_of
 from glasu.protocol.sample import Sample
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 
@@ -47,7 +47,7 @@ class NodeData:
     has_labels: bool
     scale: float  # factor of the features
     stored: NDArray[np.float32] | SparseRows
-    all_rows: Hidden | None = field(default=None, repr=False)  # kept if the sampler reads them in every round
+    all_rows: Hidden | None = field(default=None, repr=False)  # kept for sampler "full", which reads them every round
 
     @classmethod
     def of(cls, config: RunConfig, party: PartyData, *, has_labels: bool, scale: float | None = None) -> NodeData:
@@ -61,16 +61,12 @@ class NodeData:
         return torch.float64 if self.config.wire.precision == "fp64" else torch.float32
 
     @property
-    def task(self) -> Task:
-        return task_of(self.config.train)
-
-    @property
     def num_nodes(self) -> int:
         return self.party.num_nodes
 
     def features(self, nodes: NodeSet) -> Hidden:
         """Return the scaled rows of X_m at the nodes."""
-        if len(nodes) < self.num_nodes or not reads_whole_graph(self.config.train.sampler):
+        if len(nodes) < self.num_nodes or not sampler_class(self.config.train).reads_whole_graph:
             return self._rows(nodes)
         if self.all_rows is None:
             self.all_rows = self._rows(nodes)
@@ -90,14 +86,14 @@ class NodeData:
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, in the dtype that the loss needs."""
         assert self.party.labels is not None
-        return self.task.label_tensor(self.party.labels[nodes], self.dtype)
+        return task_of(self.config.train).label_tensor(self.party.labels[nodes], self.dtype)
 
     def training_nodes(self) -> NodeSet:
         """Return the training nodes with known labels; empty at a client without labels."""
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        return self.task.training_nodes(party.labels, party.splits.train)
+        return task_of(self.config.train).training_nodes(party.labels, party.splits.train)
 
     def evaluation_nodes(self, split: str) -> NodeSet:
         """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
@@ -147,8 +143,9 @@ class Learner:
             convolution=convolution,
         ).to(data.dtype)
         self.optimizer = Optimizer(config, self.model)
+        self.task = task_of(config.train)
         self.steps = Steps(self.model, self.optimizer)
-        self.sampler = Sampler(config, data.party.graph, index)
+        self.sampler = sampler_class(config.train)(config, data.party.graph, index)
         self._gathered: tuple[Sample, Batch] | None = None
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
@@ -199,21 +196,22 @@ class Learner:
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss at H_m[L] and its gradient there; the step keeps the classifier's gradient."""
         assert batch.labels is not None
-        value, gradient = self.data.task.loss_and_gradient(step.logits(joint), batch.labels)
+        value, gradient = self.task.loss_and_gradient(step.logits(joint), batch.labels)
         return value, step.backward_classifier(gradient)
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
-        """Return a forward pass over all nodes that ends at `nodes`. Features of a sampled graph stay in their file."""
+        """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
         data = self.data
-        features: Hidden | FeatureRows = FeatureRows((data.num_nodes, data.party.num_features), data.features)
         if self.sampler.reads_whole_graph:
-            features = data.features(np.arange(data.num_nodes))
+            features: Hidden | FeatureRows = data.features(np.arange(data.num_nodes))
+        else:
+            features = FeatureRows((data.num_nodes, data.party.num_features), data.features)
         return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()
     def probabilities(self, joint: Tensor) -> Tensor:
         """Return the class probabilities of this client's classifier."""
-        return self.data.task.scores(self.model.classify(joint, no_dropout()))
+        return self.task.scores(self.model.classify(joint, no_dropout()))
 
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule, which is a function of the round alone."""

@@ -48,6 +48,7 @@ class TensorMessage(Message):
     value: Any  # the encoded rows; a subclass states the kind of tensor
 
 
+# Named functions: a lambda in an annotation would be evaluated without the names of this module.
 def _hidden(shapes: Shapes) -> int:
     return shapes.hidden
 
@@ -58,6 +59,14 @@ def _joint_width(shapes: Shapes) -> int:
 
 def _num_classes(shapes: Shapes) -> int:
     return shapes.num_classes
+
+
+def _num_local_steps(shapes: Shapes) -> int:
+    return shapes.num_local_steps
+
+
+def _max_metrics(shapes: Shapes) -> int:
+    return MAX_METRICS
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +129,14 @@ class Agreed(Message):
 class Losses(Message):
     """Client: the losses of a round's local steps; empty from a client without labels. It has no answer."""
 
-    values: Annotated[NDArray[np.float64], NumbersField("loss", lambda shapes: shapes.num_local_steps)]
+    values: Annotated[NDArray[np.float64], NumbersField("loss", _num_local_steps)]
 
 
 @dataclass(frozen=True, eq=False)
 class Metrics(Message):
     """Client: the metrics of the model on a split; empty from a client without labels."""
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", lambda shapes: MAX_METRICS)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", _max_metrics)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,8 +51,7 @@ def owner_publishes_nodes(config: RunConfig) -> bool:
 def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     """Return the l for which the parties agree on S[l], in the order of the agreement."""
     layers = config.model.aggregation_layers
-    agrees = sampler_class(config.train).agrees_on_node_sets
-    agreed = [layer + 1 for layer in reversed(layers[:-1])] if agrees else []
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
     if owner_sends_batches(config) and phase is Phase.SAMPLING:
         agreed.insert(0, config.model.num_layers)
     return agreed

@@ -60,6 +60,7 @@ class Server:
         self.config, self.roster, self.sizes, self.run = config, tuple(roster), sizes, run
         self.aggregation = aggregation_of(config.model, len(roster))
         self.encodings = encodings_of(config)
+        self.task = task_of(config.train)
         self.progress = ServerProgress()
 
     @property
@@ -115,8 +116,8 @@ class Server:
         assert isinstance(content, TensorField)
         encoding, columns = self.encodings[content.kind], content.columns(self._shapes()) or None
         for message in tensors:
-            if flaw := encoding.flaw(message.value, columns):
-                self.refuse(message, f"{content.kind}: {flaw}.")
+            if error := encoding.find_error(message.value, columns):
+                self.refuse(message, f"{content.kind}: {error}.")
         self._check_shapes(content.kind, tensors, key)
         most = self.config.wire.chunk_rows
         most = most if rows_left is None else max(0, min(most, rows_left))
@@ -162,9 +163,8 @@ class Server:
 
         A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
         """
-        task = task_of(self.config.train)
         for message in tensors:
-            if error := task.find_score_error(encoding.decode(message.value)):
+            if error := self.task.find_score_error(encoding.decode(message.value)):
                 self.refuse(message, f"class probabilities: {error}; they were not aggregated.")
 
     def check_owner_alone(self, messages: Sequence[Message]) -> None:

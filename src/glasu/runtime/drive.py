@@ -94,8 +94,9 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
         elif isinstance(action, Receive) and action.key.chunk == 0 and joined is not at_server:
             if isinstance(riding, Receive):
                 riding = advance(rider, (yield riding))
-            while isinstance(riding, Broadcast | Scatter):
-                riding = advance(rider, (yield replace(riding, rides=True)))
+            while isinstance(riding, Broadcast | Scatter) or _is_later_chunk(riding):
+                ride = riding if isinstance(riding, Receive) else replace(riding, rides=True)
+                riding = advance(rider, (yield ride))
             joined = at_server
         elif isinstance(action, Broadcast | Scatter):
             joined = False
@@ -103,6 +104,10 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
     while not isinstance(riding, Finished):  # main had fewer exchanges than the rider
         riding = advance(rider, (yield riding))
     return action.value, riding.value
+
+
+def _is_later_chunk(action: Any) -> bool:
+    return isinstance(action, Receive) and action.key.chunk > 0
 
 
 def check_answer(request: Receive, message: Message) -> Message:

@@ -1,7 +1,7 @@
-"""How tensors travel: as floats, as bf16, or as 8-bit integers with a step per row; numpy only, as the server is.
+"""Encodings of tensors: floats, bf16, or 8-bit integers with a step per row. They need numpy only, like the server.
 
-An encoding knows no protocol: whoever reads a tensor that has travelled decodes it, the sender too, and computes with
-what it then says. It has no memory either: a message made again is the same bytes.
+All readers of a released tensor, the sender included, compute with the decoded values. An encoding keeps no state, so
+encoding the same message again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ Kind = Literal["representation", "gradient", "probabilities"]
 
 
 class Encoding(Protocol):
-    """Decides how the rows of a matrix travel; a row's bytes depend on no other row."""
+    """Converts the rows of a matrix to bytes and back. The bytes of a row do not depend on other rows."""
 
     @property
     def name(self) -> str: ...
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
-        """Return the array that is sent.
+        """Return the array to send.
 
         Args:
-            value: the numbers.
-            key: names the message that they travel in.
-            first_row: where they stand in the tensor; the size of its chunks changes no bit.
+            value: the values.
+            key: the key of the message.
+            first_row: the position of the rows in their tensor. With it, the size of chunks changes no bit.
         """
 
-    def flaw(self, payload: Array, columns: int | None = None) -> str:
-        """Return what is wrong with a received array; empty: nothing.
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
+        """Return a description of the first error in a received array, or "" if it is valid.
 
         Args:
-            payload: what was received.
-            columns: how many values a row must have, where the receiver knows it.
+            payload: the received array.
+            columns: the number of values in a row, if the receiver knows it.
         """
 
     def is_finite(self, payload: Array) -> bool:
-        """Tell whether an array without a flaw holds numbers only, neither NaN nor infinity."""
+        """Return whether a valid array contains neither NaN nor infinity."""
 
     def decode(self, payload: Array) -> Array:
-        """Return the numbers that every reader of an array without a flaw computes with."""
+        """Return the values of a valid array."""
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
         """Add encoded arrays in the given order and divide the sum; return it encoded, once for every key.
@@ -60,7 +60,7 @@ class Encoding(Protocol):
         key per receiver).
 
         Args:
-            payloads: arrays without a flaw, of one shape.
+            payloads: valid arrays of one shape.
             divisor: the divisor of the sum.
             keys: the keys of the messages that will carry the result.
             first_row: the position of the rows in their tensor.
@@ -72,7 +72,7 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """Little-endian floats, as they are."""
+    """Little-endian floats, unchanged."""
 
     name: str = "fp32"
 
@@ -83,10 +83,10 @@ class Plain:
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         return np.ascontiguousarray(value, self.dtype)
 
-    def flaw(self, payload: Array, columns: int | None = None) -> str:
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
         if payload.dtype == self.dtype and payload.ndim == 2 and columns in (None, payload.shape[1]):
             return ""
-        return _not_of(self.dtype, payload) or _not_as_wide(columns, payload.shape[1])
+        return _find_dtype_error(self.dtype, payload) or _find_width_error(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:
         return bool(np.logical_and.reduce(np.isfinite(payload), axis=None))
@@ -103,7 +103,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class BFloat16:
-    """The upper half of a 32-bit float, rounded to nearest, half to even; NaN and infinity stay what they are."""
+    """The upper half of a 32-bit float, rounded to nearest, half to even. NaN and infinity are kept."""
 
     name: str = "bf16"
 
@@ -112,12 +112,12 @@ class BFloat16:
         bits = value.view("<u4")
         upper: Array = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
         unknown = np.isnan(value)
-        if unknown.any():  # rounding could make an infinity, or a zero, of its bits
+        if unknown.any():  # rounding could turn the bits of a NaN into infinity or zero
             upper[unknown] = 0x7FC0
         return upper
 
-    def flaw(self, payload: Array, columns: int | None = None) -> str:
-        return _not_of(_HALVES, payload) or _not_as_wide(columns, payload.shape[1])
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
+        return _find_dtype_error(_HALVES, payload) or _find_width_error(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:
         return bool(((payload & 0x7F80) != 0x7F80).all())
@@ -136,14 +136,15 @@ class BFloat16:
 
 @dataclass(frozen=True)
 class Int8:
-    """Multiples -127..127 of a step of their own for every `width` values of a row: step, float32, then the values.
+    """8-bit multiples of a step. Every `width` values of a row form a block: a float32 step, then `width` integers.
 
-    The step is max|value| / 127. It stands before its values, so that blocks of columns keep their bytes when they are
-    laid side by side or taken apart. A row that is not finite has no step and is refused, never sent as numbers.
+    The step is max|value| / 127, the integers lie in -127..127. The step precedes its integers, so blocks of columns
+    keep their bytes when they are concatenated or split. A row with NaN or infinity is refused, because no step can
+    represent it.
 
-    Rounding is to nearest, or stochastic: up with the probability of the rest, by a random number that is a function of
-    (seed, phase, round, layer, sender, row, column); then what arrives is right in the mean, however small a value is
-    beside its row's largest.
+    Rounding is to nearest or stochastic. Stochastic rounding goes up with a probability equal to the remainder, so the
+    expected value is exact, even for values far below the largest of their row. The random numbers are a function of
+    (seed, phase, round, layer, sender, row, column).
     """
 
     width: int
@@ -159,7 +160,7 @@ class Int8:
             sendable = bool((largest < _TOO_LARGE).all())
         if not sendable:
             raise TrainingError(
-                f"{key}: a value to be sent is not a finite number; training diverged. Lower train.learning_rate."
+                f"{key}: a value to send is not a finite number; training diverged. Lower train.learning_rate."
             )
         largest[largest < _NEGLIGIBLE] = 0
         multiples = blocks * np.divide(_HIGH, largest, out=np.zeros_like(largest), where=largest > 0)
@@ -173,21 +174,21 @@ class Int8:
         payload[:, :, _STEP_BYTES:] = multiples
         return payload.reshape(rows, count * (_STEP_BYTES + self.width))
 
-    def flaw(self, payload: Array, columns: int | None = None) -> str:
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
         block = _STEP_BYTES + self.width
-        if flaw := _not_of(_BYTES, payload):
-            return flaw
+        if error := _find_dtype_error(_BYTES, payload):
+            return error
         if payload.shape[1] == 0 or payload.shape[1] % block:
             return f"expected rows of one or more times {block} bytes, got {payload.shape[1]}"
-        if flaw := _not_as_wide(columns, payload.shape[1] // block * self.width):
-            return flaw
+        if error := _find_width_error(columns, payload.shape[1] // block * self.width):
+            return error
         steps = self._steps(payload)
         with np.errstate(invalid="ignore"):
             good = (steps >= 0) & (steps <= _LARGEST_STEP)
-        return "" if good.all() else f"the step of a row is {steps[~good][0]}, not within 0..{_LARGEST_STEP:.3g}"
+        return "" if good.all() else f"the step of a row is {steps[~good][0]}, expected 0..{_LARGEST_STEP:.3g}"
 
     def is_finite(self, payload: Array) -> bool:
-        return True  # or a step has a flaw
+        return True  # `find_error` refuses other steps
 
     def decode(self, payload: Array) -> Array:
         blocks = self._blocks(payload)
@@ -199,7 +200,7 @@ class Int8:
         total = _add([self.decode(payload) for payload in payloads], divisor)
         if not self.stochastic:
             return [self.encode(total, keys[0], first_row)] * len(keys)
-        return [self.encode(total, key, first_row) for key in keys]  # every receiver gets its own rounding
+        return [self.encode(total, key, first_row) for key in keys]  # every message has its own rounding
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.width * (_STEP_BYTES + self.width)
@@ -212,7 +213,7 @@ class Int8:
         return np.ascontiguousarray(self._blocks(payload)[:, :, :_STEP_BYTES]).view("<f4")
 
     def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
-        """Return a number inside (0, 1) for every value; each row starts a Philox counter of its own."""
+        """Return a random number in (0, 1) for every value. Each row starts at its own Philox counter."""
         purpose, counters = f"rounding {key.phase.name}", -(-columns // _DRAWS)
         stream = Stream(self.seed, purpose, key.round, layer=key.layer, client=key.client)
         source = np.random.Philox(key=stream.key(), counter=first_row * counters)
@@ -225,14 +226,14 @@ _FLOATS: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp64": np.dtype("
 _HALVES, _BYTES = np.dtype("<u2"), np.dtype("|i1")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
-_DRAWS = 16  # of 16 bits, from one counter of Philox
-_NEGLIGIBLE = np.float32(2.0**-119)  # the step of a row below it would lose digits; such a row travels as zeros
-_TOO_LARGE = np.float32(2.0**127)  # from here on a row counts as infinite
-_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 of them are still a number
+_DRAWS = 16  # random numbers of 16 bits from one Philox counter
+_NEGLIGIBLE = np.float32(2.0**-119)  # a row below it is sent as zeros, because its step would be subnormal
+_TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
+_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times it is still finite
 
 
 def _add(arrays: Sequence[Array], divisor: int) -> Array:
-    """Return the sum in the order given, divided; an overflow becomes infinity, which the server refuses."""
+    """Return the sum, added in the given order, divided. An overflow gives infinity, which the server refuses."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = arrays[0].copy()
         for array in arrays[1:]:
@@ -242,28 +243,28 @@ def _add(arrays: Sequence[Array], divisor: int) -> Array:
     return total
 
 
-def _not_of(dtype: np.dtype[Any], payload: Array) -> str:
+def _find_dtype_error(dtype: np.dtype[Any], payload: Array) -> str:
     if payload.ndim == 2 and payload.dtype == dtype:
         return ""
     form = {1: "a vector", 2: "a matrix"}.get(payload.ndim, f"{payload.ndim} dimensions")
     return f"expected a matrix of {dtype.str[1:]}, got {form} of {payload.dtype.str[1:]}"
 
 
-def _not_as_wide(expected: int | None, columns: int) -> str:
+def _find_width_error(expected: int | None, columns: int) -> str:
     return "" if expected in (None, columns) else f"expected {expected} columns, got {columns}"
 
 
-def alike(encoding: Encoding) -> Mapping[Kind, Encoding]:
-    """Let every kind of tensor travel in one encoding."""
+def use_for_all_kinds(encoding: Encoding) -> Mapping[Kind, Encoding]:
+    """Return one encoding for every kind of tensor."""
     return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
 
 
 def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
-    return alike(Plain(config.wire.precision))
+    return use_for_all_kinds(Plain(config.wire.precision))
 
 
 def _bf16(config: RunConfig) -> Mapping[Kind, Encoding]:
-    return {**alike(BFloat16()), "probabilities": Plain()}
+    return {**use_for_all_kinds(BFloat16()), "probabilities": Plain()}
 
 
 def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
@@ -281,11 +282,11 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
 
 
 def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
-    """Return how each kind of tensor travels, in both directions.
+    """Return the encoding of each kind of tensor, in both directions.
 
-    Representations are rounded to nearest, which is the smaller error; gradients stochastically, for what is small in
-    every round must not be lost in every round. Class probabilities are what a run is judged by, and few: they travel
-    as computed.
+    Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
+    because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
+    they decide which model is selected, and they are few.
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
     return encodings

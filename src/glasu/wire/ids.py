@@ -1,10 +1,10 @@
-"""Node sets as bytes: the gaps between rising ids, 7 bits to a byte; lossless, and at most one id per byte.
+"""Node sets as bytes: the gaps between increasing ids, 7 bits per byte. An id needs at least one byte.
 
 ids 3, 4, 200 -> gaps 3, 0, 195 -> 03 00 c3 01
 
-A gap is the id less its predecessor less one (the first: the id itself), so that bytes can say nothing but distinct ids
-in rising order. It travels with its lowest 7 bits first; the top bit of a byte says that another one follows. A gap has
-one encoding only: the last of several bytes is never zero.
+A gap is the id minus its predecessor minus one; the first gap is the first id. So any valid bytes stand for distinct,
+increasing ids. The lowest 7 bits come first; the top bit of a byte is set if another byte follows. Each gap has exactly
+one encoding: the last of several bytes is never zero.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from glasu.errors import ProtocolError
 
 LARGEST = 2**31 - 1
-MOST_BYTES = 5  # of one gap: 31 bits
-AT_ONCE = 1 << 16  # bytes that are decoded together: what is in between lies in the processor's cache
+MOST_BYTES = 5  # in one gap of 31 bits
+AT_ONCE = 1 << 16  # bytes decoded together; the intermediate arrays then fit in the processor's cache
 _STEPS = np.array([2 ** (7 * count) for count in range(1, MOST_BYTES)], np.int64)
 
 
 def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return distinct rising ids as bytes."""
+    """Return distinct, increasing ids as bytes."""
     gaps = _gaps(nodes)
     lengths = 1 + np.searchsorted(_STEPS, gaps, side="right")
     ends = np.cumsum(lengths)
@@ -37,7 +37,7 @@ def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def encoded_size(nodes: NDArray[Any]) -> int:
-    """Return how many bytes `encode` makes of the ids."""
+    """Return the number of bytes that `encode` returns."""
     gaps = _gaps(nodes)
     size, largest = len(gaps), gaps.max(initial=0)
     for step in _STEPS:
@@ -47,51 +47,58 @@ def encoded_size(nodes: NDArray[Any]) -> int:
     return size
 
 
-def decode(data: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Return the ids that the bytes stand for, or refuse them; memory is four bytes per id, and a little."""
+def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]:
+    """Return the ids that the bytes stand for; refuse invalid bytes.
+
+    Args:
+        data: the encoded ids.
+        at_once: bytes decoded together, at least MOST_BYTES + 1. It limits memory and changes no result.
+    """
     if len(data) and data[-1] >= 0x80:
         raise ProtocolError("node set ends inside an id.")
     nodes = np.empty(np.count_nonzero(data < 0x80), np.int32)
     position = filled = 0
     before = -1
     while position < len(data):
-        gaps, size = _whole_gaps(data[position : position + AT_ONCE])
+        gaps, size = _whole_gaps(data[position : position + at_once])
         part = np.cumsum(gaps + 1) + before
         if part[-1] > LARGEST:
-            raise ProtocolError(f"node set with the id {part[np.argmax(part > LARGEST)]}; ids end at {LARGEST}.")
+            raise ProtocolError(
+                f"node set with the id {part[np.argmax(part > LARGEST)]}: the greatest id is {LARGEST}."
+            )
         nodes[filled : filled + len(part)] = part
         before, position, filled = part[-1], position + size, filled + len(part)
     return nodes
 
 
 def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
-    """Return the gaps that bytes stand for, and how many bytes those are; the last gap may go on after them."""
+    """Return the gaps that end in these bytes, and the number of bytes they take; the last gap may be incomplete."""
     ends = np.flatnonzero(data < 0x80)
     size = int(ends[-1]) + 1 if len(ends) else 0
     starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
     lengths = ends - starts + 1
     most = int(lengths.max(initial=len(data) - size))
     if most > MOST_BYTES:
-        raise ProtocolError(f"node set with a gap of {most} bytes; {MOST_BYTES} hold every id.")
+        raise ProtocolError(f"node set with a gap of {most} bytes: expected at most {MOST_BYTES}.")
     gaps = np.zeros(len(ends), np.int64)
     for place in range(most):
         here = lengths > place
         gaps[here] |= (data[starts[here] + place].astype(np.int64) & 0x7F) << (7 * place)
     if ((lengths > 1) & (data[ends] == 0)).any():
-        raise ProtocolError("node set with a gap that is written longer than it needs to be.")
-    if gaps.max(initial=0) > LARGEST:  # before the sum: it cannot overflow then
-        raise ProtocolError(f"node set with a gap of {gaps.max()}; ids end at {LARGEST}.")
+        raise ProtocolError("node set with a gap that is longer than necessary: its last byte is zero.")
+    if gaps.max(initial=0) > LARGEST:  # checked before the sum, which could overflow
+        raise ProtocolError(f"node set with a gap of {gaps.max()}: the greatest id is {LARGEST}.")
     return gaps, size
 
 
-def rises(nodes: NDArray[Any]) -> bool:
-    """Tell whether the ids are distinct and in rising order."""
+def is_increasing(nodes: NDArray[Any]) -> bool:
+    """Return whether every id is greater than the one before."""
     return bool((nodes[1:] > nodes[:-1]).all())
 
 
 def _gaps(nodes: NDArray[Any]) -> NDArray[np.int64]:
-    if len(nodes) and not (rises(nodes) and nodes[0] >= 0 and nodes[-1] <= LARGEST):
-        raise ProtocolError(f"a node set must rise within 0..{LARGEST}, every id once.")
+    if len(nodes) and not (is_increasing(nodes) and nodes[0] >= 0 and nodes[-1] <= LARGEST):
+        raise ProtocolError(f"node set must contain increasing ids in 0..{LARGEST}.")
     gaps = nodes.astype(np.int64)
     gaps[1:] -= gaps[:-1] + 1
     return gaps

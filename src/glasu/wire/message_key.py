@@ -1,4 +1,4 @@
-"""The key of a message identifies it: receivers recognise repeats by it, and releases are entered under it."""
+"""Message keys. A receiver recognises repeated messages by their key, and the ledger records releases under it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
     @property
     def topic(self) -> tuple[bytes, Phase, int, int, int]:
-        """The part that a message and its answer have in common: run, phase, round, layer, chunk."""
+        """The part that a message and its answer share: run, phase, round, layer and chunk."""
         return self.run, self.phase, self.round, self.layer, self.chunk
 
     def at(self, layer: int, chunk: int = 0) -> Key:
@@ -54,7 +54,7 @@ class Key(NamedTuple):
         return self._replace(layer=layer, chunk=chunk)
 
     def about(self) -> bytes:
-        """Return the key as bytes without incarnation and attempt: a redone message has the same value."""
+        """Return the key without incarnation and attempt as bytes. A repeated message has the same value."""
         return self._replace(incarnation=0, attempt=0).pack()
 
     def pack(self) -> bytes:
