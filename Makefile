@@ -1,18 +1,25 @@
-# make demo: set up, train every method on built-in data, leave a report. make test: set up, lint, types, tests.
+# make demo: set up, train every method on built-in data, write a report.
+# make test: set up, then run ruff, mypy and pytest. This is all that CI runs.
+# make bench: list the benchmarks. make bench NAME=round ARGS=--quick: run one.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 OUT ?= runs/demo
+NAME ?=
+ARGS ?=
+INSTALL = $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt
 
 .PHONY: setup demo test test-slow bench clean
 
 setup: $(VENV)/.ready
 
+# pip reads dependency groups from 25.1 on. torch comes first: an unpinned one may pull gigabytes of GPU packages.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt torch
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[dev,metrics,search]'
+	$(INSTALL) 'pip>=25.1'
+	$(INSTALL) torch
+	$(INSTALL) --group dev -e '.[metrics,search]'
 	touch $@
 
 demo: setup
@@ -28,11 +35,18 @@ test-slow: setup $(VENV)/.flower
 	$(BIN)/pytest -q -m slow
 
 $(VENV)/.flower: $(VENV)/.ready
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[flower]'
+	$(INSTALL) -e '.[flower]'
 	touch $@
 
+ifeq ($(NAME),)
+bench:
+	@for script in $$(grep -l '^def main' benchmarks/*.py); do \
+		printf '%-18s %s\n' "$$(basename "$$script" .py)" "$$(sed -n '1s/^"""//p' "$$script")"; \
+	done
+else
 bench: setup
-	$(BIN)/glasu bench
+	$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+endif
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glasu.experiments.execution import run_missing
-from glasu.experiments.plan import GOALS, Run
-from glasu.experiments.results import CURVE, Result, stored
-from glasu.experiments.settings import settings
-from glasu.experiments.tables import accuracies, mean, spread
+from glasu.experiments.plan import STOP_AT, Run
+from glasu.experiments.reproduce import run_missing
+from glasu.experiments.results import CURVE, Result, load_result
+from glasu.experiments.settings import read_settings
+from glasu.experiments.tables import format_spread, mean, percentages
 from tables import markdown
 
 DATASETS = ("cora", "citeseer", "pubmed")
@@ -51,7 +51,7 @@ def runs(dataset: str, seeds: int) -> list[Run]:
     result = []
     for name, method, changes in LADDER:
         for seed in range(seeds):
-            config = settings(dataset, method).replace(**changes)
+            config = read_settings(dataset, method).replace(**changes)
             result.append(Run(dataset, method, name, seed, config.replace(train={"seed": seed})))
     return result
 
@@ -64,7 +64,7 @@ def reached(result: Result, goal: float) -> dict[str, float] | None:
 
 def rung(dataset: str, results: Sequence[Result]) -> list[str]:
     """Return a row of the table: one setting, all seeds."""
-    firsts = [first for result in results if (first := reached(result, GOALS[dataset])) is not None]
+    firsts = [first for result in results if (first := reached(result, STOP_AT[dataset])) is not None]
     whole = [result.curve[-1][CURVE.index("bytes")] / 1e6 for result in results]
     cost = ["-"] * 3
     if firsts:
@@ -75,7 +75,7 @@ def rung(dataset: str, results: Sequence[Result]) -> list[str]:
         f"{len(firsts)} of {len(results)}",
         *cost,
         f"{max(whole):.1f}",
-        spread(accuracies(results)),
+        format_spread(percentages(results)),
     ]
 
 
@@ -92,10 +92,10 @@ def main() -> None:
         run_missing(args.out, planned, args.jobs)
         rows = []
         for start in range(0, len(planned), args.seeds):
-            found = [stored(args.out, run) for run in planned[start : start + args.seeds]]
+            found = [load_result(args.out, run) for run in planned[start : start + args.seeds]]
             every += (results := [result for result in found if result is not None])
             rows.append(rung(dataset, results))
-        print(f"\n{dataset}: until validation accuracy {100 * GOALS[dataset]:g} %\n")
+        print(f"\n{dataset}: until validation accuracy {100 * STOP_AT[dataset]:g} %\n")
         heads = ["setting", "reached", "MB", "exchanges", "CPU s", "MB of the whole run", "test %"]
         print(markdown(heads, rows), flush=True)
     write_csv(args.out / "ladder.csv", every)
@@ -107,7 +107,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])
         for result in results:
-            row, first = result.row, reached(result, GOALS[result.row.dataset])
+            row, first = result.row, reached(result, STOP_AT[result.row.dataset])
             moved = int(result.curve[-1][CURVE.index("bytes")])
             until = "" if first is None else int(first["bytes"])
             writer.writerow([row.dataset, row.setting, row.seed, f"{row.test_accuracy:.6g}", moved, until])

@@ -17,11 +17,11 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
-from glasu.experiments.execution import execute
 from glasu.experiments.plan import Run
-from glasu.experiments.results import Result, store, stored
-from glasu.experiments.settings import settings
-from glasu.experiments.tables import accuracies, mean, spread
+from glasu.experiments.reproduce import run_missing
+from glasu.experiments.results import Result, load_result
+from glasu.experiments.settings import read_settings
+from glasu.experiments.tables import format_spread, mean, percentages
 from glasu.runtime.simulation import simulate
 from tables import markdown
 
@@ -38,7 +38,7 @@ ALLOWED_LOSS, ALLOWED_SHARE = 0.3, 0.27  # of int8: points of accuracy; tensor b
 def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
     """Return the settings of a mode on a data set, with some keys of [train] changed."""
     method, changes = MODES[mode]
-    return settings(dataset, method).replace(**changes).replace(wire={"precision": precision}, train=train)
+    return read_settings(dataset, method).replace(**changes).replace(wire={"precision": precision}, train=train)
 
 
 def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None) -> list[Run]:
@@ -50,16 +50,16 @@ def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None
 
 def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
     """Return the stored results."""
-    return [result for run in planned if (result := stored(folder, run)) is not None]
+    return [result for run in planned if (result := load_result(folder, run)) is not None]
 
 
 def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
     """Return a row of the table of accuracies: points gained or lost against fp32, the mean over the seeds."""
-    gains = [one - other for one, other in zip(accuracies(results), accuracies(exact), strict=True)]
+    gains = [one - other for one, other in zip(percentages(results), percentages(exact), strict=True)]
     error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = mean(result.row.bytes for result in results) / mean(result.row.bytes for result in exact)
     paired = "-" if precision == "fp32" else f"{mean(gains):+.2f} ± {error:.2f}"
-    return [mode, precision, spread(accuracies(results)), paired, f"{share:.3f}"]
+    return [mode, precision, format_spread(percentages(results)), paired, f"{share:.3f}"]
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
@@ -86,11 +86,7 @@ def main() -> None:
             for mode in modes
             for precision in PRECISIONS
         }
-        missing = [run for some in planned.values() for run in some if stored(args.out, run) is None]
-        for run, outcome in execute(missing, args.jobs):
-            if isinstance(outcome, Exception):
-                raise outcome
-            store(args.out, run, outcome)
+        run_missing(args.out, [run for some in planned.values() for run in some], args.jobs)
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
         lines = [row(*cell, results, found[cell[0], "fp32"]) for cell, results in found.items()]
         print(f"\n{dataset}, {args.seeds} seeds; allowed for int8: -{ALLOWED_LOSS} points\n")

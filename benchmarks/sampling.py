@@ -25,7 +25,7 @@ from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.data.sources.reddit import STAND_IN
 from glasu.model.blocks import Draw
-from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sampler import Sampler, sampler_class, training_batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, by_dict, induced_block
 from tables import markdown, place, show
@@ -61,8 +61,9 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
     plain, with_dicts = PlainRounds(lean, parties), PlainRounds(lean, parties, by_dict)
     assert parties[0].splits is not None
     training, rounds = parties[0].splits.train, itertools.count()
-    by_default = [Sampler(lean, party.graph, index, "symmetric") for index, party in enumerate(parties)]
-    induced = [Sampler(same, party.graph, index, "symmetric") for index, party in enumerate(parties)]
+    kind, graphs = sampler_class(lean.train), [party.graph for party in parties]
+    by_default = [kind(lean, graph, index, "symmetric") for index, graph in enumerate(graphs)]
+    induced = [kind(same, graph, index, "symmetric") for index, graph in enumerate(graphs)]
     sets = [[np.array(nodes) for nodes in own] for own in plain.sample()]
     contenders = {
         "lean": partial(per_call, lambda: lean_round(lean, by_default, training, next(rounds)), 20),
@@ -93,7 +94,7 @@ def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index:
 def large_report(party: PartyData, turns: int) -> str:
     """Return the table of one client of a large graph."""
     config, rounds = paper_settings(), itertools.count()
-    sampler = Sampler(config, party.graph, 0, "symmetric")
+    sampler = sampler_class(config.train)(config, party.graph, 0, "symmetric")
     assert party.splits is not None
     training = np.asarray(party.splits.train)
     sets = [nodes.tolist() for nodes in drawn_sets(config, sampler, training, next(rounds))]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.experiments.execution import run_missing
 from glasu.experiments.plan import Run
-from glasu.experiments.results import CURVE, Result, stored
-from glasu.experiments.tables import accuracies, mean, spread
+from glasu.experiments.reproduce import run_missing
+from glasu.experiments.results import CURVE, Result, load_result
+from glasu.experiments.tables import format_spread, mean, percentages
 from tables import markdown
 
 STEPS, Q = 240, 4
@@ -48,7 +48,7 @@ def row(name: str, steps: int, results: list[Result]) -> list[str]:
     ]
     last = [curve[-1]["val_accuracy"] for curve in curves]
     shares = [f"{100 * mean(values):.1f}" for values in (best, coarse, last)]
-    return [name, f"{steps}", *shares, f"{mean(first):.0f}", spread(accuracies(results))]
+    return [name, f"{steps}", *shares, f"{mean(first):.0f}", format_spread(percentages(results))]
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     run_missing(args.out, [item for _, _, runs in cells for item in runs], args.jobs)
     rows = []
     for name, steps, runs in cells:
-        found = [stored(args.out, item) for item in runs]
+        found = [load_result(args.out, item) for item in runs]
         rows.append(row(name, steps, [result for result in found if result is not None]))
     print(f"{args.dataset}, {STEPS} local steps, K = 2, validation accuracy in per cent, {args.seeds} seeds\n")
     print(markdown(["setting", "Q", "best", "every 40", "last", "best after steps", "test of the best"], rows))

@@ -3,19 +3,20 @@
     python benchmarks/tune.py --datasets cora --methods glasu-4,glasu-1 --seeds 2 --jobs 2 --out runs/tune
 
 Each search leaves its best settings in src/glasu/experiments/tuned/<data set>/<method>.toml and its trials in
-benchmarks/results/search/<data set>-<method>.csv; a search that was stopped goes on. Test nodes are not looked at.
+benchmarks/results/search/<data set>-<method>.csv. A search that was stopped continues. Test nodes are not used.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 from pathlib import Path
 
 import tomli_w
 
-from glasu.experiments.search import Progress, search
-from glasu.experiments.settings import METHODS, tuned
+from glasu.experiments.search import search
+from glasu.experiments.settings import METHODS, tuned_file
 
 ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # of one step, of four
 OTHERS = (60, 40)
@@ -38,12 +39,6 @@ def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
     return path
 
 
-def show(progress: Progress) -> None:
-    """Print a trial that has ended."""
-    found = progress.trial.outcome
-    print(f"  {progress.done}/{progress.planned} {found.state} {found.score} {progress.trial.point}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="cora,citeseer,pubmed")
@@ -56,9 +51,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/tune"))
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="  %(message)s")
     for dataset in args.datasets.split(","):
         for method in args.methods.split(","):
-            name = tuned(dataset, method, args.backbone).stem
+            name = tuned_file(dataset, method, args.backbone).stem
             folder = args.out / f"{dataset}-{name}-{args.space}"
             print(f"{dataset} {name}", flush=True)
             result = search(
@@ -69,11 +65,10 @@ def main() -> None:
                 trials=args.trials,
                 seeds=args.seeds,
                 jobs=args.jobs,
-                observe=show,
             )
             print(result.summary(), flush=True)
             for source, target in (
-                (result.best_file, tuned(dataset, method, args.backbone)),
+                (result.best_file, tuned_file(dataset, method, args.backbone)),
                 (folder / "trials.csv", RESULTS / f"{dataset}-{name}.csv"),
             ):
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,19 @@ def test_server_and_party_of_one_training_can_run_on_one_machine():
     assert server.kit != party.kit
     assert server.out != party.out
     assert server.run_file == party.expect  # the settings, which both only read
+
+
+def test_the_server_image_installs_the_server_requirements_and_no_torch():
+    text = (ROOT / "deploy" / "container" / "Containerfile").read_text()
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.M | re.S))
+    assert "-r deploy/server-requirements.txt" in stages["build-server"]
+    assert "--no-deps ." in stages["build-server"]
+    assert "torch" not in stages["build-server"]
+    assert "--from=build-server" in stages["server"]
+
+
+def test_a_server_requirement_is_a_requirement_of_the_package():
+    lines = (ROOT / "deploy" / "server-requirements.txt").read_text().splitlines()
+    server = {line for line in lines if line and not line.startswith("#")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert server < set(project["dependencies"])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -172,3 +173,15 @@ def test_no_plain_value_raises_anything_but_a_record_error(value):
     with suppress(RecordError):
         record = read_record(Model, {**GOOD, **value}, "model.json")
         assert read_record(Model, to_plain(record), "model.json") == record
+
+
+def test_a_time_of_toml_needs_a_time_zone():
+    @dataclass(frozen=True)
+    class Event:
+        time: datetime
+
+    content = parse_toml("time = 2026-01-02T03:04:05Z", "x")
+    assert to_plain(read_record(Event, content, "x", names={"datetime": datetime})) == content
+    for other in ("2026-01-02T03:04:05", "2026-01-02", '"2026-01-02T03:04:05Z"'):
+        with pytest.raises(RecordError, match="time: must be a time with a time zone"):
+            read_record(Event, parse_toml(f"time = {other}", "x"), "x")

@@ -162,7 +162,7 @@ def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
         "    'model': {'backbone': 'gatv2', 'hidden': 8, 'num_layers': 2, 'aggregation_layers': [1]}}\n"
         "config = glasu.RunConfig.from_dict(sections)\n"
         "report = glasu.train(glasu.load_parties(config), config)\n"
-        "print(report.config['model']['backbone'], len(report.losses))\n",
+        "print(report.config.model.backbone, len(report.losses))\n",
         tmp_path,
     )
     assert printed.split() == ["gatv2", "2"]

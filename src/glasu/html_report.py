@@ -46,7 +46,7 @@ def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> s
 
     Args:
         title: the heading.
-        introduction: what was run, in a sentence or two.
+        introduction: one or two sentences about the runs.
         reports: name -> report, in the order in which they are shown.
     """
     rounds = _curves(reports, "round", "rounds")

@@ -6,6 +6,7 @@ path and a code.
 
 annotation                       plain value
 str, bool, int, float, None      the same; an integer fits into 64 bits, a float is finite
+datetime                         the same, with a time zone; TOML only
 Literal[...]                     one of the values
 bytes                            a string of hexadecimal digits
 tuple[X, ...], tuple[X, Y]       a list
@@ -34,6 +35,7 @@ import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from glasu.errors import DataError, GlasuError
@@ -311,6 +313,10 @@ class _Reader:
             return self.read_float(typing.cast("float", value), path)
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
+        if annotation is datetime:
+            if isinstance(value, datetime) and value.tzinfo is not None:
+                return value
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
         if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
             return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
@@ -354,6 +360,7 @@ def expected(annotation: Any) -> str:
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
     names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", bytes: "hexadecimal digits"}
+    names[datetime] = "a time with a time zone"
     return names.get(annotation, "a plain value")
 
 

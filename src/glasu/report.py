@@ -57,7 +57,7 @@ class SplitScores(JsonRecord):
 
 @dataclass(frozen=True)
 class Traffic(JsonRecord):
-    """Messages and bytes of a run, as they are encoded on the wire. Evaluation and repeated rounds count too."""
+    """Encoded messages of a run and their bytes. Evaluation and repeated rounds count too."""
 
     bytes_to_server: int = 0
     bytes_to_clients: int = 0

@@ -260,9 +260,9 @@ def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_folder_in_the_place_of_the_report_is_one_line_and_exit_code_1(run_file, tmp_path):
+def test_a_folder_in_the_place_of_the_report_is_refused_before_training(run_file, tmp_path):
     (tmp_path / "run" / "report.json").mkdir(parents=True)
-    refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "report.json", code=1)
+    refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "report.json", "choose another --out")
     assert list((tmp_path / "run" / "report.json").iterdir()) == []
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 

@@ -14,7 +14,7 @@ from glasu.data import tables
 from glasu.data.folders import read_party, write_party
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, Splits
-from glasu.data.tables import read_table
+from glasu.data.tables import read_table, write_table
 from glasu.errors import DataError
 
 NODES = "id,age,score,label,split\n7,30,1.5,x,train\n3,40,-2,y,validation\n9,50,.5,,test\n"
@@ -321,6 +321,13 @@ def test_no_function_of_ours_is_left_to_threads_of_pyarrow():
     """One that is released while the interpreter ends aborts the process: after the right line, and now and then."""
     sources = Path(tables.__file__).parents[1].rglob("*.py")
     assert not [path for path in sources if "invalid_row_handler" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", ["nodes.csv", "nodes.parquet"])
+def test_a_full_disk_names_the_table(tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device.*{name}|{name}.*No space left on device"):
+        write_table({"x": np.arange(100_000)}, tmp_path / name)
 
 
 def test_a_file_that_is_not_parquet_is_refused(tmp_path):

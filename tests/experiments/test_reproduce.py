@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 
 import glasu
-from glasu.cli import reproduce as reproduce_command
 from glasu.cli.main import main
-from glasu.config import RunConfig
+from glasu.config import RunConfig, TrainConfig
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
-from glasu.experiments import paper, plan, reproduce, results, tables
-from glasu.experiments.figures import averaged
-from glasu.experiments.settings import METHODS, settings, tuned
+from glasu.experiments import reproduce, results, tables
+from glasu.experiments.figures import average_curves
+from glasu.experiments.plan import TABLES, Plan
+from glasu.experiments.settings import METHODS, read_settings, tuned_file
 from glasu.files import hold_folder
+from support.log_lines import on_log
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
 SMALL = {
@@ -37,38 +38,34 @@ SMALL = {
 def small(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
     """Return settings of four rounds on a graph of sixty nodes."""
     train = {**METHODS[method], "num_rounds": 4, "evaluate_every": 2, "learning_rate": 0.02}
-    sections = {"data": {**SMALL["data"], "name": dataset}, "model": SMALL["model"], "train": train}
+    sections = {
+        "data": {**SMALL["data"], "name": "demo" if dataset == "demo" else "synthetic"},
+        "model": SMALL["model"],
+        "train": train,
+    }
     return RunConfig.from_dict(sections).replace(model={"backbone": backbone, "heads": 2})
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(plan, "settings", small)
+PLAN = Plan(settings=small)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
 
 
-def run_all(folder: Path, *names: str, seeds: int = 1, jobs: int = 1):
+def run_all(folder: Path, *names: str, seeds: int = 1, jobs: int = 1, plan: Plan = PLAN, dataset: str = "synthetic"):
     lines: list[str] = []
-    done = reproduce.reproduce(
-        names,
-        folder,
-        datasets=["synthetic"],
-        seeds=seeds,
-        jobs=jobs,
-        progress=lambda _done, _total, line: lines.append(line),
-    )
+    with on_log(lines.append):
+        done = reproduce.reproduce(names, folder, datasets=[dataset], seeds=seeds, jobs=jobs, plan=plan)
     return done, lines
 
 
-def test_a_row_holds_what_training_with_these_settings_gives(quick, tmp_path):
+def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
     run_all(tmp_path, "accuracy", "lazy", seeds=2)
     assert (tmp_path / "results.csv").read_text().splitlines()[0] == COLUMNS
     found = {(row["method"], row["setting"], row["seed"]): row for row in rows(tmp_path)}
     assert len(found) == 2 * (5 + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
-    for run in [*plan.plan("accuracy", ["synthetic"], [0, 1]), *plan.plan("lazy", ["synthetic"], [0, 1])]:
+    for run in [run for name in ("accuracy", "lazy") for run in PLAN.list_runs(name, ["synthetic"], [0, 1])]:
         row = found[run.method, run.setting, str(run.seed)]
         report = glasu.train(load_parties(run.config), run.config)
         assert float(row["test_accuracy"]) == pytest.approx(report.test.accuracy, rel=1e-5)
@@ -79,7 +76,7 @@ def test_a_row_holds_what_training_with_these_settings_gives(quick, tmp_path):
         assert float(row["cpu_seconds"]) > 0
 
 
-def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(quick, tmp_path, monkeypatch):
+def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(tmp_path):
     _, first = run_all(tmp_path, "accuracy")
     assert sum("test accuracy" in line for line in first) == 5
     (tmp_path / "results.csv").unlink()
@@ -89,26 +86,26 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(quic
     lost = next((tmp_path / "runs").rglob("glasu-4*/seed-0-*.json"))
     lost.write_text(lost.read_text()[:-40])  # half a file, as a crash of something else might leave it
     _, third = run_all(tmp_path, "accuracy")
-    assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["synthetic glasu-4"]
+    assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["5/5 synthetic glasu-4"]
 
     def changed(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
         rate = {"learning_rate": 0.05} if method == "simulated" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
-    monkeypatch.setattr(plan, "settings", changed)
-    _, fourth = run_all(tmp_path, "accuracy")
-    assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["synthetic simulated"]
-    monkeypatch.setattr(plan, "settings", small)
+    _, fourth = run_all(tmp_path, "accuracy", plan=Plan(settings=changed))
+    assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["5/5 synthetic simulated"]
     _, fifth = run_all(tmp_path, "accuracy")  # what was there before is there still
     assert not any("test accuracy" in line for line in fifth)
-    monkeypatch.setattr(results, "EPOCH", results.EPOCH + 1)
+    for path in (tmp_path / "runs").rglob("*.json"):  # as an older version of the program wrote them
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({**stored, "epoch": stored["epoch"] - 1}))
     _, sixth = run_all(tmp_path, "accuracy")
     assert sum("test accuracy" in line for line in sixth) == 5
 
 
-def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_holds(quick, tmp_path):
+def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_holds(tmp_path):
     run_all(tmp_path, "lazy", seeds=2)
-    reproduce.reproduce(["lazy"], tmp_path, datasets=["synthetic"], seeds=1, quick=True)
+    reproduce.reproduce(["lazy"], tmp_path, datasets=["synthetic"], seeds=1, quick=True, plan=PLAN)
     assert {row["rounds"] for row in rows(tmp_path)} == {"1"}
     for page in ("tables.md", "report.html"):
         assert reproduce.QUICK in (tmp_path / page).read_text()
@@ -124,13 +121,13 @@ def test_a_second_command_in_the_same_folder_is_refused(tmp_path):
         run_all(tmp_path, "accuracy")
 
 
-def test_tables_are_written_however_it_ends(quick, tmp_path, monkeypatch):
-    def stop(done: int, total: int, line: str) -> None:
-        if done == 2:
+def test_tables_are_written_however_it_ends(tmp_path):
+    def stop(line: str) -> None:
+        if line.startswith("2/5"):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        reproduce.reproduce(["accuracy"], tmp_path, datasets=["synthetic"], seeds=1, progress=stop)
+    with on_log(stop), pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(["accuracy"], tmp_path, datasets=["synthetic"], seeds=1, plan=PLAN)
     assert len(rows(tmp_path)) == 2
 
 
@@ -182,7 +179,7 @@ def _alive(group: int) -> bool:
     return True
 
 
-def test_processes_change_nothing_but_the_time(quick, tmp_path):
+def test_processes_change_nothing_but_the_time(tmp_path):
     alone, _ = run_all(tmp_path / "one", "accuracy")
     together, _ = run_all(tmp_path / "two", "accuracy", jobs=2)
     assert [dataclasses.replace(result.row, cpu_seconds=0.0) for result in alone.results] == [
@@ -190,29 +187,26 @@ def test_processes_change_nothing_but_the_time(quick, tmp_path):
     ]
 
 
-def test_a_run_that_diverges_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
+def test_a_run_that_diverges_is_named_and_the_others_are_kept(tmp_path):
     def wild(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
         rate = {"learning_rate": 1e30} if method == "glasu-1" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
-    monkeypatch.setattr(plan, "settings", wild)
     with pytest.raises(TrainingError, match=r"1 of 5 runs failed; the first was synthetic/glasu-1.*diverged"):
-        run_all(tmp_path, "accuracy")
+        run_all(tmp_path, "accuracy", plan=Plan(settings=wild))
     assert [row["method"] for row in rows(tmp_path)] == ["centralized", "standalone", "simulated", "glasu-4"]
 
 
-def test_what_is_written_tells_nothing_about_the_machine(quick, tmp_path, monkeypatch):
+def test_what_is_written_tells_nothing_about_the_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "secret"))
     run_all(tmp_path / "out", "accuracy")
     for file in (tmp_path / "out").rglob("*.*"):
         assert str(tmp_path) not in file.read_text()
 
 
-def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_path, monkeypatch):
-    for known in (paper.ACCURACY, paper.LAZY, paper.STALE, paper.CLIENTS):
-        monkeypatch.setitem(known, "synthetic", known["pubmed"])
-    monkeypatch.setitem(plan.GOALS, "synthetic", 0.1)
-    done, _ = run_all(tmp_path, *plan.TABLES, seeds=2)
+def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
+    plan = Plan(settings=small, stop_at={"pubmed": 0.1})
+    done, _ = run_all(tmp_path, *TABLES, seeds=2, plan=plan, dataset="pubmed")
     assert [table.title for table in done.tables] == [
         "Accuracy",
         "Lazy aggregation",
@@ -224,13 +218,13 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_pa
     ours = [100 * float(row["test_accuracy"]) for row in rows(tmp_path) if row["method"] == "centralized"]
     mean, deviation = statistics.fmean(ours), statistics.stdev(ours)
     assert accuracy.rows[0][:5] == (
-        "synthetic",
+        "pubmed",
         "centralized",
         "84.9",
         f"{mean:.1f} ± {deviation:.1f}",
         f"{mean - 84.9:+.1f}",
     )
-    assert [row[0] for row in lazy.rows] == ["synthetic K=4", "synthetic K=2", "synthetic K=1"]
+    assert [row[0] for row in lazy.rows] == ["pubmed K=4", "pubmed K=2", "pubmed K=1"]
     assert [row[4] for row in lazy.rows] == ["130", "96.6", "81.3"]
     assert [row[5] for row in lazy.rows] == ["0.0", "25.7", "37.5"]
     bytes_of = [
@@ -252,9 +246,8 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(quick, tmp_pa
     assert lines[0] == "dataset,method,setting,seed,round,val_accuracy,bytes,exchanges,seconds"
 
 
-def test_a_goal_that_no_seed_reaches_is_said(quick, tmp_path, monkeypatch):
-    monkeypatch.setitem(plan.GOALS, "synthetic", 1.0)
-    done, _ = run_all(tmp_path, "stale")
+def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
+    done, _ = run_all(tmp_path, "stale", plan=Plan(settings=small, stop_at={"synthetic": 1.0}))
     assert {cost for row in done.tables[0].rows for cost in row[3:6]} == {"-"}
     assert sorted({row["rounds"] for row in rows(tmp_path)}) == ["1", "2", "4", "8"]  # sixteen steps for each
     assert {row[6] for row in done.tables[0].rows} == {"0 of 1"}
@@ -266,24 +259,23 @@ def test_savings_are_against_every_layer_and_over_the_same_seeds():
         return results.Result(row, ((4, 0.5, moved, 2, 1.0),))
 
     def savings(*found):
-        (table,) = [table for table in tables.tables(found) if table.title == "Lazy aggregation"]
+        (table,) = [table for table in tables.make_tables(found) if table.title == "Lazy aggregation"]
         return [row[7] for row in table.rows]
 
     assert savings(result(4, 0, 100), result(2, 0, 40), result(2, 1, 1000)) == ["0.0", "60.0"]
     assert savings(result(2, 0, 40), result(1, 0, 10)) == ["-", "-"]  # nothing to compare with
 
 
-def test_a_set_that_comes_divided_is_not_divided_among_more(quick, tmp_path, monkeypatch):
-    assert plan.plan("clients", ["dblp_authors"], [0]) == []
-    monkeypatch.setattr(plan, "RELATIONS", {})
-    monkeypatch.setattr(plan, "settings", lambda *words: small("demo", words[1]).replace(train={"num_rounds": 1}))
+def test_a_set_that_comes_divided_is_not_divided_among_more(tmp_path):
+    assert Plan().list_runs("clients", ["dblp_authors"], [0]) == []
+    plan = Plan(settings=lambda *words: small("demo", words[1]).replace(train={"num_rounds": 1}))
     with pytest.raises(ConfigError, match=r"data.num_clients=5: the parties of 'demo' number 3"):
-        reproduce.reproduce(["clients"], tmp_path, datasets=["demo"], seeds=1)
+        reproduce.reproduce(["clients"], tmp_path, datasets=["demo"], seeds=1, plan=plan)
 
 
 def test_no_difference_is_shown_where_the_features_are_not_the_papers():
     row = results.Row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.5, 0.5, 4, 10, 2, 1.0)
-    (table,) = tables.tables([results.Result(row, ((4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
+    (table,) = tables.make_tables([results.Result(row, ((4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
     assert table.rows[0][2:5] == ("-", "50.0", "-")
 
 
@@ -297,7 +289,7 @@ def test_a_set_with_relations_shows_each_party_alone():
         result("standalone", "M=3 gcnii", 1, 0.7, (0.6, 0.9, 0.6)),
         result("glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.9),
     ]
-    (table,) = [table for table in tables.tables(found) if table.title == "Natural relations"]
+    (table,) = [table for table in tables.make_tables(found) if table.title == "Natural relations"]
     assert [row[1:] for row in table.rows] == [
         ("APA alone", "55.0 ± 7.1", "2"),
         ("APCPA alone", "80.0 ± 14.1", "2"),
@@ -313,25 +305,21 @@ def test_a_mean_curve_ends_where_the_first_seed_stopped():
         return results.Result(row, curve)
 
     pair = [result(((2, 0.5, 4e6, 2, 1.0), (4, 0.6, 8e6, 4, 2.0))), result(((2, 0.7, 6e6, 2, 3.0),))]
-    assert averaged(pair, "bytes") == ([5.0], [60.0])
-    assert averaged(pair, "round") == ([2], [60.0])
+    assert average_curves(pair, "bytes") == ([5.0], [60.0])
+    assert average_curves(pair, "round") == ([2], [60.0])
 
 
-@pytest.mark.parametrize("table", plan.TABLES)
+@pytest.mark.parametrize("table", TABLES)
 def test_two_tables_that_share_a_run_share_its_settings(table):
-    for other in plan.TABLES:
-        mine = {run.name: run for run in plan.plan(table, None, [0])}
-        for run in plan.plan(other, None, [0]):
+    for other in TABLES:
+        mine = {run.name: run for run in Plan().list_runs(table, None, [0])}
+        for run in Plan().list_runs(other, None, [0]):
             assert run.name not in mine or mine[run.name] == run
-
-
-def test_the_command_knows_every_table():
-    assert set(reproduce_command.TABLES) == set(plan.TABLES)
 
 
 def test_the_tables_compare_what_the_paper_compares():
     def settings_of(table: str, dataset: str) -> list[str]:
-        return [f"{run.method} {run.setting}" for run in plan.plan(table, [dataset], [0])]
+        return [f"{run.method} {run.setting}" for run in Plan().list_runs(table, [dataset], [0])]
 
     assert settings_of("lazy", "pubmed") == [f"glasu-4 M=3 K={K} Q=4 gcnii" for K in (4, 2, 1)]
     assert settings_of("stale", "pubmed") == [f"glasu-4 M=3 K=2 Q={Q} gcnii to 83 %" for Q in (2, 4, 8, 16)]
@@ -339,19 +327,19 @@ def test_the_tables_compare_what_the_paper_compares():
     assert settings_of("backbones", "pubmed") == [
         f"glasu-4 M=3 K=2 Q=4 {name}" for name in ("gcn L=2", "gat L=2", "gcnii")
     ]
-    layers = [run.config.model.aggregation_layers for run in plan.plan("lazy", ["pubmed"], [0])]
+    layers = [run.config.model.aggregation_layers for run in Plan().list_runs("lazy", ["pubmed"], [0])]
     assert layers == [(0, 1, 2, 3), (1, 3), (3,)]
 
 
 SEARCHES = Path(__file__).parents[2] / "benchmarks" / "results" / "search"
-SETTINGS = sorted(tuned("any", "any").parent.parent.glob("*/*.toml"))
+SETTINGS = sorted(tuned_file("any", "any").parent.parent.glob("*/*.toml"))
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_found_them(path):
     method = next(name for name in METHODS if path.stem.startswith(name))
     backbone = path.stem.removeprefix(method).removeprefix("-") or "gcnii"
-    config = settings(path.parent.name, method, backbone)
+    config = read_settings(path.parent.name, method, backbone)
     assert config.data.name == path.parent.name
     assert config.data.split == "paper"
     assert config.model.backbone == backbone
@@ -373,30 +361,37 @@ def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_fo
         assert getattr(getattr(config, section), name) == float(best[key])
 
 
-def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(quick, tmp_path, monkeypatch):
+def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "nothing"))
-    monkeypatch.setitem(plan.TABLES, "accuracy", (plan.accuracy, ("synthetic", "dblp_authors")))
+
+    def settings(dataset: str, method: str, backbone: str) -> RunConfig:
+        return (small if dataset == "synthetic" else read_settings)(dataset, method, backbone)
+
+    plan = Plan(settings=settings, datasets=dict.fromkeys(TABLES, ("synthetic", "dblp_authors")))
     lines: list[str] = []
-    reproduce.reproduce(["accuracy"], tmp_path / "out", seeds=1, progress=lambda _d, _t, line: lines.append(line))
+    with on_log(lines.append):
+        reproduce.reproduce(["accuracy"], tmp_path / "out", seeds=1, plan=plan)
     assert any(line.startswith("dblp_authors: left out: ") for line in lines)
     assert {row["dataset"] for row in rows(tmp_path / "out")} == {"synthetic"}
     with pytest.raises(GlasuError, match="dblp_authors"):
-        reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"])
-    monkeypatch.setitem(plan.TABLES, "accuracy", (plan.accuracy, ("dblp_authors",)))
-    with pytest.raises(DataError, match="no data set to run these tables on"):
-        reproduce.reproduce(["accuracy"], tmp_path / "none")
+        reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"], plan=plan)
+    with pytest.raises(DataError, match="no data set for these tables is available"):
+        reproduce.reproduce(
+            ["accuracy"], tmp_path / "none", plan=Plan(datasets=dict.fromkeys(TABLES, ("dblp_authors",)))
+        )
 
 
-def test_quick_is_a_quarter_of_the_rounds_and_one_seed(quick, tmp_path, capsys):
-    words = ["reproduce", "accuracy", "--quick", "--datasets", "synthetic", "--jobs", "1", "--out", str(tmp_path)]
+def test_quick_is_a_quarter_of_the_rounds_and_one_seed(tmp_path, capsys):
+    words = ["reproduce", "accuracy", "--quick", "--datasets", "demo", "--jobs", "1", "--out", str(tmp_path)]
     assert main(words) == 0
-    assert {(row["rounds"], row["seed"]) for row in rows(tmp_path)} == {("1", "0")}
+    quarter = TrainConfig().num_rounds // 4
+    assert {(row["rounds"], row["seed"]) for row in rows(tmp_path)} == {(str(quarter), "0")}
     out, errors = capsys.readouterr()
-    assert "| synthetic | glasu-4 | - |" in out
+    assert "| demo | glasu-4 | - |" in out
     assert "report.html" in out
-    assert "synthetic: 60 nodes" in errors
+    assert "demo: 3000 nodes" in errors
     stored = json.loads(next((tmp_path / "runs").rglob("*.json")).read_text())
-    assert stored["config"]["train"]["num_rounds"] == 1
+    assert stored["config"]["train"]["num_rounds"] == quarter
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from glasu.model.layers import (
     SAGELayer,
     sparse_product,
 )
-from glasu.model.sampler import Sampler
+from glasu.model.sampler import Sampler, sampler_class
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
@@ -338,7 +338,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     )
     train = TrainConfig(sampler="neighbor", batch_size=0)  # whose graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
-    return model, Sampler(run, graph, 0)
+    return model, sampler_class(run.train)(run, graph, 0)
 
 
 def computed(
@@ -495,7 +495,7 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
         config, num_clients=2, num_features=5, num_outputs=3, stream=lambda name, layer: Stream(0, name, layer=layer)
     )
     run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
-    sampler, features = Sampler(run, graph, 0), torch.randn(NODES, 5)
+    sampler, features = sampler_class(run.train)(run, graph, 0), torch.randn(NODES, 5)
     stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
     step = exact.ExactInference(model, sampler, features if form == "in memory" else stored, nodes)
     hidden = step.encode()
@@ -517,4 +517,3 @@ def test_long_exact_inference_reports_the_share_that_is_done(monkeypatch):
     step = exact.ExactInference(model, sampler, torch.randn(NODES, 5), np.arange(NODES))
     shares = list(step.layer_in_parts(0, step.encode()))
     assert shares == [pytest.approx(done / NODES) for done in (4, 8, 12, 14)]
-    assert step.partials[0].shape == (NODES, 6)

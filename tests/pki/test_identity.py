@@ -15,7 +15,7 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.pki.authority import issue, new_authority
 from glasu.pki.certificate import read_certificate
-from glasu.pki.identity import SERVER, check_roster, host_names, identity_uri, name_in_uri
+from glasu.pki.identity import SERVER, check_roster, identity_uri, name_in_uri, parse_hosts
 from glasu.pki.kit import pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -139,7 +139,7 @@ def test_a_roster_that_folders_or_people_would_confuse_is_refused(roster, said):
     ],
 )
 def test_hosts_become_dns_names_or_ip_addresses(host, kind, value):
-    (found,) = host_names([host])
+    (found,) = parse_hosts([host])
     assert (type(found).__name__, str(found.value)) == (kind, value)
 
 
@@ -153,8 +153,8 @@ def test_hosts_become_dns_names_or_ip_addresses(host, kind, value):
 )
 def test_what_is_no_host_is_refused(host):
     with pytest.raises(ConfigError, match="--host"):
-        host_names([host])
+        parse_hosts([host])
 
 
 def test_a_host_named_twice_stands_once():
-    assert len(host_names(["localhost", "127.0.0.1", "localhost"])) == 2
+    assert len(parse_hosts(["localhost", "127.0.0.1", "localhost"])) == 2

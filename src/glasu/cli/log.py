@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,33 @@ from glasu.protocol.requests import Evaluated, Evaluating, Event
 
 if TYPE_CHECKING:
     from glasu.network.status import Status
+
+
+@contextmanager
+def show_log(prefix: str = "", *, quiet: bool = False) -> Iterator[None]:
+    """Write the library's log to standard error while the block lasts; if quiet, warnings and errors only."""
+    handler = _LineHandler(prefix)
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger = logging.getLogger("glasu")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _LineHandler(logging.Handler):
+    """Prints the message of a record as one line."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say([f"{self._prefix}{record.getMessage()}"])
 
 
 class Log:

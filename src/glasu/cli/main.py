@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from glasu import __version__
-from glasu.cli import bench, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import record
 from glasu.errors import GlasuError
 
@@ -27,7 +27,6 @@ COMMANDS = {
     "predict": predict,
     "reproduce": reproduce,
     "search": search,
-    "bench": bench,
 }
 BETWEEN_ORGANISATIONS = ("doctor", "serve", "join")  # whose logs hold no value of a party's data, come what may
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
@@ -61,40 +59,6 @@ def say(lines: Iterable[str], console: Console | None = None) -> None:
     console = console or Console(stderr=True)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def log_shown(command: str) -> Iterator[None]:
-    """Write the library's log lines for people to standard error while the block lasts."""
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: say([f"{command}: {record.getMessage()}"])  # type: ignore[method-assign]
-    logger = logging.getLogger("glasu")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-@contextmanager
-def counted(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """Show on standard error how many things are done; yields a function (done, total, the last one in words)."""
-    console = Console(stderr=True, quiet=quiet)
-    if not console.is_terminal:
-        yield lambda done, total, line: say([f"{done}/{total} {line}" if total else line], console)
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=console) as progress:
-        task = progress.add_task(title)
-
-        def advance(done: int, total: int, line: str) -> None:
-            progress.update(task, completed=done, total=total or None)
-            say([line], progress.console)
-
-        yield advance
 
 
 @contextmanager

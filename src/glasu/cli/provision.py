@@ -75,13 +75,13 @@ def run(args: argparse.Namespace) -> None:
             f"A run that has begun with {', '.join(args.remove)} cannot go on with this roster, nor its model predict."
         )
     elif args.renew:
-        dropped = provision.no_longer_named(args.out, args.host)
+        dropped = provision.find_dropped_hosts(args.out, args.host)
         kits = provision.renew(args.out, args.renew, args.host, days=days)
         _print(kits)
         if dropped:
             print(f"server: no longer names {', '.join(dropped)}, for --host replaces all names.")
         print(f"What they replace is in {args.out / 'retired'}, if it was here.")
-        good = provision.still_good(args.out, kits)
+        good = provision.find_valid_predecessors(args.out, kits)
         if good:
             print(f"{', '.join(good)}: the former certificate is good, too, until it expires.")
         if gone := [name for name in args.renew if name not in good]:

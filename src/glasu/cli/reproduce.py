@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 
 from glasu.cli.arguments import named_path, output_folder
+from glasu.experiments.plan import TABLES
 
 EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
 INTERRUPTED = "what is done is kept, and the same command goes on from here"
-TABLES = ("accuracy", "lazy", "stale", "backbones", "clients")
 
 
 def _names(text: str) -> list[str]:
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _typed(args: argparse.Namespace) -> str:
-    """Return the command, but for where it writes to."""
+def _command_line(args: argparse.Namespace) -> str:
+    """Return the command without --out."""
     words = ["glasu reproduce", args.table]
     words += ["--datasets " + ",".join(args.datasets)] if args.datasets else []
     words += [f"--{name} {value}" for name in ("seeds", "jobs") if (value := getattr(args, name)) is not None]
@@ -50,12 +50,12 @@ def _typed(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace) -> None:
     out = output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
 
-    from glasu.cli.progress import counted
+    from glasu.cli.log import show_log
     from glasu.experiments.reproduce import QUICK, reproduce
-    from glasu.experiments.tables import as_markdown
+    from glasu.experiments.tables import to_markdown
     from glasu.runtime.inprocess import cores
 
-    with counted(args.table, quiet=args.quiet) as progress:
+    with show_log(quiet=args.quiet):
         reproduction = reproduce(
             TABLES if args.table == "all" else [args.table],
             out,
@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> None:
             seeds=args.seeds or (1 if args.quick else 5),
             jobs=args.jobs or cores(),
             quick=args.quick,
-            command=_typed(args),
-            progress=progress,
+            command=_command_line(args),
         )
-    print(as_markdown(reproduction.tables, QUICK if args.quick else ""))
+    print(to_markdown(reproduction.tables, QUICK if args.quick else ""))
     print(f"tables and plots: {out / 'report.html'}")

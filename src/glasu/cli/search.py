@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_run_file, named_path, output_folder
-
-if TYPE_CHECKING:
-    from glasu.experiments.search import Progress
 
 INTERRUPTED = "the trials that ended are kept, and the same command goes on from here"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
@@ -49,35 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _line(progress: Progress) -> str:
-    from glasu.experiments.search import in_words
-    from glasu.report import percent
-
-    trial, found = progress.trial, progress.trial.outcome
-    score = "-" if found.score is None else percent(found.score)
-    best = "" if progress.best is None else f", best {percent(progress.best)}"
-    cost = f", {found.bytes / 1e6:.1f} MB" if found.bytes else ""
-    why = f": {found.note}" if found.note else ""
-    return (
-        f"trial {trial.number} ({progress.done} of {progress.planned}) {found.state}: validation {score}{best}"
-        f"{cost}, {found.seconds:.1f} s; {in_words(trial.point)}{why}"
-    )
-
-
 def run(args: argparse.Namespace) -> None:
-    from glasu.cli.progress import say
+    from glasu.cli.log import show_log
     from glasu.experiments.search import search
 
-    result = search(
-        args.run_file,
-        output_folder(args.out),
-        overrides=args.overrides,
-        space=args.space,
-        sampler=args.sampler,
-        trials=args.trials,
-        seeds=args.seeds,
-        max_bytes=args.max_bytes,
-        jobs=args.jobs,
-        observe=lambda progress: None if args.quiet else say([_line(progress)]),
-    )
+    with show_log(quiet=args.quiet):
+        result = search(
+            args.run_file,
+            output_folder(args.out),
+            overrides=args.overrides,
+            space=args.space,
+            sampler=args.sampler,
+            trials=args.trials,
+            seeds=args.seeds,
+            max_bytes=args.max_bytes,
+            jobs=args.jobs,
+        )
     print(result.summary())

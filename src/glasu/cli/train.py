@@ -27,11 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
-    from glasu.cli.progress import log_shown, shown
+    from glasu.cli.log import show_log
+    from glasu.cli.progress import shown
     from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
-    with log_shown("glasu train"):
+    with show_log("glasu train: "):
         if not args.fresh:
             refuse_other_finished_run(args.out, config)
         out = output_folder(args.out)

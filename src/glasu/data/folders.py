@@ -21,6 +21,7 @@ from glasu.data.party import MISSING_REMEDY, PartyData, Splits
 from glasu.data.table_errors import Faults
 from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
 from glasu.errors import DataError
+from glasu.files import sync_folder
 from glasu.records import parse_toml, read_record, to_plain
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
         (fresh / MANIFEST).write_bytes(tomli_w.dumps(to_plain(manifest)).encode())
         if not folder.exists():
             fresh.rename(folder)
+            sync_folder(folder.parent)
             return
         for name in names:  # party.toml comes last: a folder without it is not a party
             (fresh / name).rename(folder / name)

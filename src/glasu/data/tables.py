@@ -15,6 +15,7 @@ from pyarrow import csv, parquet
 
 from glasu.data.table_errors import explain_csv, find_repeated, read_csv_header, refuse_unreadable
 from glasu.errors import DataError
+from glasu.files import name_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,10 +140,11 @@ def read_table(path: Path) -> Table:
 def write_table(columns: Columns, path: Path) -> None:
     """Write columns to a .parquet or .csv file."""
     table = pa.table(columns)
-    if path.suffix == ".csv":
-        csv.write_csv(table, path)
-    else:
-        parquet.write_table(table, path)
+    with name_file(path):
+        if path.suffix == ".csv":
+            csv.write_csv(table, path)
+        else:
+            parquet.write_table(table, path)
 
 
 def _read_csv(path: Path) -> Any:

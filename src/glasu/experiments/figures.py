@@ -1,4 +1,4 @@
-"""Results -> one self-contained HTML page: the tables, and learning curves over rounds, bytes and time."""
+"""Turn results into one self-contained HTML page: tables, and learning curves over rounds, bytes and time."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from glasu.experiments import plan
+from glasu.experiments.plan import Plan
 from glasu.experiments.results import CURVE, Result
-from glasu.experiments.tables import Table, by_cell, mean
+from glasu.experiments.tables import Table, group_by_cell, mean
 from glasu.html_report import COLOURS, PLOT, TICKS, document
 
 AXES = {"round": "rounds", "bytes": "megabytes moved by all parties together", "seconds": "CPU seconds"}
 Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed
 
 
-def render(tables: Sequence[Table], results: Sequence[Result], origin: str = "") -> str:
-    """Return the page; `origin` says what made it."""
+def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan: Plan) -> str:
+    """Return the page; `origin` names the command and versions."""
     body = "".join(_section(table) for table in tables)
-    cells = by_cell(results)
+    cells = group_by_cell(results)
     for dataset in dict.fromkeys(dataset for dataset, _, _ in cells):
-        methods = {run.method: cells.get((dataset, run.method, run.setting)) for run in plan.accuracy([dataset])}
+        methods = {
+            run.method: cells.get((dataset, run.method, run.setting)) for run in plan.list_cells("accuracy", [dataset])
+        }
         body += _plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
         backbones: dict[str, Sequence[Result] | None] = {
             run.config.model.backbone: cells.get((dataset, run.method, run.setting))
-            for run in plan.backbones([dataset])
+            for run in plan.list_cells("backbones", [dataset])
         }
         if sum(found is not None for found in backbones.values()) > 1:
             body += _plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
     return document(
         "The paper's experiments",
-        "Each figure is the mean over the seeds of real runs; models are chosen on validation nodes, and test nodes "
-        "are looked at once, at the end.",
+        "Each figure is the mean over the seeds. Models are chosen on validation nodes; test nodes are used once, at "
+        "the end.",
         body,
-        f"{origin or 'No results yet'}. Bytes are those of the encoded messages, evaluation included.",
+        f"{origin or 'No results yet'}. Bytes count encoded messages, evaluation included.",
     )
 
 
@@ -65,14 +67,14 @@ def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Seque
     return f'<h2>{html.escape(title)}</h2><div class="plots">{plots}</div>'
 
 
-def averaged(results: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
-    """Return positions and validation accuracies in per cent, averaged over the seeds that were evaluated there."""
+def average_curves(results: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
+    """Return positions and validation accuracies in per cent, averaged over the seeds."""
     at: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         for point in result.curve:
             entry = dict(zip(CURVE, point, strict=True))
             at[entry["round"]].append((entry[axis] / (1e6 if axis == "bytes" else 1), 100 * entry["val_accuracy"]))
-    whole = [at[step] for step in sorted(at) if len(at[step]) == len(results)]  # where every seed still trained
+    whole = [at[step] for step in sorted(at) if len(at[step]) == len(results)]  # evaluations that every seed has
     return [mean(x for x, _ in points) for points in whole], [mean(y for _, y in points) for points in whole]
 
 
@@ -80,7 +82,7 @@ def _figure(curves: Curves, axis: str) -> Any:
     figure = go.Figure()
     for index, (name, results) in enumerate(curves.items()):
         colour = COLOURS[index % len(COLOURS)]
-        positions, accuracy = averaged(results, axis)
+        positions, accuracy = average_curves(results, axis)
         if axis == "bytes" and not results[0].row.bytes:
             line = {"color": colour, "width": 2, "dash": "dash"}
             figure.add_hline(max(accuracy), line=line, annotation_text=name, annotation_font_color=colour)

@@ -1,24 +1,31 @@
-"""Which runs make up each of the paper's tables."""
+"""The runs of each of the paper's tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from glasu.config import ModelConfig, RunConfig
-from glasu.experiments.settings import METHODS, settings
+from glasu.experiments.settings import METHODS, read_settings
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # one client each
 CITIES = ("suzhou", "venice", "amsterdam")  # one client per relation, too
-EVERYWHERE = ("cora", "citeseer", "pubmed", *CITIES, "reddit", *RELATIONS)
-TWO = ("pubmed", "dblp_authors")  # dblp_authors in the place of Amsterdam, whose features are not to be had
 LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network of four
 STALENESS = (2, 4, 8, 16)
-CLIENTS = (3, 5, 7)
+CLIENT_COUNTS = (3, 5, 7)
 BACKBONES = ("gcn", "gat", "gcnii")
-GOALS = {"cora": 0.8, "citeseer": 0.73, "pubmed": 0.83, "dblp_authors": 0.9}  # validation accuracy to reach when stale
-QUICK_SHARE = 4  # --quick trains for this part of the rounds
+STOP_AT = {"cora": 0.8, "citeseer": 0.73, "pubmed": 0.83, "dblp_authors": 0.9}  # validation accuracy of `stale`
+QUICK_SHARE = 4  # --quick trains for a quarter of the rounds
+TWO = ("pubmed", "dblp_authors")  # dblp_authors replaces Amsterdam, whose features are not available
+DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
+    "accuracy": ("cora", "citeseer", "pubmed", *CITIES, "reddit", *RELATIONS),
+    "lazy": TWO,
+    "stale": TWO,
+    "clients": ("citeseer", "pubmed"),
+    "backbones": ("pubmed",),
+}
+TABLES = tuple(DATASETS)
 
 
 @dataclass(frozen=True)
@@ -27,18 +34,99 @@ class Run:
 
     dataset: str
     method: str
-    setting: str  # what the method's name leaves open
+    setting: str  # the settings that the name of the method leaves open
     seed: int
     config: RunConfig
 
     @property
     def name(self) -> str:
-        """Where the run is stored: a relative path without an ending, other ones for other settings."""
-        where, what = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
-        return f"{where}/{self.method}-{what}/seed-{self.seed}-{self.config.digest()[:8]}"
+        """A relative path without suffix; it differs between settings."""
+        dataset, setting = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
+        return f"{dataset}/{self.method}-{setting}/seed-{self.seed}-{self.config.digest()[:8]}"
 
 
-def _run(dataset: str, method: str, config: RunConfig) -> Run:
+@dataclass(frozen=True)
+class Plan:
+    """Lists the runs of tables."""
+
+    settings: Callable[[str, str, str], RunConfig] = read_settings  # (data set, method, backbone) -> settings
+    stop_at: Mapping[str, float] = field(default_factory=lambda: STOP_AT)
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: DATASETS)
+
+    def list_runs(
+        self, table: str, datasets: Sequence[str] | None, seeds: Sequence[int], *, quick: bool = False
+    ) -> list[Run]:
+        """Return the runs of a table, seed by seed: a command that is stopped early has complete seeds.
+
+        Args:
+            table: one of `TABLES`.
+            datasets: names of data sets; None: those of the table.
+            seeds: seeds of data, splits and weights.
+            quick: train for a quarter of the rounds.
+        """
+        runs = []
+        for seed in seeds:
+            for run in self.list_cells(table, self.datasets[table] if datasets is None else datasets):
+                rounds = run.config.train.num_rounds
+                changes = {"seed": seed, "num_rounds": max(1, rounds // QUICK_SHARE) if quick else rounds}
+                runs.append(replace(run, seed=seed, config=run.config.replace(train=changes)))
+        return runs
+
+    def list_cells(self, table: str, datasets: Sequence[str]) -> list[Run]:
+        """Return one run per cell of a table, with the seed of its settings."""
+        cells = {
+            "accuracy": self._accuracy,
+            "lazy": self._lazy,
+            "stale": self._stale,
+            "clients": self._clients,
+            "backbones": self._backbones,
+        }[table]
+        return [
+            Run(dataset, method, describe(method, config), config.train.seed, config)
+            for dataset in datasets
+            for method, config in cells(dataset)
+        ]
+
+    def _accuracy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+        """Yield every method."""
+        for method in METHODS:
+            yield method, self.settings(dataset, method, "gcnii")
+
+    def _lazy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+        """Yield GLASU-4 with fewer and fewer aggregation layers."""
+        for layers in LAYERS.values():
+            yield "glasu-4", self._glasu_4(dataset).replace(model={"aggregation_layers": layers})
+
+    def _stale(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+        """Yield GLASU with more and more local steps, to a validation accuracy; the number of steps is limited."""
+        if dataset not in self.stop_at:
+            return
+        config = self._glasu_4(dataset)
+        steps = config.train.num_rounds * config.train.num_local_steps
+        for Q in STALENESS:
+            goal = {"num_rounds": max(1, steps // Q), "evaluate_every": 1, "stop_at": self.stop_at[dataset]}
+            yield "glasu-4", config.replace(train={"num_local_steps": Q, **goal})
+
+    def _clients(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+        """Yield more and more clients, for data sets that are one graph."""
+        if dataset in RELATIONS or dataset in CITIES:
+            return
+        yield "centralized", self.settings(dataset, "centralized", "gcnii")
+        for method in ("standalone", "glasu-4"):
+            for count in CLIENT_COUNTS:
+                yield method, self.settings(dataset, method, "gcnii").replace(data={"num_clients": count})
+
+    def _backbones(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+        """Yield GLASU-4 with three graph neural networks."""
+        for backbone in BACKBONES:
+            yield "glasu-4", self.settings(dataset, "glasu-4", backbone)
+
+    def _glasu_4(self, dataset: str) -> RunConfig:
+        return self.settings(dataset, "glasu-4", "gcnii")
+
+
+def describe(method: str, config: RunConfig) -> str:
+    """Return the settings that the name of a method leaves open, as text."""
     model, train = config.model, config.train
     parts = [] if method == "centralized" else [f"M={config.data.num_clients}"]
     if method.startswith("glasu"):
@@ -48,80 +136,4 @@ def _run(dataset: str, method: str, config: RunConfig) -> Run:
         parts.append(f"L={model.num_layers}")
     if train.stop_at:
         parts.append(f"to {100 * train.stop_at:g} %")
-    return Run(dataset, method, " ".join(parts), train.seed, config)
-
-
-def accuracy(datasets: Sequence[str]) -> Iterator[Run]:
-    """Yield every method on every data set."""
-    for dataset in datasets:
-        for method in METHODS:
-            yield _run(dataset, method, settings(dataset, method))
-
-
-def lazy(datasets: Sequence[str]) -> Iterator[Run]:
-    """Yield GLASU-4 with fewer and fewer aggregation layers."""
-    for dataset in datasets:
-        for layers in LAYERS.values():
-            config = settings(dataset, "glasu-4").replace(model={"aggregation_layers": layers})
-            yield _run(dataset, "glasu-4", config)
-
-
-def stale(datasets: Sequence[str]) -> Iterator[Run]:
-    """Yield GLASU with more and more local steps, until a validation accuracy is reached; all may take as many."""
-    for dataset in [name for name in datasets if name in GOALS]:
-        config = settings(dataset, "glasu-4")
-        steps = config.train.num_rounds * config.train.num_local_steps
-        for Q in STALENESS:
-            goal = {
-                "num_local_steps": Q,
-                "num_rounds": max(1, steps // Q),
-                "evaluate_every": 1,
-                "stop_at": GOALS[dataset],
-            }
-            yield _run(dataset, "glasu-4", config.replace(train=goal))
-
-
-def clients(datasets: Sequence[str]) -> Iterator[Run]:
-    """Yield more and more clients, where one graph is divided."""
-    for dataset in datasets:
-        if dataset in RELATIONS or dataset in CITIES:
-            continue
-        yield _run(dataset, "centralized", settings(dataset, "centralized"))
-        for method in ("standalone", "glasu-4"):
-            for count in CLIENTS:
-                yield _run(dataset, method, settings(dataset, method).replace(data={"num_clients": count}))
-
-
-def backbones(datasets: Sequence[str]) -> Iterator[Run]:
-    """Yield GLASU-4 with three graph neural networks."""
-    for dataset in datasets:
-        for backbone in BACKBONES:
-            yield _run(dataset, "glasu-4", settings(dataset, "glasu-4", backbone))
-
-
-TABLES: dict[str, tuple[Callable[[Sequence[str]], Iterator[Run]], tuple[str, ...]]] = {
-    "accuracy": (accuracy, EVERYWHERE),
-    "lazy": (lazy, TWO),
-    "stale": (stale, TWO),
-    "clients": (clients, ("citeseer", "pubmed")),
-    "backbones": (backbones, ("pubmed",)),
-}
-
-
-def plan(table: str, datasets: Sequence[str] | None, seeds: Sequence[int], *, quick: bool = False) -> list[Run]:
-    """Return the runs of a table, seed by seed, so that a run that is stopped early has whole seeds.
-
-    Args:
-        table: its name.
-        datasets: on which data sets; None: those of the table.
-        seeds: of data, splits and weights.
-        quick: a quarter of the rounds.
-    """
-    make, usual = TABLES[table]
-    runs = []
-    for seed in seeds:
-        for run in make(usual if datasets is None else datasets):
-            rounds = run.config.train.num_rounds
-            changes = {"seed": seed, "num_rounds": max(1, rounds // QUICK_SHARE) if quick else rounds}
-            runs.append(Run(run.dataset, run.method, run.setting, seed, run.config.replace(train=changes)))
-    return runs
+    return " ".join(parts)

@@ -1,29 +1,33 @@
-"""Reproduce the paper's tables: run what is missing, and write tables and plots of what is there."""
+"""Reproduce the paper's tables: run the missing runs, and write tables and plots of all results."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.data.sources.catalog import load
 from glasu.data.statistics import summary
-from glasu.errors import DataError, GlasuError
-from glasu.experiments.execution import Progress, run_missing
+from glasu.errors import DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
-from glasu.experiments.plan import TABLES, Run, plan
-from glasu.experiments.results import Result, as_csv, curves_as_csv, stored
-from glasu.experiments.tables import Table, as_markdown, tables
+from glasu.experiments.parties import load_once
+from glasu.experiments.plan import TABLES, Plan, Run
+from glasu.experiments.results import Result, as_csv, curves_as_csv, load_result, make_result, store_result
+from glasu.experiments.tables import Table, make_tables, to_markdown
+from glasu.experiments.workers import Report, run_tasks
 from glasu.files import hold_folder, write_atomically
+from glasu.runtime.simulation import SimulationOptions, simulate
 
 QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What the folder shows now."""
+    """The contents of the output folder."""
 
     results: tuple[Result, ...]
     tables: tuple[Table, ...]
@@ -39,92 +43,145 @@ def reproduce(
     jobs: int = 1,
     quick: bool = False,
     command: str = "",
-    progress: Progress = lambda done, total, line: None,
+    plan: Plan | None = None,
 ) -> Reproduction:
-    """Run the grids of some tables, as far as their results are not in the folder yet, and write what they show.
+    """Run the missing runs of some tables and write all tables of the folder.
 
     Args:
-        names: of the tables, see `plan.TABLES`.
+        names: tables, see `plan.TABLES`.
         out: the folder for runs/, results.csv, curves.csv, tables.md and report.html.
-        datasets: on which data sets; None: those of each table that are to be had.
-        seeds: how many, from 0.
-        jobs: how many runs at once, a process each.
-        quick: a quarter of the rounds.
-        command: what was typed, for the head of the tables.
-        progress: is told how many of how many runs are done, and what was the last of them, or the data, in a line.
+        datasets: names of data sets; None: those of each table that are available.
+        seeds: number of seeds, from 0.
+        jobs: number of runs at the same time, one process each.
+        quick: train for a quarter of the rounds.
+        command: the command line, for the head of the tables.
+        plan: the runs of each table; the paper's by default.
     """
-    start = time.monotonic()
+    plan, start = plan or Plan(), time.monotonic()
     with hold_folder(out):
-        wanted = available(names, datasets, lambda line: progress(0, 0, line))
-        if not wanted:
-            raise DataError("there is no data set to run these tables on; docs/datasets.md says what to fetch.")
+        available = _find_datasets(plan, names, datasets)
+        if not available:
+            raise DataError("no data set for these tables is available; docs/datasets.md lists the files to fetch.")
         runs = {
             run.name: run
             for name in names
-            for run in plan(name, _of(name, wanted, datasets), range(seeds), quick=quick)
+            for run in plan.list_runs(
+                name,
+                available if datasets is not None else [item for item in plan.datasets[name] if item in available],
+                range(seeds),
+                quick=quick,
+            )
         }
         try:
-            run_missing(out, list(runs.values()), jobs, progress)
-        finally:  # what is there is shown, however this ends
+            run_missing(out, list(runs.values()), jobs)
+        finally:  # show the finished runs also after a failure
             minutes = (time.monotonic() - start) / 60
-            made = write(out, f"{command}, {minutes:.1f} minutes" if command else "", quick=quick)
+            made = write_tables(out, plan, f"{command}, {minutes:.1f} minutes" if command else "", quick=quick)
     return made
 
 
-def _of(table: str, wanted: Sequence[str], asked: Sequence[str] | None) -> list[str]:
-    """Return the data sets for a table: all that were asked for, else those of the table that are to be had."""
-    return list(wanted) if asked is not None else [name for name in TABLES[table][1] if name in wanted]
+def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
+    """Run the runs without a stored result. Runs that diverge are reported at the end."""
+    missing = [run for run in runs if load_result(out, run) is None]
+    failures: list[str] = []
+    done = len(runs) - len(missing)
+    if done:
+        log.info("%d/%d runs have results", done, len(runs))
+
+    def finish(run: Run, result: Result | TrainingError) -> None:
+        nonlocal done
+        done += 1
+        if isinstance(result, TrainingError):
+            failures.append(f"{run.name}: {result}")
+        else:
+            store_result(out, run, result)
+        log.info("%d/%d %s", done, len(runs), failures[-1] if isinstance(result, TrainingError) else result.summary())
+
+    tasks = iter([_RunTask(run, finish) for run in missing])
+    run_tasks(train_run, lambda: next(tasks, None), min(jobs, len(missing)))
+    if failures:
+        raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
 
 
-def available(names: Sequence[str], datasets: Sequence[str] | None, tell: Callable[[str], None]) -> list[str]:
-    """Load every data set once, tell its statistics, and return those to be had; one that was asked for must be."""
-    usual = dict.fromkeys(dataset for name in names for dataset in TABLES[name][1])
+@dataclass(frozen=True)
+class _RunTask:
+    """A run, and the function that receives its result."""
+
+    argument: Run
+    record: Callable[[Run, Result | TrainingError], None]
+
+    @property
+    def name(self) -> str:
+        return self.argument.name
+
+    def report(self, *values: object) -> bool:
+        return False
+
+    def finish(self, result: Result | TrainingError) -> None:
+        self.record(self.argument, result)
+
+
+def train_run(run: Run, report: Report, workers: int | None) -> Result | TrainingError:
+    """Train; return the error of a run that diverged, so that the others continue."""
+    loaded = load_once(run.config)
+    try:
+        options = SimulationOptions(workers=workers, notes=loaded.notes, clock=time.process_time)
+        simulation = simulate(loaded.parties, run.config, options)
+    except TrainingError as error:
+        return error
+    return make_result(run, simulation.report)
+
+
+def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None) -> list[str]:
+    """Load every data set, log its statistics, and return the available ones; fail if a requested one is missing."""
+    wanted: Iterable[str] = (name for table in names for name in plan.datasets[table]) if datasets is None else datasets
     found = []
-    for dataset in usual if datasets is None else dict.fromkeys(datasets):
-        planned = [run for name in names for run in TABLES[name][0]([dataset])]
-        if not planned:
-            tell(f"{dataset}: left out: it has no goal to reach, or comes divided among its parties")
+    for dataset in dict.fromkeys(wanted):
+        runs = [run for name in names for run in plan.list_cells(name, [dataset])]
+        if not runs:
+            log.info("%s: left out: it has no target accuracy, or comes divided among its parties", dataset)
             continue
         try:
-            loaded = load(planned[0].config)
+            loaded = load(runs[0].config)
         except GlasuError as error:
             if datasets is not None:
                 raise
-            tell(f"{dataset}: left out: {error}")
+            log.info("%s: left out: %s", dataset, error)
             continue
         for line in (summary(loaded.statistics, dataset), *loaded.notes):
-            tell(line)
+            log.info("%s", line)
         if loaded.notes and datasets is None:
-            tell(f"{dataset}: left out: its features are not the paper's; name it in --datasets to run it all the same")
+            log.info("%s: left out: its features differ from the paper's; name it in --datasets to run it", dataset)
             continue
         found.append(dataset)
     return found
 
 
-def write(out: Path, made_by: str = "", *, quick: bool = False) -> Reproduction:
-    """Write tables and plots of all results in the folder whose settings are those of today."""
-    results = tuple(result for run in _kept(out, quick=quick) if (result := stored(out, run)) is not None)
-    made = tuple(tables(results))
+def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = False) -> Reproduction:
+    """Write tables and plots of all results in the folder that have the present settings."""
+    found = (load_result(out, run) for run in _list_stored_runs(out, plan, quick=quick))
+    results = tuple(result for result in found if result is not None)
+    made = tuple(make_tables(results, plan))
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions) for result in results})
     origin = "; ".join(filter(None, [f"Last command: {made_by}" if made_by else "", *versions]))
     origin = f"{QUICK} {origin}" if quick else origin
     write_atomically(out / "results.csv", as_csv(results).encode())
     write_atomically(out / "curves.csv", curves_as_csv(results).encode())
-    write_atomically(out / "tables.md", as_markdown(made, origin).encode())
-    write_atomically(out / "report.html", render(made, results, origin).encode())
+    write_atomically(out / "tables.md", to_markdown(made, origin).encode())
+    write_atomically(out / "report.html", render(made, results, origin, plan).encode())
     return Reproduction(results, made, out)
 
 
-def _kept(out: Path, *, quick: bool) -> list[Run]:
-    """Return the runs of all tables, on the data sets and with the seeds that the folder has results of."""
-    datasets: dict[str, None] = dict.fromkeys(name for _, usual in TABLES.values() for name in usual)
+def _list_stored_runs(out: Path, plan: Plan, *, quick: bool) -> list[Run]:
+    """Return the runs of all tables, on the data sets and with the seeds of the stored results."""
+    datasets: dict[str, None] = dict.fromkeys(name for table in TABLES for name in plan.datasets[table])
     seeds = set()
     for path in sorted((out / "runs").rglob("*.json")):
         try:
             row = json.loads(path.read_text(encoding="utf-8"))["row"]
             datasets[row["dataset"]] = None
             seeds.add(int(row["seed"]))
-        except (OSError, ValueError, KeyError, TypeError):  # not a result of ours, or not whole
+        except (OSError, ValueError, KeyError, TypeError):  # damaged, or another file
             continue
-    runs = (run for name in TABLES for run in plan(name, list(datasets), sorted(seeds), quick=quick))
+    runs = (run for name in TABLES for run in plan.list_runs(name, list(datasets), sorted(seeds), quick=quick))
     return list({run.name: run for run in runs}.values())

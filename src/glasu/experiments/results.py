@@ -1,4 +1,4 @@
-"""Result: what one run of a table found and cost; a folder of them, as files of their own and as results.csv."""
+"""Result: scores, cost and learning curve of one run of a table; stored as JSON files and as results.csv."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from glasu.experiments.plan import Run
 from glasu.files import write_atomically
 from glasu.report import RunReport, percent
 
-EPOCH = 4  # counted up when a change to the program changes what runs find; older results are run again
-CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # what is kept of every evaluation
+EPOCH = 4  # increased when a change of the program changes results; older results are run again
+CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # stored for every evaluation
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of results.csv; accuracies are shares."""
+    """One line of results.csv; accuracies are fractions."""
 
     dataset: str
     method: str
@@ -38,17 +38,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its row, and its learning curve."""
+    """A finished run."""
 
     row: Row
-    curve: tuple[tuple[float, ...], ...]  # per evaluation: what CURVE names
+    curve: tuple[tuple[float, ...], ...]  # per evaluation: the values that CURVE names
     per_client: tuple[float, ...] = ()  # standalone: the test accuracy of each client alone
     versions: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()  # what a reader should know about the data
+    notes: tuple[str, ...] = ()  # about the data
 
     @property
     def cell(self) -> tuple[str, str, str]:
-        """What the result is about: data set, method, setting."""
+        """The cell of a table: data set, method, setting."""
         return self.row.dataset, self.row.method, self.row.setting
 
     def summary(self) -> str:
@@ -58,8 +58,8 @@ class Result:
         return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
 
 
-def result_of(run: Run, report: RunReport) -> Result:
-    """Return what a table needs to know of a report."""
+def make_result(run: Run, report: RunReport) -> Result:
+    """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
     if run.method != "centralized" and len(report.parties) != clients:
         raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
@@ -79,15 +79,10 @@ def result_of(run: Run, report: RunReport) -> Result:
     return Result(row, curve, report.test.per_client or (), tuple(report.versions.items()), report.notes)
 
 
-def path_of(folder: Path, run: Run) -> Path:
-    """Return where a run's result is kept."""
-    return folder / "runs" / f"{run.name}.json"
-
-
-def store(folder: Path, run: Run, result: Result) -> None:
-    """Keep a result, with the digest of the settings that it belongs to."""
+def store_result(folder: Path, run: Run, result: Result) -> None:
+    """Store a result with the digest of its settings."""
     config = run.config.to_dict()
-    del config["data"]["root"]  # of this machine
+    del config["data"]["root"]  # a path of this machine
     content = {
         "digest": run.config.digest(),
         "row": dict(zip([item.name for item in fields(Row)], astuple(result.row), strict=True)),
@@ -98,13 +93,13 @@ def store(folder: Path, run: Run, result: Result) -> None:
         "epoch": EPOCH,
         "config": config,
     }
-    write_atomically(path_of(folder, run), (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(folder / "runs" / f"{run.name}.json", (json.dumps(content, indent=1) + "\n").encode())
 
 
-def stored(folder: Path, run: Run) -> Result | None:
-    """Return the kept result of a run, if there is one of the same settings and the same program."""
+def load_result(folder: Path, run: Run) -> Result | None:
+    """Return the stored result of a run; None if there is none of the same settings and version."""
     try:
-        content: dict[str, Any] = json.loads(path_of(folder, run).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / "runs" / f"{run.name}.json").read_text(encoding="utf-8"))
         version = content["versions"]["glasu"]
         if (content["digest"], content["epoch"], version) != (run.config.digest(), EPOCH, __version__):
             return None
@@ -115,7 +110,7 @@ def stored(folder: Path, run: Run) -> Result | None:
             tuple(content["versions"].items()),
             tuple(content["notes"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: run it again
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: run it again
         return None
 
 

@@ -1,4 +1,4 @@
-"""search: try settings on validation accuracy, under a byte budget if asked, and write the best as a run file."""
+"""Search for settings by validation accuracy, optionally within a byte budget, and write the best as a run file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import functools
 import importlib.util
 import io
 import json
+import logging
 import os
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,51 +23,42 @@ from glasu import __version__
 from glasu.config import RunConfig
 from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
-from glasu.experiments.space import Point, Space, label, read_space
+from glasu.experiments.space import Point, Space, format_point, label, read_space
 from glasu.files import hold_folder, write_atomically
 from glasu.report import percent
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial
 
-SAMPLERS = ("tpe", "grid", "random")
-TRIALS = 40  # where no number is given; a grid is then tried whole
+SEARCH_SAMPLERS = ("tpe", "grid", "random")
+TRIALS = 40  # by default; a grid has all its points by default
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found."""
+    """The best trial of a search."""
 
     score: float  # best on validation, the mean over the seeds
-    point: Point  # what was searched, as the best trial has it: {"train.learning_rate": 0.01, ...}
-    config: RunConfig  # as best.toml has it
+    point: Point  # {"train.learning_rate": 0.01, ...}
+    config: RunConfig  # the contents of best.toml
     best_file: Path
     trials: tuple[FinishedTrial, ...]
 
     def summary(self) -> str:
         """Return the search in one line."""
         return (
-            f"best of {_counted(self.trials)}: validation {percent(self.score)} with {in_words(self.point)}; "
+            f"best of {_count_states(self.trials)}: validation {percent(self.score)} with {format_point(self.point)}; "
             f"see {self.best_file}"
         )
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A trial that was finished, among those before it."""
-
-    trial: FinishedTrial
-    done: int
-    planned: int
-    best: float | None
-
-
-@dataclass(frozen=True)
 class _Search:
-    """What was asked, and how the answer is written."""
+    """The arguments of a search."""
 
     run_file: Path
-    written: str  # what stood in it when the search began
+    written: str  # its text when the search began
     overrides: tuple[str, ...]
     config: RunConfig
     space_name: str
@@ -89,31 +81,30 @@ def search(
     seeds: int = 1,
     max_bytes: int | None = None,
     jobs: int = 1,
-    observe: Callable[[Progress], None] = lambda progress: None,
 ) -> SearchResult:
-    """Search for the settings that do best on validation; the same call goes on with what the folder holds.
+    """Search for the settings with the best validation score; the same call continues an earlier search.
 
-    A trial trains with seeds s, s+1, ..., where s is the run file's, and is worth the mean of their best validation
-    scores (accuracy, or micro F1 of a multi-label task). Test nodes are not looked at. Bad trials are given up early.
+    A trial trains with seeds s, s+1, ..., where s is the seed of the run file. Its score is the mean of their best
+    validation scores (accuracy, or micro F1 of a multi-label task). Test nodes are not used. Bad trials are stopped
+    early. Every finished trial is logged.
 
     Args:
-        run_file: the settings that do not vary; where the space contains them, they are the first trial (not of a
-            grid, which has an order of its own).
+        run_file: the settings that do not vary. If the space contains them, they are the first trial (except of a
+            grid, whose order is random).
         out: folder for study.db, trials.csv and best.toml.
         overrides: `section.key=value`, as for --set.
-        space: what varies: a built-in name, or a TOML file.
+        space: the keys that vary: a built-in name, or a TOML file.
         sampler: "tpe", "random", or "grid": every point once, in random order.
-        trials: how many trials there shall be in the end; by default 40, or all points of a grid.
+        trials: total number of trials; by default 40, or all points of a grid.
         seeds: runs per trial.
-        max_bytes: only evaluations count before which a run has moved no more than this.
-        jobs: trials at once, each in a process of its own.
-        observe: is told of every trial that was finished.
+        max_bytes: only evaluations within this number of bytes count.
+        jobs: number of trials at the same time, one process each.
     """
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("glasu search needs optuna, which is not installed; pip install 'glasu[search]'.")
     for name, value in (("trials", trials), ("seeds", seeds), ("max-bytes", max_bytes), ("jobs", jobs)):
         require(value is None or value >= 1, f"--{name} {value}", "must be at least 1.")
-    require(sampler in SAMPLERS, f"--sampler {sampler}", f"must be one of {', '.join(SAMPLERS)}.")
+    require(sampler in SEARCH_SAMPLERS, f"--sampler {sampler}", f"must be one of {', '.join(SEARCH_SAMPLERS)}.")
     run_file, out = Path(run_file), Path(out)
     config = RunConfig.from_toml(run_file, overrides)
     found = read_space(space, config)
@@ -135,36 +126,49 @@ def search(
     )
     out.mkdir(parents=True, exist_ok=True)
     with hold_folder(out):
-        return _run(asked, jobs, observe)
+        return _run(asked, jobs)
 
 
-def _run(asked: _Search, jobs: int, observe: Callable[[Progress], None]) -> SearchResult:
-    from glasu.experiments.outcome import Terms
-    from glasu.experiments.study import Study, opened
-    from glasu.experiments.workers import run_here, run_in_processes
+def _run(asked: _Search, jobs: int) -> SearchResult:
+    from glasu.experiments.study import Study, open_study
+    from glasu.experiments.trial import Terms, run_trial
+    from glasu.experiments.workers import run_tasks
 
-    def notice(trial: FinishedTrial) -> None:
+    def on_finish(trial: FinishedTrial) -> None:
         finished = study.finished()
         best = _write(asked, finished)
-        observe(Progress(trial, len(finished), asked.trials, best.outcome.score if best else None))
+        log.info("%s", _describe(trial, len(finished), asked.trials, best))
 
-    with opened(asked.out / "study.db", _settings(asked)) as storage:
+    with open_study(asked.out / "study.db", _settings(asked)) as storage:
         first = asked.space.point_of(asked.config)
-        study = Study(storage, asked.space, asked.sampler, asked.config.train.seed, first, notice)
-        terms, begin = Terms(asked.config, asked.seeds, asked.max_bytes), functools.partial(study.begin, asked.trials)
-        jobs = min(jobs, asked.trials - len(study.finished()))
-        if jobs > 1:
-            run_in_processes(terms, begin, jobs)
-        elif jobs == 1:
-            run_here(terms, begin)
+        study = Study(storage, asked.space, asked.sampler, asked.config.train.seed, first, on_finish)
+        work = functools.partial(run_trial, Terms(asked.config, asked.seeds, asked.max_bytes))
+        left = asked.trials - len(study.finished())
+        if left > 0:
+            run_tasks(work, functools.partial(study.begin, asked.trials), min(jobs, left))
         finished = study.finished()
     best = _write(asked, finished)
     if best is None:
         notes = Counter(trial.outcome.note for trial in finished)
-        raise TrainingError(f"none of {_counted(finished)} came to an end; most often: {notes.most_common(1)[0][0]}")
+        raise TrainingError(
+            f"none of {_count_states(finished)} was completed; most often: {notes.most_common(1)[0][0]}"
+        )
     assert best.outcome.score is not None
     file = asked.out / "best.toml"
     return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
+
+
+def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None) -> str:
+    """Return a finished trial as one line."""
+    found = trial.outcome
+    score = "-" if found.score is None else percent(found.score)
+    leader = "" if best is None or best.outcome.score is None else f", best {percent(best.outcome.score)}"
+    cost = f", {found.bytes / 1e6:.1f} MB" if found.bytes else ""
+    reason = f": {found.note}" if found.note else ""
+    return (
+        f"trial {trial.number} ({done} of {planned}) {found.state}: validation {score}{leader}"
+        f"{cost}, {found.seconds:.1f} s; {format_point(trial.point)}{reason}"
+    )
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
@@ -172,7 +176,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 
 
 def _settings(asked: _Search) -> dict[str, Any]:
-    """Return what decides the trials, as plain values; where the data lies on this machine does not."""
+    """Return the settings that decide the trials, as plain values; the location of the data does not."""
     run = _flat(asked.config)
     del run["data.root"]
     space = {f"space {key}": values for key, values in asked.space.to_plain().items()}
@@ -181,22 +185,15 @@ def _settings(asked: _Search) -> dict[str, Any]:
     return plain
 
 
-def in_words(point: Point) -> str:
-    """Return a point as a line of text."""
-    return ", ".join(
-        f"{key}={f'{value:.4g}' if isinstance(value, float) else label(value)}" for key, value in point.items()
-    )
-
-
-def _counted(trials: Sequence[FinishedTrial]) -> str:
+def _count_states(trials: Sequence[FinishedTrial]) -> str:
     states = Counter(trial.outcome.state for trial in trials)
     return f"{len(trials)} trials ({', '.join(f'{count} {state}' for state, count in sorted(states.items()))})"
 
 
 def _write(asked: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
-    """Write trials.csv and, where a trial came to an end, best.toml; return that of the best trial.
+    """Write trials.csv and best.toml; return the best complete trial, if there is one.
 
-    A tie goes to fewer bytes, then to the earlier trial.
+    Of equal scores the fewest bytes win, then the earlier trial.
     """
     write_atomically(asked.out / "trials.csv", _table(asked.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
@@ -219,7 +216,7 @@ def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
 
 
 def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
-    """Return the comment that tells where the settings come from."""
+    """Return the comment at the head of best.toml: command and result."""
     words = ["glasu", "search", asked.run_file.name, "--space", Path(asked.space_name).name, "--sampler", asked.sampler]
     words += ["--trials", str(asked.trials), "--seeds", str(asked.seeds)]
     words += ["--max-bytes", str(asked.max_bytes)] if asked.max_bytes is not None else []
@@ -228,15 +225,15 @@ def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial
     found = best.outcome
     lines = [
         f"Found by glasu {__version__}: {shlex.join(words)}",
-        f"Trial {best.number} of {_counted(trials)}: mean validation score {found.score} over seeds "
+        f"Trial {best.number} of {_count_states(trials)}: mean validation score {found.score} over seeds "
         f"{', '.join(str(seed) for seed in seeds)},",
-        f"best by round {found.best_round}, after {found.bytes} bytes. Test nodes were not looked at.",
+        f"best by round {found.best_round}, after {found.bytes} bytes. Test nodes were not used.",
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
 def _run_file(asked: _Search, best: FinishedTrial) -> str:
-    """Return the settings as TOML: the keys of the run file and of --set, and those that were found."""
+    """Return the settings as TOML: the keys of the run file and of --set, and those of the best trial."""
     written = asked.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
     keys |= {override.partition("=")[0].strip() for override in asked.overrides} | set(best.point)
@@ -249,14 +246,14 @@ def _run_file(asked: _Search, best: FinishedTrial) -> str:
         section, _, key = path.partition(".")
         if path in keys:
             sections.setdefault(section, {})[key] = value
-    data, said = sections.get("data", {}), "\n".join([written, *asked.overrides])
+    data, given = sections.get("data", {}), "\n".join([written, *asked.overrides])
     if "root" in data:
-        data["root"] = _as_said(data["root"], asked.out, said)
+        data["root"] = _keep_form(data["root"], asked.out, given)
     if "parties" in data:
-        data["parties"] = [_as_said(folder, asked.out, said) for folder in data["parties"]]
+        data["parties"] = [_keep_form(folder, asked.out, given) for folder in data["parties"]]
     return tomli_w.dumps(sections)
 
 
-def _as_said(path: str, out: Path, said: str) -> str:
-    """Return a path that the user gave absolute as it is, another one relative to the folder of best.toml."""
-    return path if path in said else os.path.relpath(path, out.resolve())
+def _keep_form(path: str, out: Path, given: str) -> str:
+    """Return an absolute path of the user unchanged, and any other path relative to the folder of best.toml."""
+    return path if path in given else os.path.relpath(path, out.resolve())

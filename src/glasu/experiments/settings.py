@@ -1,4 +1,4 @@
-"""The settings of each method on each data set: tuned ones where a search found some, else the defaults."""
+"""Settings of each method on each data set: tuned by a search if there is a file, otherwise the defaults."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
-    """Return the settings of a method on a data set; `tuned/<data set>/<method>.toml` holds what was tuned."""
-    path = tuned(dataset, method, backbone)
+def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+    """Return the settings of a method on a data set."""
+    path = tuned_file(dataset, method, backbone)
     if path.is_file():
         return RunConfig.from_toml(path)
     config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHODS[method]})
     return config.replace(model={"backbone": backbone})
 
 
-def tuned(dataset: str, method: str, backbone: str = "gcnii") -> Path:
-    """Return where the tuned settings would be."""
+def tuned_file(dataset: str, method: str, backbone: str = "gcnii") -> Path:
+    """Return the path of tuned settings; the file may not exist."""
     name = method if backbone == "gcnii" else f"{method}-{backbone}"
     return Path(str(resources.files("glasu.experiments"))) / "tuned" / dataset / f"{name}.toml"

@@ -1,4 +1,4 @@
-"""Search spaces: which keys of a run vary over which values, read from TOML and tried before anything runs."""
+"""Search spaces: the keys of a run that vary, and their values; read from TOML and checked before a search."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from glasu.config_section import require, show_value
 from glasu.errors import ConfigError
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
-TRIED = 300  # combinations that are tried in RunConfig before a search
-GIVEN = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # in [train]: what is compared
+TRIED = 300  # combinations that are checked with RunConfig before a search
+FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Choices:
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """The values as a study stores them: a list becomes its text."""
+        """The values in the form that a study stores: a list becomes text."""
         return tuple(label(value) for value in self.values)
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What is tried before a search: every value."""
+        """The values to check before a search: all."""
         return self.values
 
     def contains(self, value: Any) -> bool:
@@ -49,7 +49,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A key that takes any number between two bounds, both included; integers where both bounds are."""
+    """A key that takes any number between two bounds, both included; an integer if both bounds are integers."""
 
     low: float
     high: float
@@ -62,11 +62,11 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What is tried before a search: both bounds."""
+        """The values to check before a search: both bounds."""
         return (self.low, self.high)
 
-    def exact(self, value: float) -> float:
-        """Return a drawn value as a decimal reads: 0.3, not 0.1 + 0.1 + 0.1."""
+    def round_to_step(self, value: float) -> float:
+        """Return the decimal number next to a drawn value: 0.3, not 0.1 + 0.1 + 0.1."""
         if self.step is None or self.is_integer:
             return value
         low, step = Decimal(str(self.low)), Decimal(str(self.step))
@@ -88,13 +88,13 @@ class Space:
 
     @property
     def size(self) -> int | None:
-        """The number of points; None where a range has no end of them."""
+        """The number of points; None if there is a range."""
         if any(isinstance(values, Range) for values in self.keys.values()):
             return None
         return math.prod(len(values.ends) for values in self.keys.values())
 
     def point(self, number: int) -> Point:
-        """Return one point of a space of choices, 0 <= number < size."""
+        """Return one point of a finite space, 0 <= number < size."""
         point = {}
         for key, values in reversed(self.keys.items()):
             number, digit = divmod(number, len(values.ends))
@@ -102,7 +102,7 @@ class Space:
         return {key: point[key] for key in self.keys}
 
     def point_of(self, config: RunConfig) -> Point | None:
-        """Return the point at which a config lies; None where it lies outside."""
+        """Return the point of a config; None if the space does not contain it."""
         settings = config.to_dict()
         point = {key: settings[key.partition(".")[0]][key.partition(".")[2]] for key in self.keys}
         return point if all(values.contains(point[key]) for key, values in self.keys.items()) else None
@@ -113,8 +113,15 @@ class Space:
 
 
 def label(value: Any) -> Any:
-    """Return a value as a study, a table and a line of text show it."""
+    """Return a value in the form of a study and a table: a list becomes text."""
     return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else value
+
+
+def format_point(point: Point) -> str:
+    """Return a point as one line."""
+    return ", ".join(
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else label(value)}" for key, value in point.items()
+    )
 
 
 def config_at(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
@@ -136,12 +143,12 @@ def _folder() -> resources.abc.Traversable:
 
 
 def read_space(name: str | Path, config: RunConfig) -> Space:
-    """Read a space and try it with the run's settings, so that no trial fails for a value that cannot be.
+    """Read a space and check its combinations with the settings of the run.
 
     Args:
         name: a built-in space, or the path of a TOML file with the sections of a run file. A list holds choices, a
             table {low, high, log, step} is a range.
-        config: what the keys that do not vary are.
+        config: the settings of the keys that do not vary.
     """
     source = f"space {name}"
     try:
@@ -155,8 +162,8 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
         )
         for key, given in items.items():
             where = f"{section}.{key}"
-            if section == "data" or (section == "train" and key in GIVEN):
-                rule = "decides what is learned and measured, not how well; set it in the run file or with --set."
+            if section == "data" or (section == "train" and key in FIXED):
+                rule = "changes the task or the measure, so it cannot vary; set it in the run file or with --set."
                 raise ConfigError(f"{source}: {where}: {rule}")
             keys[where] = _values(given, f"{source}: {where}={show_value(given)}")
     require(bool(keys), source, "varies nothing; give a key a list of choices or a range {low = ..., high = ...}.")
@@ -206,12 +213,12 @@ def _values(given: Any, where: str) -> Choices | Range:
 
 
 def _divides(step: float, low: float, high: float) -> bool:
-    """Tell whether whole steps lead from low to high, in decimals as they are written."""
+    """Return True if high - low is a multiple of the step, in decimal arithmetic."""
     return (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)) == 0
 
 
 def _samples(space: Space) -> Iterator[Point]:
-    """Yield all combinations of choices and bounds, or where they are too many, every value and random combinations."""
+    """Yield all combinations of choices and bounds; if there are too many, every value and random combinations."""
     ends = [values.ends for values in space.keys.values()]
     if math.prod(len(values) for values in ends) <= TRIED:
         combinations: Iterator[tuple[Any, ...]] = itertools.product(*ends)

@@ -1,4 +1,4 @@
-"""The optuna study of a search: what is tried next, what was found; one SQLite file that outlives the process."""
+"""The optuna study of a search, in one SQLite file: choose the next trial, store results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from glasu.config_section import show_value
 from glasu.errors import ConfigError, DataError
-from glasu.experiments.outcome import MARKS, Outcome
-from glasu.experiments.space import Choices, Point, Range, Space
+from glasu.experiments.space import Choices, Point, Range, Space, format_point
+from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
 
 NAME = "glasu search"
@@ -32,7 +32,7 @@ PRUNER = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=MARKS * 
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """A trial of a search, and what it found."""
+    """A trial and its outcome."""
 
     number: int
     point: Point
@@ -41,29 +41,33 @@ class FinishedTrial:
 
 @dataclass(frozen=True)
 class RunningTrial:
-    """A trial that has begun; its study is told how it goes."""
+    """A trial that has begun: a task for `workers.run_tasks`."""
 
     study: Study
     trial: optuna.Trial
     number: int
-    point: Point
+    argument: Point
+
+    @property
+    def name(self) -> str:
+        return f"trial {self.number} ({format_point(self.argument)})"
 
     def report(self, marks: Sequence[int], score: float) -> bool:
-        """Note the score so far; True gives the trial up."""
+        """Store the score so far; return True to stop the trial."""
         for mark in marks:
             self.trial.report(score, mark)
         return self.trial.should_prune()
 
     def finish(self, outcome: Outcome) -> None:
-        """Note the end."""
+        """Store the outcome."""
         self.study.finish(self, outcome)
 
 
 class Study:
-    """Numbers the trials 0, 1, ..., and draws each from a generator of its own.
+    """Numbers the trials 0, 1, ..., and draws each from a separate generator.
 
-    What a trial tries is a function of its number and of the trials before it: a search that was killed goes on as if
-    it had not been. Trials that were running then are marked as failed in the file, and their numbers are given again.
+    The point of a trial is a function of its number and of the trials before it, so a search that was killed continues
+    without a trace. Trials that were running are marked as failed in the file, and their numbers are assigned again.
     """
 
     def __init__(
@@ -73,20 +77,20 @@ class Study:
         sampler: str,
         seed: int,
         first: Point | None,
-        observe: Callable[[FinishedTrial], None],
+        on_finish: Callable[[FinishedTrial], None],
     ) -> None:
-        """Go on with what the file holds.
+        """Continue a study.
 
         Args:
-            study: as `opened` gives it.
-            space: what varies.
+            study: from `open_study`.
+            space: the keys that vary.
             sampler: "tpe", "random" or "grid".
-            seed: of the draws.
-            first: what trial 0 tries; None leaves it to the sampler.
-            observe: is told of every trial that ends.
+            seed: seed of the draws.
+            first: the point of trial 0; None: the sampler chooses.
+            on_finish: called with every finished trial.
         """
         self._study, self._space, self._sampler, self._seed, self._first = study, space, sampler, seed, first
-        self._observe = observe
+        self._on_finish = on_finish
         self._running: set[int] = set()
         self._order = Stream(seed, "grid").numpy().permutation(space.size or 0) if sampler == "grid" else None
 
@@ -103,14 +107,14 @@ class Study:
         return RunningTrial(self, trial, number, self._decode(trial.params))
 
     def finish(self, running: RunningTrial, outcome: Outcome) -> None:
-        """Note the end of a trial; one that failed counts as pruned to the sampler, which learns to stay away."""
+        """Store the outcome of a trial. A failed trial counts as pruned, so that the sampler avoids its region."""
         running.trial.set_user_attr("outcome", dataclasses.asdict(outcome))
         if outcome.state == "complete":
             self._study.tell(running.trial, outcome.score)
         else:
             self._study.tell(running.trial, state=TrialState.PRUNED)
         self._running.discard(running.number)
-        self._observe(FinishedTrial(running.number, running.point, outcome))
+        self._on_finish(FinishedTrial(running.number, running.argument, outcome))
 
     def finished(self) -> list[FinishedTrial]:
         """List the finished trials by number."""
@@ -118,7 +122,7 @@ class Study:
             FinishedTrial(
                 trial.user_attrs["number"], self._decode(trial.params), Outcome(**trial.user_attrs["outcome"])
             )
-            for trial in _ended(self._study)
+            for trial in _list_ended(self._study)
         ]
         return sorted(found, key=lambda trial: trial.number)
 
@@ -134,7 +138,7 @@ class Study:
         return {
             key: values.values[values.labels.index(params[key])]
             if isinstance(values, Choices)
-            else values.exact(params[key])
+            else values.round_to_step(params[key])
             for key, values in self._space.keys.items()
         }
 
@@ -168,17 +172,17 @@ def _distribution(values: Choices | Range) -> BaseDistribution:
     return FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
 
-def _ended(study: optuna.Study) -> list[FrozenTrial]:
+def _list_ended(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
 
 @contextmanager
-def opened(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study]:
-    """Open the study in a file, or make one; refuse a file of a search with other settings.
+def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study]:
+    """Open or create the study in a file; refuse the file of a search with other settings.
 
     Args:
         path: the SQLite file.
-        settings: everything but the number of trials that decides what is found, as plain values.
+        settings: everything except the number of trials that decides the results, as plain values.
     """
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -187,7 +191,7 @@ def opened(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study]:
         url = sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
         storage = optuna.storages.RDBStorage(url)
         study = _load(storage)
-        if not _ended(study):  # nothing to lose, so other settings are welcome
+        if not _list_ended(study):  # no results: other settings may replace it
             optuna.delete_study(study_name=NAME, storage=storage)
             study = _load(storage)
             study.set_user_attr("settings", dict(settings))
@@ -196,7 +200,7 @@ def opened(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study]:
             study.tell(trial.number, state=TrialState.FAIL)
         yield study
     except sqlalchemy.exc.DatabaseError as error:
-        raise DataError(f"{path}: is not a study that can be used ({error.orig}); choose another --out.") from None
+        raise DataError(f"{path}: cannot be used as a study ({error.orig}); choose another --out.") from None
     finally:
         if storage is not None:
             storage.remove_session()
@@ -216,5 +220,5 @@ def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any])
             raise ConfigError(
                 f"{path}: holds trials of a search with {key}={show_value(before.get(key))}, "
                 f"not {show_value(now.get(key))}; "
-                "choose another --out, or give the settings it began with."
+                "choose another --out, or use the settings of that search."
             )

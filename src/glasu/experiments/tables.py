@@ -1,52 +1,67 @@
-"""Results -> the paper's tables with ours beside them."""
+"""Turn results into the tables of the paper, with the paper's figures beside ours."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.experiments import paper, plan
+from glasu.experiments import paper
+from glasu.experiments.plan import CLIENT_COUNTS, RELATIONS, Plan, Run
 from glasu.experiments.results import CURVE, Result
 
-Cells = Mapping[tuple[str, str, str], Sequence[Result]]  # (data set, method, setting) -> one result per seed
 DASH = "-"
 COST = ("MB", "exchanges", "CPU s", "seeds")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text."""
+    """A table of text cells."""
 
     title: str
     note: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    words: int = 2  # so many columns on the left are text, the rest numbers
+    words: int = 2  # the number of text columns on the left; the others are numbers
 
 
-def tables(results: Iterable[Result]) -> Iterator[Table]:
+@dataclass(frozen=True)
+class Cells:
+    """Results by cell, in the order of a plan."""
+
+    plan: Plan
+    results: Mapping[tuple[str, str, str], Sequence[Result]]  # (data set, method, setting) -> one result per seed
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(dict.fromkeys(dataset for dataset, _, _ in self.results))
+
+    def find(self, table: str, *datasets: str) -> list[tuple[Run, Sequence[Result]]]:
+        """Return the runs of a table that have results."""
+        runs = self.plan.list_cells(table, datasets or self.datasets)
+        cells = ((run, self.results.get((run.dataset, run.method, run.setting))) for run in runs)
+        return [(run, results) for run, results in cells if results]
+
+
+def make_tables(results: Iterable[Result], plan: Plan | None = None) -> list[Table]:
     """Make every table that has a row."""
-    cells = by_cell(results)
-    datasets = list(dict.fromkeys(dataset for dataset, _, _ in cells))
-    for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones):
-        table = make(cells, datasets)
-        if table.rows:
-            yield table
+    cells = Cells(plan or Plan(), group_by_cell(results))
+    made = (make(cells) for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones))
+    return [table for table in made if table.rows]
 
 
-def by_cell(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
-    """Gather the seeds of each cell."""
+def group_by_cell(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
+    """Collect the results of all seeds of each cell."""
     cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         cells[result.cell].append(result)
     return dict(cells)
 
 
-def as_markdown(made: Sequence[Table], origin: str = "") -> str:
-    """Return the tables as one Markdown page; `origin` says what made them."""
+def to_markdown(made: Sequence[Table], origin: str = "") -> str:
+    """Return the tables as one Markdown page; `origin` is the first line."""
     parts = [f"{origin}\n"] if origin else []
     for table in made:
         lines = [f"## {table.title}", "", table.note, "", _line(table.headings)]
@@ -64,18 +79,18 @@ def mean(values: Iterable[float]) -> float:
     return statistics.fmean(values)
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Write mean and standard deviation of a sample."""
+def format_spread(values: Sequence[float], digits: int = 1) -> str:
+    """Format mean and standard deviation of a sample."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{deviation}"
 
 
-def accuracies(results: Sequence[Result]) -> list[float]:
+def percentages(results: Sequence[Result]) -> list[float]:
     """Return the test accuracies in per cent."""
     return [100 * result.row.test_accuracy for result in results]
 
 
-def _cost(results: Sequence[Result]) -> tuple[str, ...]:
+def _format_cost(results: Sequence[Result]) -> tuple[str, ...]:
     rows = [result.row for result in results]
     return (
         f"{mean(row.bytes for row in rows) / 1e6:,.1f}",
@@ -85,42 +100,29 @@ def _cost(results: Sequence[Result]) -> tuple[str, ...]:
     )
 
 
-def _beside(theirs: float | None, results: Sequence[Result]) -> tuple[str, str, str]:
-    """Write the paper's accuracy, ours, and the difference."""
-    ours = accuracies(results)
-    if theirs is None or any(result.notes for result in results):  # such data is not the paper's
-        return DASH, spread(ours), DASH
-    return f"{theirs:.1f}", spread(ours), f"{mean(ours) - theirs:+.1f}"
+def _compare(theirs: float | None, results: Sequence[Result]) -> tuple[str, str, str]:
+    """Format the paper's accuracy, ours and the difference."""
+    ours = percentages(results)
+    if theirs is None or any(result.notes for result in results):  # other data than the paper's
+        return DASH, format_spread(ours), DASH
+    return f"{theirs:.1f}", format_spread(ours), f"{mean(ours) - theirs:+.1f}"
 
 
-def _found(
-    cells: Cells, make: Callable[[Sequence[str]], Iterator[plan.Run]], datasets: Sequence[str]
-) -> Iterator[tuple[plan.Run, Sequence[Result]]]:
-    """Yield the runs of a table that have results."""
-    for run in make(datasets):
-        results = cells.get((run.dataset, run.method, run.setting))
-        if results:
-            yield run, results
-
-
-def _same_seeds(
-    found: Iterable[tuple[plan.Run, Sequence[Result]]],
-) -> list[tuple[plan.Run, Sequence[Result]]]:
-    """Keep the results of those seeds that all rows have, for rows that are compared with each other."""
-    rows = list(found)
+def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[Result]]]) -> list[tuple[Run, Sequence[Result]]]:
+    """Keep the results of the seeds that all rows have; such rows can be compared."""
     common = set.intersection(*({result.row.seed for result in results} for _, results in rows)) if rows else set()
     return [(run, [result for result in results if result.row.seed in common]) for run, results in rows if common]
 
 
-def _accuracy(cells: Cells, datasets: Sequence[str]) -> Table:
+def _accuracy(cells: Cells) -> Table:
     rows = [
         (
             run.dataset,
             run.method,
-            *_beside(paper.ACCURACY.get(run.dataset, {}).get(run.method), results),
-            *_cost(results),
+            *_compare(paper.ACCURACY.get(run.dataset, {}).get(run.method), results),
+            *_format_cost(results),
         )
-        for run, results in _found(cells, plan.accuracy, datasets)
+        for run, results in cells.find("accuracy")
     ]
     return Table(
         "Accuracy",
@@ -131,24 +133,26 @@ def _accuracy(cells: Cells, datasets: Sequence[str]) -> Table:
     )
 
 
-def _relations(cells: Cells, datasets: Sequence[str]) -> Table:
+def _relations(cells: Cells) -> Table:
     rows = []
-    for dataset in [name for name in datasets if name in plan.RELATIONS]:
-        found = {run.method: results for run, results in _found(cells, plan.accuracy, [dataset])}
+    for dataset in [name for name in cells.datasets if name in RELATIONS]:
+        found = {run.method: results for run, results in cells.find("accuracy", dataset)}
         alone = [result.per_client for result in found.get("standalone", ())]
-        for relation, values in zip(plan.RELATIONS[dataset], zip(*alone, strict=True), strict=False):
-            rows.append((dataset, f"{relation} alone", spread([100 * value for value in values]), str(len(values))))
+        for relation, values in zip(RELATIONS[dataset], zip(*alone, strict=True), strict=False):
+            rows.append(
+                (dataset, f"{relation} alone", format_spread([100 * value for value in values]), str(len(values)))
+            )
         for method, results in found.items():
             name = "mean of the parties alone" if method == "standalone" else method
-            rows.append((dataset, name, spread(accuracies(results)), str(len(results))))
+            rows.append((dataset, name, format_spread(percentages(results)), str(len(results))))
     note = "One client per relation, feature blocks as stored, 60 training nodes per class; test accuracy in per cent."
     return Table("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
 
 
-def _lazy(cells: Cells, datasets: Sequence[str]) -> Table:
+def _lazy(cells: Cells) -> Table:
     rows = []
-    for dataset in datasets:
-        compared = _same_seeds(_found(cells, plan.lazy, [dataset]))
+    for dataset in cells.datasets:
+        compared = _keep_common_seeds(cells.find("lazy", dataset))
         found = {len(run.config.model.aggregation_layers): results for run, results in compared}
         if len(found) < 2:  # nothing to compare
             continue
@@ -157,11 +161,11 @@ def _lazy(cells: Cells, datasets: Sequence[str]) -> Table:
             rows.append(
                 (
                     f"{dataset} K={K}",
-                    *_beside(theirs[0] if theirs else None, results),
+                    *_compare(theirs[0] if theirs else None, results),
                     *((f"{theirs[1]:g}", f"{theirs[2]:.1f}") if theirs else (DASH, DASH)),
-                    _saving(found.get(4, ()), results, "cpu_seconds"),
-                    _saving(found.get(4, ()), results, "bytes"),
-                    *_cost(results),
+                    _format_saving(found.get(4, ()), results, "cpu_seconds"),
+                    _format_saving(found.get(4, ()), results, "bytes"),
+                    *_format_cost(results),
                 )
             )
     heads = ("setting", "paper", "ours", "difference", "paper's s", "paper's saving", "saving, CPU s", "saving, bytes")
@@ -176,15 +180,15 @@ def _lazy(cells: Cells, datasets: Sequence[str]) -> Table:
     )
 
 
-def _saving(most: Sequence[Result], results: Sequence[Result], what: str) -> str:
-    """Write what is saved against exchanging every layer, in per cent."""
+def _format_saving(most: Sequence[Result], results: Sequence[Result], what: str) -> str:
+    """Format the saving against exchanging every layer, in per cent."""
     before, after = (sum(getattr(result.row, what) for result in part) for part in (most, results))
     return f"{100 * (1 - after / before):.1f}" if before else DASH
 
 
-def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
+def _stale(cells: Cells) -> Table:
     rows = []
-    for run, results in _found(cells, plan.stale, datasets):
+    for run, results in cells.find("stale"):
         Q, goal = run.config.train.num_local_steps, run.config.train.stop_at
         there = [result for result in results if result.row.validation_accuracy >= goal]
         theirs = paper.STALE.get(run.dataset, {}).get(Q)
@@ -192,9 +196,9 @@ def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
         ends = [dict(zip(CURVE, result.curve[-1], strict=True)) for result in results]
         scales = {"round": 1, "bytes": 1e6, "seconds": 1}
         figures = [[end[name] / scale for end in ends] for name, scale in scales.items()]
-        costs = (spread(values) if len(there) == len(results) else DASH for values in figures)
+        costs = (format_spread(values) if len(there) == len(results) else DASH for values in figures)
         rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *costs, f"{len(there)} of {len(results)}"))
-    goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.GOALS.items())
+    goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())
     return Table(
         "Stale updates",
         "Until validation accuracy, looked at after every round, reaches the goal: rounds, megabytes (evaluations "
@@ -206,36 +210,36 @@ def _stale(cells: Cells, datasets: Sequence[str]) -> Table:
     )
 
 
-def _clients(cells: Cells, datasets: Sequence[str]) -> Table:
+def _clients(cells: Cells) -> Table:
     rows = []
-    for dataset in datasets:
-        found = _same_seeds(_found(cells, plan.clients, [dataset]))
+    for dataset in cells.datasets:
+        found = _keep_common_seeds(cells.find("clients", dataset))
         if len({run.config.data.num_clients for run, _ in found}) < 2:
             continue
         for run, results in found:
             M = run.config.data.num_clients
             name = run.method if run.method == "centralized" else f"{run.method} M={M}"
             theirs = paper.CLIENTS.get(dataset, {}).get(run.method, {}).get(M)
-            if theirs is None and plan.CLIENTS[0] == M:  # the paper's other tables have three clients
+            if theirs is None and CLIENT_COUNTS[0] == M:  # the paper's other tables have three clients
                 theirs = paper.ACCURACY.get(dataset, {}).get(run.method)
-            rows.append((dataset, name, *_beside(theirs, results), *_cost(results)))
+            rows.append((dataset, name, *_compare(theirs, results), *_format_cost(results)))
     note = "Test accuracy in per cent with M = 3, 5, 7 clients, the settings found for M = 3, the seeds that all have."
     headings = ("data set", "method", "paper", "ours", "difference", *COST)
     return Table("Number of clients", note, headings, tuple(rows))
 
 
-def _backbones(cells: Cells, datasets: Sequence[str]) -> Table:
+def _backbones(cells: Cells) -> Table:
     rows = []
-    for dataset in datasets:
-        found = list(_found(cells, plan.backbones, [dataset]))
+    for dataset in cells.datasets:
+        found = cells.find("backbones", dataset)
         if len(found) < 2:
             continue
         for run, results in found:
-            best = spread([100 * result.row.validation_accuracy for result in results])
+            best = format_spread([100 * result.row.validation_accuracy for result in results])
             model = run.config.model
             extras = {"skip connection": model.residual, "layer norm": model.normalization == "layer"}
             name = ", ".join([model.backbone, *(extra for extra, there in extras.items() if there)])
             shape = (name, str(model.num_layers))
-            rows.append((dataset, *shape, best, spread(accuracies(results)), *_cost(results)))
+            rows.append((dataset, *shape, best, format_spread(percentages(results)), *_format_cost(results)))
     note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
     return Table("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))

@@ -1,6 +1,6 @@
-"""One trial: train with each seed, follow the validation scores, and end each run where nothing more can count.
+"""One trial of a search: train with each seed, follow the validation scores, and stop runs early.
 
-Test scores are no part of it: a run ends with its last validation, before its test.
+A trial does not use test scores: a run ends with its last validation, before its test.
 """
 
 from __future__ import annotations
@@ -9,25 +9,46 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glasu.config import RunConfig
-from glasu.data.party import PartyData
-from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, TrainingError
-from glasu.experiments.outcome import MARKS, Outcome, Terms
+from glasu.experiments.parties import load_once
 from glasu.experiments.space import config_at
-from glasu.model.metrics import SELECTED_BY
-from glasu.protocol.requests import Evaluated, Event
-from glasu.protocol.state import Selection
-from glasu.runtime.simulation import SimulationOptions, simulate
-from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Clock
 
-Report = Callable[[Sequence[int], float], bool]  # marks that were reached, score so far -> whether to give up
-Load = Callable[[RunConfig], Sequence[PartyData]]
+if TYPE_CHECKING:  # a search that waits for its workers does not load torch
+    from glasu.data.party import PartyData
+    from glasu.protocol.requests import Evaluated, Event
+    from glasu.protocol.state import Selection
+
+MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
+Report = Callable[[Sequence[int], float], bool]  # marks reached, score so far -> True to stop the trial
+Load = Callable[[RunConfig], "Sequence[PartyData]"]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The settings that all trials of a search share."""
+
+    config: RunConfig  # with the keys that do not vary
+    seeds: int
+    max_bytes: int | None  # per run, until the evaluation that counts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a trial; of several seeds, or parties alone: the mean score, the latest round, the most bytes."""
+
+    state: str  # "complete", "pruned" (stopped early), or "failed" (diverged, or no evaluation within the budget)
+    score: float | None = None  # best on validation; of a pruned trial, until it was stopped
+    best_round: int | None = None
+    bytes: int | None = None  # until the best evaluation
+    num_rounds: int | None = None  # as configured, or as many as fit into the budget with every seed
+    seconds: float = 0.0
+    note: str = ""  # reason of a failure
 
 
 class _Evaluation(NamedTuple):
@@ -36,47 +57,41 @@ class _Evaluation(NamedTuple):
     score: float
 
 
-class _Enough(BaseException):
-    """Leaves a run from its observer; as little an error as GeneratorExit is."""
+class _RunEnded(BaseException):
+    """Leaves a run from its observer; not an error, like GeneratorExit."""
 
 
-def load_once() -> Load:
-    """Return a `load_parties` that remembers the parties of each seed."""
-    known: dict[int, list[PartyData]] = {}
-
-    def load(config: RunConfig) -> list[PartyData]:
-        if config.data_seed not in known:
-            known[config.data_seed] = load_parties(config)
-        return known[config.data_seed]
-
-    return load
+def load_parties_once(config: RunConfig) -> Sequence[PartyData]:
+    """Return the parties of a run; each seed is loaded once."""
+    return load_once(config).parties
 
 
 def run_trial(
     terms: Terms,
     point: Mapping[str, Any],
-    load: Load,
     report: Report,
     workers: int | None = None,
+    *,
+    load: Load = load_parties_once,
     clock: Clock = time.perf_counter,
 ) -> Outcome:
     """Train at one point of the space with every seed.
 
     Args:
-        terms: what all trials have in common.
+        terms: the settings that all trials share.
         point: the keys that vary.
-        load: gives the parties of a seed.
-        report: is told the marks that the trial reached and its score so far: the mean of the bests of the seeds that
-            have begun. Run i has the marks i * MARKS + 1 ... (i + 1) * MARKS. True ends the trial.
-        workers: how many clients compute at once.
-        clock: tells the seconds.
+        report: receives the marks reached and the score so far: the mean of the best scores of the seeds that have
+            begun. Run i has the marks i * MARKS + 1 ... (i + 1) * MARKS. True stops the trial.
+        workers: number of clients that compute at the same time.
+        load: returns the parties of a run.
+        clock: returns seconds.
     """
     start, runs, reached = clock(), list[_Run](), 0
 
     def score(until: int | None = None) -> float:
         return sum(run.score(until) for run in runs) / len(runs)
 
-    def gives_up(share: float) -> bool:
+    def should_stop(share: float) -> bool:
         nonlocal reached
         first, reached = reached + 1, MARKS * (len(runs) - 1) + int(share * MARKS + 1e-9)
         return first <= reached and report(range(first, reached + 1), score())
@@ -100,52 +115,55 @@ def run_trial(
     for index in range(terms.seeds):
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
-        runs.append(_Run(seeded, len(parties), terms.max_bytes, gives_up))
+        runs.append(_Run(seeded, len(parties), terms.max_bytes, should_stop))
         try:
             runs[-1].follow(parties, workers)
         except TrainingError as error:
             return outcome("failed", note=str(error))
         if not runs[-1].evaluations:
             return outcome("failed", note=f"no evaluation within {terms.max_bytes} bytes")
-        if runs[-1].pruned or (gives_up(1.0) and index + 1 < terms.seeds):
+        if runs[-1].pruned or (should_stop(1.0) and index + 1 < terms.seeds):
             return outcome("pruned")
     fits = min((run.last_round for run in runs if run.over_budget), default=None)
-    if fits is not None and config.train.schedule != "constant":  # fewer rounds would be other learning rates
+    if fits is not None and config.train.schedule != "constant":  # with fewer rounds the learning rates would differ
         return outcome("failed", note=f"its schedule of {config.train.num_rounds} rounds needs more bytes")
     return outcome("complete", until=fits)
 
 
 class _Run:
-    """One run and its evaluations that count, of each party that trains alone or of all together."""
+    """One run and its evaluations; parties that train alone have separate ones."""
 
     def __init__(
-        self, config: RunConfig, num_parties: int, max_bytes: int | None, gives_up: Callable[[float], bool]
+        self, config: RunConfig, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]
     ) -> None:
-        self.config, self.num_parties, self.max_bytes, self.gives_up = config, num_parties, max_bytes, gives_up
+        from glasu.runtime.telemetry import TrafficCounter
+
+        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
         self.traffic = TrafficCounter()
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.selections: dict[str | None, Selection] = {}
         self.pruned = self.over_budget = self.ended = False
-        self._lock = threading.Lock()  # parties alone report from threads of their own
+        self._lock = threading.Lock()  # parties that train alone report from several threads
 
     def follow(self, parties: Sequence[PartyData], workers: int | None) -> None:
-        """Train until nothing more can count."""
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, TrainingError tells
-                options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
-                simulate(parties, self.config, options)
-        except _Enough:
-            pass
+        """Train until the run is over or stopped."""
+        import numpy as np
+
+        from glasu.runtime.simulation import SimulationOptions, simulate
+
+        options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
+        with suppress(_RunEnded), np.errstate(over="ignore", invalid="ignore"):  # divergence raises TrainingError
+            simulate(parties, self.config, options)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
-        """Return the best evaluation of each party, of rounds up to `until`; a tie keeps the earlier one."""
+        """Return the best evaluation of each party up to a round; the earlier one of equals."""
         return [
             max((item for item in items if until is None or item.round <= until), key=lambda item: item.score)
             for items in self.evaluations.values()
         ]
 
     def score(self, until: int | None = None) -> float:
-        """Return the best validation score, the mean over parties that train alone."""
+        """Return the best validation score; the mean over parties that train alone."""
         best = self.best(until)
         return sum(item.score for item in best) / len(best)
 
@@ -154,30 +172,37 @@ class _Run:
         return max(items[-1].round for items in self.evaluations.values())
 
     def __call__(self, event: Event) -> None:
-        """Note an evaluation; leave the run where it is over."""
+        """Record an evaluation; raise `_RunEnded` if the run is over."""
+        from glasu.protocol.requests import Evaluated
+
         with self._lock:
             if self.max_bytes is not None and self.traffic.total_bytes > self.max_bytes:
                 self.over_budget = self.ended = True
             elif isinstance(event, Evaluated) and event.split == "validation" and not self.ended:
-                self._note(event)
+                self._record(event)
             if self.ended:
-                raise _Enough
+                raise _RunEnded
 
-    def _note(self, event: Evaluated) -> None:
+    def _record(self, event: Evaluated) -> None:
+        from glasu.model.task import task_of
+        from glasu.protocol.state import Selection
+
         train, party = self.config.train, event.party
-        score = event.metrics[SELECTED_BY[train.task]]
+        score = event.metrics[task_of(train).selected_by]
         if math.isnan(score):
-            raise DataError("a search compares validation scores, but there are no validation nodes; see data.split.")
+            raise DataError(
+                "a search compares validation scores, and the data has no validation nodes; see data.split."
+            )
         self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.traffic.total_bytes, score))
         self.selections[party] = self.selections.get(party, Selection()).after(score, event.round)
         training = [who for who, selection in self.selections.items() if not selection.stops(train)]
         behind = [who for who in training if self.evaluations[who][-1].round < event.round]
         if behind or len(self.evaluations) < (1 if party is None else self.num_parties):
-            return  # the others are still at this round
+            return  # other parties have not finished this round
         if event.round == train.num_rounds or not training:
             self.ended = True
             return
         share = event.round / train.num_rounds
         if self.max_bytes is not None:
             share = max(share, self.traffic.total_bytes / self.max_bytes)
-        self.pruned = self.ended = self.gives_up(share)
+        self.pruned = self.ended = self.should_stop(share)

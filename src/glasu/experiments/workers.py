@@ -1,107 +1,117 @@
-"""Run trials one after the other in this process, or side by side in processes of their own.
+"""Run tasks one after the other in this process, or side by side in worker processes.
 
-The study stays with this process alone: workers are sent points and send back scores, so nothing is asked twice, and a
-worker that outlives a killed search writes nowhere.
+This process alone chooses tasks and writes results. A worker receives an argument and returns a result, ends when its
+parent ends, and leaves Ctrl-C to its parent.
 """
 
 from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, Protocol
 
 from glasu.errors import GlasuError, TrainingError
-from glasu.experiments.outcome import Outcome, Terms
-from glasu.experiments.processes import end_with_the_parent, interrupts_blocked
-from glasu.experiments.space import Point, label
+
+Report = Callable[..., bool]  # an interim result -> True to stop the task
+Work = Callable[[Any, Report, int | None], Any]  # argument, report, clients that compute at the same time -> result
 
 
-class Trial(Protocol):
-    """A trial that has begun."""
+class Task(Protocol):
+    """A task. Its methods are called in this process."""
 
     @property
-    def point(self) -> Point: ...
+    def name(self) -> str:
+        """Describe the task in messages."""
 
-    def report(self, marks: Sequence[int], score: float) -> bool:
-        """Note the score so far; True gives the trial up."""
+    @property
+    def argument(self) -> Any:
+        """Return the argument of the work; it can be pickled."""
 
-    def finish(self, outcome: Outcome) -> None:
-        """Note the end."""
+    def report(self, *values: Any) -> bool:
+        """Record an interim result; return True to stop the task."""
 
-
-Begin = Callable[[], Trial | None]  # the next trial, or None: there are enough
-
-
-def run_here(terms: Terms, begin: Begin) -> None:
-    """Run trials one after the other; the clients of a run compute at once."""
-    from glasu.experiments.trial import load_once, run_trial
-
-    load = load_once()
-    while (trial := begin()) is not None:
-        trial.finish(run_trial(terms, trial.point, load, trial.report))
+    def finish(self, result: Any) -> None:
+        """Record the result."""
 
 
-def run_in_processes(terms: Terms, begin: Begin, jobs: int) -> None:
-    """Run trials side by side, one per process; a process that fails ends the search."""
-    with _processes(terms, jobs) as processes:
-        trials: dict[Connection, Trial] = {}
+def run_tasks(work: Work, begin: Callable[[], Task | None], jobs: int) -> None:
+    """Run tasks until there are no more.
+
+    Args:
+        work: a function that can be pickled. It uses all cores if `jobs` is 1.
+        begin: returns the next task, or None.
+        jobs: number of worker processes; 1: run in this process.
+    """
+    if jobs > 1:
+        _run_in_processes(work, begin, jobs)
+        return
+    while (task := begin()) is not None:
+        task.finish(work(task.argument, task.report, None))
+
+
+def _run_in_processes(work: Work, begin: Callable[[], Task | None], jobs: int) -> None:
+    with _start_processes(work, jobs) as processes:
+        tasks: dict[Connection, Task] = {}
         for connection in processes:
-            _give(connection, begin(), trials)
-        while trials:
-            ready = wait(list(trials))
-            for connection, trial in [item for item in trials.items() if item[0] in ready]:
+            _assign(connection, begin(), tasks)
+        while tasks:
+            ready = wait(list(tasks))
+            for connection, task in [item for item in tasks.items() if item[0] in ready]:
                 try:
                     kind, *content = connection.recv()
                 except (EOFError, ConnectionError):
-                    _died(processes[connection], trial)
+                    _raise_death(processes[connection], task)
                 if kind == "error":
                     error, where = content
                     error.add_note(where)
                     raise error
                 if kind == "report":
-                    _send(connection, trial.report(*content))
+                    _send(connection, task.report(*content))
                 else:
-                    trial.finish(*content)
-                    del trials[connection]
-                    _give(connection, begin(), trials)
+                    task.finish(*content)
+                    del tasks[connection]
+                    _assign(connection, begin(), tasks)
 
 
-def _give(connection: Connection, trial: Trial | None, trials: dict[Connection, Trial]) -> None:
-    if trial is not None:
-        _send(connection, trial.point)
-        trials[connection] = trial
+def _assign(connection: Connection, task: Task | None, tasks: dict[Connection, Task]) -> None:
+    if task is not None:
+        _send(connection, task.argument)
+        tasks[connection] = task
 
 
 def _send(connection: Connection, content: Any) -> None:
-    with suppress(ConnectionError):  # the process has died; receiving from it will tell
+    with suppress(ConnectionError):  # the process died; the next recv() raises
         connection.send(content)
 
 
-def _died(process: BaseProcess, trial: Trial) -> NoReturn:
+def _raise_death(process: BaseProcess, task: Task) -> NoReturn:
     process.join(10)
-    where = ", ".join(f"{key}={label(value)}" for key, value in trial.point.items())
     raise TrainingError(
-        f"the process of a trial died with exit code {process.exitcode} ({where}); where memory was short, fewer "
-        "--jobs need less. The same command goes on from here."
+        f"the process of {task.name} died with exit code {process.exitcode}; if memory was short, use fewer --jobs. "
+        "The same command continues from here."
     )
 
 
 @contextmanager
-def _processes(terms: Terms, jobs: int) -> Iterator[dict[Connection, BaseProcess]]:
-    """Start the workers; whatever happens, none is left behind."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half
+def _start_processes(work: Work, jobs: int) -> Iterator[dict[Connection, BaseProcess]]:
+    """Start the workers, and end all of them with the block."""
+    context = multiprocessing.get_context("spawn")  # a forked process has torch's locks but not its threads
     processes: dict[Connection, BaseProcess] = {}
     try:
         for index in range(jobs):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, terms), name=f"glasu-search-{index}", daemon=True)
+            process = context.Process(target=_serve, args=(theirs, work), name=f"glasu-worker-{index}", daemon=True)
             processes[ours] = process
-            with interrupts_blocked():
+            with block_interrupts():
                 process.start()
             theirs.close()
         yield processes
@@ -113,28 +123,52 @@ def _processes(terms: Terms, jobs: int) -> Iterator[dict[Connection, BaseProcess
             connection.close()
 
 
-def _work(connection: Connection, terms: Terms) -> None:
-    """Do what comes in until the other side ends it."""
-    end_with_the_parent()
-    from glasu.experiments.trial import load_once, run_trial
-
-    load, report = load_once(), functools.partial(_ask, connection)
-    with suppress(EOFError, ConnectionError):  # the other side has left
+def _serve(connection: Connection, work: Work) -> None:
+    """Work on every argument that arrives, until the parent closes the connection."""
+    _end_with_parent()
+    report = functools.partial(_report, connection)
+    with suppress(EOFError, ConnectionError):
         while True:
-            point = connection.recv()
+            argument = connection.recv()
             try:
-                message: tuple[Any, ...] = ("done", run_trial(terms, point, load, report, workers=1))
+                message: tuple[Any, ...] = ("done", work(argument, report, 1))
             except Exception as error:
-                message = ("error", _sendable(error), traceback.format_exc())
+                message = ("error", _make_picklable(error), traceback.format_exc())
             connection.send(message)
 
 
-def _ask(connection: Connection, marks: Sequence[int], score: float) -> bool:
-    connection.send(("report", marks, score))
+def _report(connection: Connection, *values: Any) -> bool:
+    connection.send(("report", *values))
     return bool(connection.recv())
 
 
-def _sendable(error: Exception) -> Exception:
-    """Return an error of ours or of the system; of others, which may not survive the way, what they say."""
-    ours = isinstance(error, (GlasuError, OSError, MemoryError))
-    return error if ours else RuntimeError(f"{type(error).__name__}: {error}")
+def _make_picklable(error: Exception) -> Exception:
+    """Return errors of GLASU and the system unchanged; other errors may not survive pickling."""
+    known = isinstance(error, (GlasuError, OSError, MemoryError))
+    return error if known else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, also if the parent was killed."""
+
+    def wait_for_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
+
+
+@contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Block SIGINT while processes start. They inherit the mask, so Ctrl-C in a terminal ends only their parent."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -59,7 +59,6 @@ class ExactInference(ForwardStep):
             features: X_m at all nodes, in memory or where it is stored.
             nodes: the rows of H[L], in the order of the result.
         """
-        super().__init__()
         self.model, self.sampler, self.features, self.nodes = model, sampler, features, nodes
         self._initial: Tensor | None = None
 
@@ -72,26 +71,29 @@ class ExactInference(ForwardStep):
         return hidden
 
     def layer(self, layer: int, hidden: Hidden | FeatureRows) -> Tensor:
-        parts = self.layer_in_parts(layer, hidden)
-        while True:
-            try:
-                next(parts)
-            except StopIteration as stop:
-                made: Tensor = stop.value
-                return made
+        made, parts = self._start_layer(layer, hidden)
+        for rows, computed in parts:
+            made[rows] = computed
+        return made
 
     def layer_in_parts(self, layer: int, hidden: Hidden | FeatureRows) -> Generator[float, None, Tensor]:
-        last, num_nodes = self.model.config.num_layers - 1, self.features.shape[0]
-        targets = self.nodes if layer == last else np.arange(num_nodes)
-        total, done = last * num_nodes + len(self.nodes), layer * num_nodes
-        made = torch.empty(len(targets), self.model.config.hidden, dtype=next(self.model.parameters()).dtype)
-        for rows, computed in exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets):
+        num_nodes = self.features.shape[0]
+        total = (self.model.config.num_layers - 1) * num_nodes + len(self.nodes)
+        done = layer * num_nodes
+        made, parts = self._start_layer(layer, hidden)
+        for rows, computed in parts:
             made[rows] = computed
             done += len(computed)
-            if len(computed) < len(targets):  # a small graph needs one product and no progress report
+            if len(computed) < len(made):  # a small graph needs one product and no progress report
                 yield done / total
-        self.partials[layer] = made
         return made
+
+    def _start_layer(self, layer: int, hidden: Hidden | FeatureRows) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
+        """Return an array for H_m^+[l], and the parts to write into it."""
+        config = self.model.config
+        targets = self.nodes if layer == config.num_layers - 1 else np.arange(self.features.shape[0])
+        made = torch.empty(len(targets), config.hidden, dtype=next(self.model.parameters()).dtype)
+        return made, exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets)
 
     @torch.no_grad()
     def logits(self, joint: Tensor) -> Tensor:

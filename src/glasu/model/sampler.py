@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.config import RunConfig
+from glasu.config import RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.backbones import backbone_class
@@ -65,11 +65,6 @@ class Sampler:
     reads_whole_graph: ClassVar[bool] = False  # every S[l] below S[L] is all nodes, with all edges
     keeps_matrices = False  # whether blocks are kept from round to round, also for evaluation
     leaves_out_rows = False  # whether a draw may hold nodes that this client neither shares nor reads
-
-    def __new__(cls, config: RunConfig, *args: Any, **keys: Any) -> Self:
-        """Build the sampler that the config names if this is the base class, as `pathlib.Path` does for systems."""
-        kind: type[Self] = registry.load("sampler", config.train.sampler) if cls is Sampler else cls
-        return super().__new__(kind)
 
     def __init__(
         self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
@@ -245,6 +240,12 @@ class SharedSeed(_Sampled):
 
 
 SAMPLERS: dict[str, type[Sampler]] = {"full": FullGraph, "neighbor": Neighbor, "shared": SharedSeed}
+
+
+def sampler_class(train: TrainConfig) -> type[Sampler]:
+    """Return the class of the sampler that the config names."""
+    found: type[Sampler] = registry.load("sampler", train.sampler)
+    return found
 
 
 def _product_chunks(graph: Graph, targets: NodeSet) -> Iterator[slice]:

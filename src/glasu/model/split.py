@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glasu import registry
 from glasu.config import ModelConfig
 from glasu.model.aggregation import aggregation_of
 from glasu.model.backbones import build_backbone
-from glasu.model.blocks import Block, Normalization
+from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
 from glasu.randomness import Stream
@@ -117,14 +116,3 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         digest.update(np.ascontiguousarray(weights[name].detach().numpy()).tobytes())
     return digest.hexdigest()
-
-
-class _Normalizations(dict[str, Normalization]):
-    """Old entry point, until the last caller lets `Sampler` ask the backbone."""
-
-    def __missing__(self, backbone: str) -> Normalization:
-        found: Normalization = registry.load("backbone", backbone).normalization
-        return found
-
-
-NORMALIZATION = _Normalizations()

@@ -37,9 +37,6 @@ class Inputs:
 class ForwardStep(ABC):
     """The forward pass: `encode`, then `layer` 0..L-1, then `logits`."""
 
-    def __init__(self) -> None:
-        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
-
     @abstractmethod
     def encode(self) -> Any:
         """Return H_m[0]: the features, or the output of the encoder. Pass it to `layer` 0."""
@@ -67,8 +64,8 @@ class Step(ForwardStep):
     pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still change
 
     def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
-        super().__init__()
         self.inputs, self.dropout = inputs, dropout
+        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
 
     @abstractmethod
     def begin_backward(self) -> None:
@@ -85,20 +82,6 @@ class Step(ForwardStep):
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:
         """Finish the backward pass, given the gradient at H_m[0]. Weights change here at the earliest."""
-
-    # Old names, until the last caller uses the new ones.
-
-    def begin_back(self) -> None:
-        self.begin_backward()
-
-    def back_from_logits(self, gradient: Tensor) -> Tensor:
-        return self.backward_classifier(gradient)
-
-    def back(self, layer: int, gradient: Tensor) -> Tensor | None:
-        return self.backward_layer(layer, gradient)
-
-    def back_to_features(self, gradient: Tensor | None) -> None:
-        self.backward_encoder(gradient)
 
 
 class AutogradStep(Step):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glasu.pki.kit import Kit
-from glasu.pki.peer_certificate import hosts_presented
+from glasu.pki.peer_certificate import read_server_hosts
 
 REFUSED = "refused: "  # waiting does not mend what begins so
 UNKNOWN_NAME = "is not known here"
@@ -24,7 +24,7 @@ def plain_reason(said: str, code: str, kit: Kit, address: str) -> str:
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    named = hosts_presented(kit, host, int(port)) if "Hostname" in said else ()
+    named = read_server_hosts(kit, host, int(port)) if "Hostname" in said else ()
     asked = ",".join([*(named or ["OTHERS"]), host])
     reasons = {
         "certificate has expired": f"{REFUSED}{CERTIFICATE} has expired; it needs a renewed kit",

@@ -17,7 +17,7 @@ from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
 from glasu.network.connect_errors import UNREADABLE, advice, plain_reason
 from glasu.network.frames import ALIVE, MAX_FRAME
 from glasu.network.peer import Stream, put_soon
-from glasu.pki.kit import Kit, with_revocations_of_now
+from glasu.pki.kit import Kit, reload_revocations
 from glasu.pki.refusal import peer_name, refusal
 from glasu.pki.tls import require_tls_1_3
 
@@ -89,7 +89,7 @@ def listening(
     def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
         try:
-            why = refusal(certificate, with_revocations_of_now(kit))
+            why = refusal(certificate, reload_revocations(kit))
         except GlasuError as error:  # perhaps the list is being brought just now: who tries again may be served
             hub.turned_away(f"{_caller(context)}: not served: {error}")
             context.abort(grpc.StatusCode.UNAVAILABLE, UNREADABLE)

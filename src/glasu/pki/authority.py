@@ -1,4 +1,4 @@
-"""The private CA: make keys, issue certificates, sign revocation lists; no files, and the clock is an argument.
+"""The private CA: make keys, issue certificates, sign revocation lists. No files; the clock is an argument.
 
 Keys are ECDSA on P-256, which every TLS 1.3 library accepts (gRPC's refuses Ed25519 by default).
 """
@@ -15,25 +15,25 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from glasu.errors import ConfigError
-from glasu.pki.identity import USAGE, host_names, identity_uri, role_of
+from glasu.pki.identity import USAGE, identity_uri, parse_hosts, role_of
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
-CLOCK_SKEW = timedelta(minutes=5)  # a peer's clock may be late by this much on the first day
+CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid this long before its issue, for peers with slow clocks
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A certificate and the private key that belongs to it."""
+    """A certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
 
 def new_authority(now: datetime) -> Signed:
-    """Make a CA that signs itself and may sign others, but no further CA."""
+    """Make a self-signed CA that may sign certificates of servers and parties but no other CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    subject = _subject(f"GLASU CA {serial:040x}"[:25])  # two CAs differ in their name too, which makes errors clear
+    subject = _subject(f"GLASU CA {serial:040x}"[:25])  # a different name per CA makes errors clear
     builder = (
         x509.CertificateBuilder(subject, subject, key.public_key(), serial)
         .not_valid_before(now - CLOCK_SKEW)
@@ -50,10 +50,10 @@ def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, day
     role, last = role_of(name), authority.certificate.not_valid_after_utc
     left = (last - now).days
     if not 1 <= days <= left:
-        raise ConfigError(f"--days {days}: must lie in 1..{left}, for the CA itself expires on {last:%Y-%m-%d}.")
+        raise ConfigError(f"--days {days}: must lie in 1..{left}, because the CA expires on {last:%Y-%m-%d}.")
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [x509.UniformResourceIdentifier(identity_uri(name)), *(host_names(hosts) if role == "server" else ())]
-    # The subject says the role only: some clients compare it with a host name, and a party may be called "localhost".
+    names = [x509.UniformResourceIdentifier(identity_uri(name)), *(parse_hosts(hosts) if role == "server" else ())]
+    # The subject holds the role only. Some clients compare it with a host name, and a party may be called "localhost".
     builder = (
         x509.CertificateBuilder(authority.certificate.subject, _subject(f"GLASU {role}"), key.public_key())
         .serial_number(x509.random_serial_number())
@@ -64,22 +64,22 @@ def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, day
         .add_extension(x509.ExtendedKeyUsage([USAGE[role]]), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(_issued_by(authority), critical=False)
+        .add_extension(_authority_key_id(authority), critical=False)
     )
     return Signed(builder.sign(authority.key, SHA256()), key)
 
 
-def revocation_list(
+def sign_revocation_list(
     authority: Signed, revoked: Mapping[int, datetime], now: datetime
 ) -> x509.CertificateRevocationList:
-    """Sign the serial numbers that are not to be served any more; a later list has a higher number."""
+    """Sign a list of revoked serial numbers. The number of a list grows with time."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
         .last_update(now - CLOCK_SKEW)
         .next_update(authority.certificate.not_valid_after_utc)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
-        .add_extension(_issued_by(authority), critical=False)
+        .add_extension(_authority_key_id(authority), critical=False)
     )
     for serial, date in sorted(revoked.items()):
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
@@ -91,7 +91,7 @@ def _subject(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _issued_by(authority: Signed) -> x509.AuthorityKeyIdentifier:
+def _authority_key_id(authority: Signed) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
 
 

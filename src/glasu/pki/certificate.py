@@ -1,4 +1,4 @@
-"""What a certificate says, read once and completely, so that the checks after it work on plain values."""
+"""Read a certificate once and completely; later checks work on plain values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glasu.pki.identity import USAGE, Role, name_in_uri
 
 @dataclass(frozen=True)
 class CertificateInfo:
-    """The contents of one certificate that decide whom it speaks for, and when."""
+    """The contents of a certificate that decide its identity and validity."""
 
     certificate: x509.Certificate
-    role: Role | None  # None: its key usage is neither a server's nor a party's
-    name: str | None  # None: its SAN does not name exactly one server or party
+    role: Role | None  # None: the key usage is neither that of a server nor that of a party
+    name: str | None  # None: the SAN does not name exactly one server or party
     hosts: tuple[str, ...]  # DNS names and IP addresses
     issuer: str
     is_authority: bool
@@ -29,22 +29,22 @@ class CertificateInfo:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` shows it."""
+        """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
         return fingerprint(self.certificate)
 
     @property
     def expires(self) -> datetime:
         return self.certificate.not_valid_after_utc
 
-    def outdated(self, now: datetime) -> str:
-        """Return why the certificate is not valid at this time, or an empty string."""
+    def validity_error(self, now: datetime) -> str:
+        """Return the reason why the certificate is not valid at this time, or an empty string."""
         first, last = self.certificate.not_valid_before_utc, self.expires
         if now > last:
-            return f"expired on {shown(last)}"
-        return f"is not valid before {shown(first)}, and it is {shown(now)}" if now < first else ""
+            return f"expired on {format_time(last)}"
+        return f"is not valid before {format_time(first)}, and it is {format_time(now)}" if now < first else ""
 
-    def issued_by(self, authority: x509.Certificate) -> bool:
-        """Tell whether the key of this CA signed the certificate."""
+    def is_issued_by(self, authority: x509.Certificate) -> bool:
+        """Return True if the key of this CA signed the certificate."""
         try:
             self.certificate.verify_directly_issued_by(authority)
         except (InvalidSignature, ValueError, TypeError):  # another key; another name; another kind of key
@@ -53,11 +53,11 @@ class CertificateInfo:
 
     @property
     def is_self_signed(self) -> bool:
-        return self.issued_by(self.certificate)
+        return self.is_issued_by(self.certificate)
 
 
 def read_certificate(pem: bytes) -> CertificateInfo | None:
-    """Return what one PEM certificate says; None where it is not one, whatever else it may be."""
+    """Parse one PEM certificate; return None for any other content."""
     try:
         (certificate,) = x509.load_pem_x509_certificates(pem)
         extensions = {extension.oid: extension.value for extension in certificate.extensions}
@@ -68,7 +68,7 @@ def read_certificate(pem: bytes) -> CertificateInfo | None:
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
         )
-    except Exception:  # a parser of what strangers send fails in many ways, and all of them mean the same
+    except Exception:  # the parser raises many types for invalid input
         return None
     names = extensions.get(x509.SubjectAlternativeName.oid, x509.SubjectAlternativeName([]))
     usage = extensions.get(x509.ExtendedKeyUsage.oid, ())
@@ -87,10 +87,10 @@ def read_certificate(pem: bytes) -> CertificateInfo | None:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """Return the SHA-256 of a certificate as openssl shows it: pairs of upper-case digits, colons between them."""
+    """Return the SHA-256 of a certificate as openssl prints it: AB:CD:..."""
     return certificate.fingerprint(SHA256()).hex(":").upper()
 
 
-def shown(time: datetime) -> str:
-    """Return a time as it stands in messages."""
+def format_time(time: datetime) -> str:
+    """Format a time for messages."""
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"

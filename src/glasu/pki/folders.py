@@ -1,4 +1,4 @@
-"""Folders with keys in them: written whole, readable by their owner only, moved into place, put aside, not deleted."""
+"""Folders with private keys: complete before they appear, readable by their owner only, retired instead of deleted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from datetime import datetime
 from pathlib import Path
 
 from glasu.errors import ConfigError
-from glasu.files import hold_folder
+from glasu.files import hold_folder, sync_folder
 
 RETIRED = "retired"
 
 
 @contextmanager
-def at_work(out: Path) -> Iterator[Path]:
-    """Hold a folder against a second command, and lend one inside it that vanishes."""
+def open_staging(out: Path) -> Iterator[Path]:
+    """Lock a folder against a second command; yield a temporary folder inside it for incomplete kits."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=out, prefix=".new-")
@@ -29,7 +29,7 @@ def at_work(out: Path) -> Iterator[Path]:
 
 
 def write_folder(folder: Path, public: Mapping[str, bytes], private: Mapping[str, bytes]) -> None:
-    """Write files durably into a new folder that is its owner's alone, whatever the umask."""
+    """Write files durably into a new private folder, independent of the umask."""
     _make_private(folder)
     for contents, mode in ((public, 0o644), (private, 0o600)):
         for name, content in contents.items():
@@ -39,36 +39,28 @@ def write_folder(folder: Path, public: Mapping[str, bytes], private: Mapping[str
                 file.write(content)
                 file.flush()
                 os.fsync(handle)
-    _make_durable(folder)
+    sync_folder(folder)
 
 
-def move(folder: Path, place: Path) -> None:
-    """Move a complete folder to where it belongs; a kit is there whole or not at all."""
+def move_folder(folder: Path, place: Path) -> None:
+    """Rename a complete folder; a crash leaves the whole kit or none."""
     folder.rename(place)
-    _make_durable(place.parent)
+    sync_folder(place.parent)
 
 
-def retire(folder: Path, now: datetime) -> None:
-    """Put a folder aside, under its name and the time; it may have left long ago."""
+def retire_folder(folder: Path, now: datetime) -> None:
+    """Move a folder to retired/<name>-<time>; do nothing if it does not exist."""
     if not folder.is_dir():
         return
-    shelf = folder.parent / RETIRED
-    if not shelf.is_dir():
-        _make_private(shelf)
+    retired = folder.parent / RETIRED
+    if not retired.is_dir():
+        _make_private(retired)
     stamp, count = f"{folder.name}-{now:%Y%m%dT%H%M%SZ}", 1
-    while (place := shelf / (stamp if count == 1 else f"{stamp}-{count}")).exists():
+    while (place := retired / (stamp if count == 1 else f"{stamp}-{count}")).exists():
         count += 1
-    move(folder, place)
+    move_folder(folder, place)
 
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    folder.chmod(0o700)  # an umask may have taken more than it should
-
-
-def _make_durable(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    folder.chmod(0o700)  # a umask may have removed bits of the owner

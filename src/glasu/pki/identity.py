@@ -1,7 +1,7 @@
-"""Who a certificate speaks for: its SAN names a party (or the server and its hosts), its key usage tells the role.
+"""The identity in a certificate: the SAN names a party, or the server and its hosts; the key usage states the role.
 
 glasu:party:<name>   a party, its name percent-encoded; extended key usage: client
-glasu:server         the server, beside its DNS names and IP addresses; extended key usage: server
+glasu:server         the server, with its DNS names and IP addresses; extended key usage: server
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
-SERVER = "server"  # the server's name, and its folder's
-RESERVED = ("ca", SERVER, "retired")  # folders beside those of the parties, see glasu.pki.provision
+SERVER = "server"  # name of the server and of its folder
+RESERVED = ("ca", SERVER, "retired")  # names of other folders in KITS, see glasu.pki.provision
 USAGE: dict[Role, x509.ObjectIdentifier] = {
     "server": ExtendedKeyUsageOID.SERVER_AUTH,
     "party": ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -31,44 +31,44 @@ _HOST = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
 
 
 def role_of(name: str) -> Role:
-    """Tell the server from the parties, none of which may bear its name."""
+    """Return the role that belongs to a name. No party may be called "server"."""
     return "server" if name == SERVER else "party"
 
 
 def identity_uri(name: str) -> str:
-    """Return the one spelling of a name in a certificate."""
+    """Return the URI for a name; each name has one spelling."""
     return "glasu:server" if name == SERVER else f"glasu:party:{quote(name, safe='')}"
 
 
 def name_in_uri(uri: str) -> str | None:
-    """Return whom a URI of a certificate names; None where it names nobody, or not in the one spelling."""
+    """Return the name in a URI of a certificate; None for any other URI or spelling."""
     name = SERVER if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
     return name if uri == identity_uri(name) else None
 
 
 def check_roster(names: Sequence[str]) -> None:
-    """Refuse party names that are not legal, not distinct, or taken by a folder of ours."""
+    """Refuse party names that are illegal, equal or reserved."""
     if not names:
         raise ConfigError("parties: name at least one, for example --parties a,b,c.")
     seen: dict[str, str] = {}
     for name in names:
         check_party_name(name)
-        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems, and people, see no difference
+        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems see no difference
         if key in RESERVED:
-            raise DataError(f"party {name!r}: the folders {', '.join(RESERVED)} are not for parties; use another name.")
+            raise DataError(f"party {name!r}: the names {', '.join(RESERVED)} are reserved; use another name.")
         if key in seen:
             raise DataError(f"parties {seen[key]!r} and {name!r}: the names must differ by more than case; rename one.")
         seen[key] = name
 
 
-def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Return the server's addresses as they stand in its certificate."""
+def parse_hosts(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Return the server's addresses in the form of its certificate."""
     if not hosts:
         raise ConfigError("--host: name the host that the parties will connect to, for example --host localhost.")
-    return [_host_name(host) for host in dict.fromkeys(hosts)]
+    return [_parse_host(host) for host in dict.fromkeys(hosts)]
 
 
-def _host_name(host: str) -> x509.GeneralName:
+def _parse_host(host: str) -> x509.GeneralName:
     try:
         address = ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -1,53 +1,54 @@
-"""Register: what the CA remembers in ca.toml; the roster, the server's hosts, and every certificate it issued."""
+"""ca.toml: the roster, the server's hosts and every certificate that the CA issued."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from glasu.errors import TransportError
 from glasu.files import write_atomically
 from glasu.pki.certificate import CertificateInfo
+from glasu.pki.documents import read_document
+from glasu.records import to_plain
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
-    """One certificate; a name has several of them over the years."""
+    """One certificate. A name has several over the years."""
 
     name: str
-    serial: int
+    serial: str  # hexadecimal: TOML integers have 64 bits, and serial numbers 159
     expires: datetime
     revoked: datetime | None = None
 
     @classmethod
     def of(cls, own: CertificateInfo) -> Issued:
         assert own.name is not None
-        return cls(name=own.name, serial=own.serial, expires=own.expires)
+        return cls(name=own.name, serial=f"{own.serial:x}", expires=own.expires)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Register:
-    """The truth about a federation; the server's kit repeats the roster and what was revoked."""
+class IssuedCertificates:
+    """The state of a CA. It decides; the server's kit repeats the roster and the revocations."""
 
+    schema: int = SCHEMA
     roster: tuple[str, ...]
     hosts: tuple[str, ...]
     issued: tuple[Issued, ...] = ()
 
-    def with_issued(self, certificates: Iterable[CertificateInfo]) -> Register:
-        """Enter new certificates."""
+    def with_issued(self, certificates: Iterable[CertificateInfo]) -> IssuedCertificates:
+        """Add new certificates."""
         return dataclasses.replace(self, issued=(*self.issued, *map(Issued.of, certificates)))
 
-    def with_revoked(self, names: Iterable[str], now: datetime) -> Register:
-        """Enter that no certificate issued so far to these parties is to be served."""
+    def with_revoked(self, names: Iterable[str], now: datetime) -> IssuedCertificates:
+        """Revoke every certificate issued so far to these parties."""
         gone = set(names)
         issued = (
             dataclasses.replace(item, revoked=now) if item.name in gone and not item.revoked else item
@@ -55,20 +56,21 @@ class Register:
         )
         return dataclasses.replace(self, issued=tuple(issued))
 
-    def without(self, names: Iterable[str], now: datetime) -> Register:
-        """Take parties off the roster; no certificate issued to them so far is to be served."""
+    def without(self, names: Iterable[str], now: datetime) -> IssuedCertificates:
+        """Remove parties from the roster and revoke their certificates."""
         gone = set(names)
         roster = tuple(name for name in self.roster if name not in gone)
         return dataclasses.replace(self.with_revoked(gone, now), roster=roster)
 
-    def still_good(self, name: str, but: int, now: datetime) -> bool:
-        """Tell whether a certificate of this name besides the one of this serial number is neither revoked nor old."""
-        others = (item for item in self.issued if item.name == name and item.serial != but)
+    def has_other_valid(self, name: str, serial: int, now: datetime) -> bool:
+        """Return True if a certificate of this name with another serial number is valid and not revoked."""
+        others = (item for item in self.issued if item.name == name and int(item.serial, 16) != serial)
         return any(not item.revoked and item.expires > now for item in others)
 
-    def revoked(self) -> Mapping[int, datetime]:
-        """Return the serial numbers that are not to be served, and since when."""
-        return {item.serial: item.revoked for item in self.issued if item.revoked}
+    def revoked_serials(self) -> Mapping[int, datetime]:
+        """Return the revoked serial numbers and the times of revocation."""
+        times = {int(item.serial, 16): item.revoked for item in self.issued}
+        return {serial: time for serial, time in times.items() if time}
 
     def save(self, path: Path) -> None:
         """Replace ca.toml."""
@@ -76,22 +78,17 @@ class Register:
 
     def to_toml(self) -> bytes:
         """Return the contents of ca.toml."""
-        issued = []
-        for item in self.issued:
-            entry: dict[str, Any] = {"name": item.name, "serial": f"{item.serial:x}", "expires": item.expires}
-            issued.append({**entry, "revoked": item.revoked} if item.revoked else entry)
-        content = {"schema": SCHEMA, "roster": list(self.roster), "hosts": list(self.hosts), "issued": issued}
-        return tomli_w.dumps(content).encode()
+        return tomli_w.dumps(to_plain(self)).encode()
 
     @classmethod
-    def load(cls, path: Path) -> Register:
+    def load(cls, path: Path) -> IssuedCertificates:
         """Read ca.toml."""
+        advice = "restore it from a copy of the folder"
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-            if content["schema"] != SCHEMA:
-                raise ValueError(f"schema {content['schema']!r}, but this version reads {SCHEMA}")
-            issued = (Issued(**{**item, "serial": int(item["serial"], 16)}) for item in content["issued"])
-            return cls(roster=tuple(content["roster"]), hosts=tuple(content["hosts"]), issued=tuple(issued))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise TransportError(f"{path}: cannot be read ({reason}); restore it from a copy of the folder.") from None
+            found = read_document(cls, path, path.read_bytes(), SCHEMA, advice)
+            found.revoked_serials()
+        except OSError as error:
+            raise TransportError(f"{path}: cannot be read ({error.strerror}); {advice}.") from None
+        except ValueError:
+            raise TransportError(f"{path}: a serial number is not hexadecimal; {advice}.") from None
+        return found

@@ -1,27 +1,21 @@
-"""Kit: what a server or a party needs to prove who it is; a folder that `glasu provision` wrote, opened and checked.
-
-    open_kit(folder, role=None, *, now=None) -> Kit
-    refusal(peer_certificate_pem, kit, *, claimed=None, now=None) -> str     in glasu.pki.refusal
+"""Kit: the folder with the key and certificates of a server or a party, written by `glasu provision`.
 
 ca.pem            certificate of the private CA
 certificate.pem   certificate of the server or the party; its SAN is the identity
 key.pem           its private key, readable by its owner only
 kit.toml          role, name, fingerprints and expiry; at the server also the roster
-revoked.pem       at the server: the CA's signed list of certificates that are not served any more
+revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
            grpc.ssl_server_credentials([(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True)
-           refusal(context.auth_context()["x509_pem_cert"][0], kit), and kit.roster.index(name) for a client's index,
-           where name = glasu.pki.refusal.peer_name(pem). Before grpc is imported: glasu.pki.tls.require_tls_1_3().
+Call glasu.pki.tls.require_tls_1_3() before grpc is imported. glasu.pki.refusal checks the certificate of a peer.
 """
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -29,32 +23,66 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from glasu.errors import GlasuError, TransportError
 from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
+from glasu.pki.documents import read_document
 from glasu.pki.identity import SERVER, Role, check_roster, role_of
 
 CA, CERTIFICATE, KEY, MANIFEST, REVOKED = "ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"
 SCHEMA = 1
+_ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """kit.toml: the contents of the certificate in plain text and, at the server, the roster."""
+
+    schema: int = SCHEMA
+    role: Role
+    name: str
+    expires: datetime
+    serial: str  # hexadecimal
+    fingerprint: str
+    ca_fingerprint: str
+    hosts: tuple[str, ...] | None = None
+    roster: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> Manifest:
+        """Describe a certificate of a server or a party."""
+        assert own.role is not None
+        assert own.name is not None
+        is_server = own.role == "server"
+        return cls(
+            role=own.role,
+            name=own.name,
+            expires=own.expires,
+            serial=f"{own.serial:x}",
+            fingerprint=own.fingerprint,
+            ca_fingerprint=fingerprint(authority),
+            hosts=own.hosts if is_server else None,
+            roster=roster if is_server else None,
+        )
 
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit whose files belong together and are valid now."""
+    """A checked kit: its files belong together and are valid."""
 
     folder: Path
     role: Role
-    name: str  # the party's, or "server"
+    name: str  # of the party, or "server"
     ca_pem: bytes
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
-    fingerprint: str  # SHA-256 of the own certificate, as openssl shows it
+    fingerprint: str  # SHA-256 of the own certificate, as openssl prints it
     serial: int
     expires: datetime
-    hosts: tuple[str, ...] = ()  # at the server: under which names it may be reached
+    hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
     roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
     revoked: frozenset[int] = frozenset()  # at the server: serial numbers
 
     @property
     def ca_fingerprint(self) -> str:
-        """The SHA-256 of the CA's certificate: equal in all kits of one federation."""
+        """The SHA-256 of the CA certificate; it is the same in all kits of one federation."""
         return fingerprint(x509.load_pem_x509_certificate(self.ca_pem))
 
 
@@ -62,24 +90,24 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     """Read a kit and check it.
 
     Args:
-        folder: what `glasu provision` wrote for one server or party.
-        role: what the kit is to be used as; None accepts both.
-        now: the time at which it must be valid; by default the present.
+        folder: a folder that `glasu provision` wrote for the server or one party.
+        role: the role that the kit must have; None accepts both.
+        now: the time at which it must be valid; the present by default.
 
     Raises:
-        TransportError: names the file, what is wrong with it, and what to do.
+        TransportError: names the file, the fault and the remedy.
     """
     now = now or datetime.now(UTC)
     _check_folder(folder)
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_document(Manifest, folder / MANIFEST, _read(folder / MANIFEST), SCHEMA, _ADVICE)
     authority, own = (open_certificate(folder / name) for name in (CA, CERTIFICATE))
     key_pem = check_key(folder / KEY, own)
     _check_certificates(folder, authority, own, now)
-    name = _name(folder / CERTIFICATE, own)
+    name = _check_name(folder / CERTIFICATE, own)
     _check_manifest(folder / MANIFEST, manifest, authority, own)
     if role not in (None, role_of(name)):
-        bearer = "the server" if name == SERVER else f"party {name!r}"
-        raise TransportError(f"{folder}: is the kit of {bearer}, but that of a {role} is needed here.")
+        owner = "the server" if name == SERVER else f"party {name!r}"
+        raise TransportError(f"{folder}: is the kit of {owner}, but that of a {role} is needed here.")
     is_server = name == SERVER
     return Kit(
         folder=folder,
@@ -92,61 +120,44 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
         serial=own.serial,
         expires=own.expires,
         hosts=own.hosts,
-        roster=tuple(manifest["roster"]) if is_server else (),
+        roster=manifest.roster or (),
         revoked=_read_revocations(folder / REVOKED, authority.certificate) if is_server else frozenset(),
     )
 
 
-def with_revocations_of_now(kit: Kit) -> Kit:
-    """Return a server's kit with what its folder's revocation list says now; the rest stays as it was opened."""
+def reload_revocations(kit: Kit) -> Kit:
+    """Return a server's kit with the present revocation list of its folder."""
     authority = x509.load_pem_x509_certificate(kit.ca_pem)
     return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 
 
-def manifest_of(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> dict[str, Any]:
-    """Return the contents of kit.toml: what the certificate says in plain words and, at the server, the roster."""
-    content = {
-        "schema": SCHEMA,
-        "role": own.role,
-        "name": own.name,
-        "expires": own.expires,
-        "serial": f"{own.serial:x}",
-        "fingerprint": own.fingerprint,
-        "ca_fingerprint": fingerprint(authority),
-    }
-    return {**content, "hosts": list(own.hosts), "roster": list(roster)} if own.role == "server" else content
-
-
 def pem(certificate: x509.Certificate) -> bytes:
-    """Return a certificate as text."""
+    """Return a certificate in PEM form."""
     return certificate.public_bytes(Encoding.PEM)
 
 
 def open_certificate(path: Path) -> CertificateInfo:
     """Read a file that holds exactly one certificate."""
-    found = read_certificate(_content(path))
+    found = read_certificate(_read(path))
     if found is None:
-        raise TransportError(f"{path}: does not hold one certificate in PEM form; {_AGAIN}.")
+        raise TransportError(f"{path}: does not hold one certificate in PEM form; {_ADVICE}.")
     return found
 
 
 def check_key(path: Path, own: CertificateInfo) -> bytes:
-    """Return a private key that others cannot read and that belongs to the certificate."""
-    content = _content(path)
+    """Return a private key; refuse one that other users can read or that does not fit the certificate."""
+    content = _read(path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise TransportError(f"{path}: others may read this key (mode {mode:o}); if none did, run: chmod 600 {path}")
+        raise TransportError(f"{path}: other users may read it (mode {mode:o}); if none did, run: chmod 600 {path}")
     try:
         public = load_pem_private_key(content, password=None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
-        raise TransportError(f"{path}: does not hold a private key in PEM form, unencrypted; {_AGAIN}.") from None
+        raise TransportError(f"{path}: does not hold a private key in PEM form, unencrypted; {_ADVICE}.") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != own.certificate.public_key().public_bytes(*form):
         raise TransportError(f"{path}: does not belong to the certificate beside it; are files of two kits mixed?")
     return content
-
-
-_AGAIN = "restore it, or ask whoever ran `glasu provision` for the kit again"
 
 
 def _check_folder(folder: Path) -> None:
@@ -155,84 +166,70 @@ def _check_folder(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         if (folder / SERVER / MANIFEST).exists():
             raise TransportError(f"{folder}: holds several kits; name one of them, for example {folder / SERVER}.")
-        raise TransportError(f"{folder}: is no kit, for it holds no {MANIFEST}; {_AGAIN}.")
+        raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
 
 
-def _content(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise TransportError(f"{path}: is missing; {_AGAIN}.") from None
+        raise TransportError(f"{path}: is missing; {_ADVICE}.") from None
     except OSError as error:
-        raise TransportError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}.") from None
+        raise TransportError(f"{path}: cannot be read ({error.strerror}); {_ADVICE}.") from None
 
 
 def _check_certificates(folder: Path, authority: CertificateInfo, own: CertificateInfo, now: datetime) -> None:
     if not (authority.is_authority and authority.is_self_signed):
-        raise TransportError(f"{folder / CA}: is not the certificate of a CA; {_AGAIN}.")
-    if not own.issued_by(authority.certificate):
+        raise TransportError(f"{folder / CA}: is not the certificate of a CA; {_ADVICE}.")
+    if not own.is_issued_by(authority.certificate):
         raise TransportError(
             f"{folder / CERTIFICATE}: was not signed by the CA beside it; are files of two kits mixed?"
         )
-    for name, passport in ((CA, authority), (CERTIFICATE, own)):
-        if outdated := passport.outdated(now):
-            advice = "is the clock right?" if "before" in outdated else "ask for a renewed kit."
-            raise TransportError(f"{folder / name}: {outdated}; {advice}")
+    for name, certificate in ((CA, authority), (CERTIFICATE, own)):
+        if reason := certificate.validity_error(now):
+            advice = "ask for a renewed kit." if now > certificate.expires else "is the clock right?"
+            raise TransportError(f"{folder / name}: {reason}; {advice}")
 
 
-def _name(path: Path, own: CertificateInfo) -> str:
+def _check_name(path: Path, own: CertificateInfo) -> str:
     if own.name is None or own.role != role_of(own.name):
-        raise TransportError(f"{path}: names neither a party nor the server; {_AGAIN}.")
+        raise TransportError(f"{path}: names neither a party nor the server; {_ADVICE}.")
     return own.name
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = tomllib.loads(_content(path).decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TransportError(f"{path}: is not TOML ({error}); {_AGAIN}.") from None
-    if manifest.get("schema") != SCHEMA:
-        raise TransportError(
-            f"{path}: schema={manifest.get('schema')!r}, but this version reads {SCHEMA}; "
-            "use the version of glasu that made the kit, or ask for a new one."
-        )
-    return manifest
-
-
-def _check_manifest(path: Path, manifest: dict[str, Any], authority: CertificateInfo, own: CertificateInfo) -> None:
-    roster = manifest.get("roster", [])
-    expected = manifest_of(own, authority.certificate, ())
-    for key in ("role", "name", "expires", "serial", "fingerprint", "ca_fingerprint", "hosts"):
-        written, said = manifest.get(key), expected.get(key)
-        if _comparable(key, written) != _comparable(key, said):
-            if isinstance(written, date):  # also a datetime
-                written, said = str(written), str(said)
+def _check_manifest(path: Path, manifest: Manifest, authority: CertificateInfo, own: CertificateInfo) -> None:
+    expected = Manifest.of(own, authority.certificate, manifest.roster or ())
+    for key in (item.name for item in fields(Manifest) if item.name != "roster"):
+        written, actual = getattr(manifest, key), getattr(expected, key)
+        if _normalize(key, written) != _normalize(key, actual):
             raise TransportError(
-                f"{path}: {key}={written!r}, but the certificate says {said!r}; "
+                f"{path}: {key}={_show(written)}, but the certificate says {_show(actual)}; "
                 "was it edited, or are files of two kits mixed?"
             )
     if own.role == "server":
         try:
-            if not (isinstance(roster, list) and all(isinstance(name, str) for name in roster)):
-                raise TransportError(f"roster={roster!r} must list the names of the parties.")
-            check_roster(roster)
+            check_roster(manifest.roster or ())
         except GlasuError as error:
             raise TransportError(f"{path}: {error}") from None
 
 
-def _comparable(key: str, value: Any) -> Any:
-    """Return a value of kit.toml; fingerprints count the same with and without colons, in large or small letters."""
-    return value.replace(":", "").lower() if "fingerprint" in key and isinstance(value, str) else value
+def _normalize(key: str, value: object) -> object:
+    """Ignore colons and case in fingerprints; tools print them differently."""
+    return str(value).replace(":", "").lower() if "fingerprint" in key else value
+
+
+def _show(value: object) -> str:
+    return repr(str(value) if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value)
 
 
 def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[int]:
-    content = _content(path)
+    content = _read(path)
     try:
         found = x509.load_pem_x509_crl(content)
-        genuine = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+        is_signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
         serials = frozenset(entry.serial_number for entry in found)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise TransportError(f"{path}: does not hold a revocation list in PEM form; {_AGAIN}.") from None
-    if not genuine:
-        raise TransportError(f"{path}: was not signed by the CA beside it; {_AGAIN}.")
+        raise TransportError(f"{path}: does not hold a revocation list in PEM form; {_ADVICE}.") from None
+    if not is_signed:
+        raise TransportError(f"{path}: was not signed by the CA beside it; {_ADVICE}.")
     return serials

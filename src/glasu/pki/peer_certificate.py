@@ -1,4 +1,4 @@
-"""What a server says of itself: the names in the certificate that it presents, whatever name it was called by."""
+"""Read the certificate that a server presents, without gRPC."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from socket import create_connection
 from glasu.pki.certificate import read_certificate
 from glasu.pki.kit import CERTIFICATE, KEY, Kit
 
-PATIENCE = 5.0  # seconds
+TIMEOUT = 5.0  # seconds
 
 
 def party_context(kit: Kit) -> ssl.SSLContext:
-    """Return how a party calls its server without gRPC, to see with whom it has to do."""
+    """Return the TLS settings with which a party connects to its server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=kit.ca_pem.decode())
@@ -21,12 +21,12 @@ def party_context(kit: Kit) -> ssl.SSLContext:
     return context
 
 
-def hosts_presented(kit: Kit, host: str, port: int) -> tuple[str, ...]:
-    """Return the names in the certificate of whoever answers there, if the kit's CA signed it; else none."""
+def read_server_hosts(kit: Kit, host: str, port: int) -> tuple[str, ...]:
+    """Return the host names in the certificate of the server at an address; () unless the CA of the kit signed it."""
     try:
         context = party_context(kit)
         context.check_hostname = False
-        with create_connection((host, port), PATIENCE) as raw, context.wrap_socket(raw, server_hostname=host) as tls:
+        with create_connection((host, port), TIMEOUT) as raw, context.wrap_socket(raw, server_hostname=host) as tls:
             content = tls.getpeercert(binary_form=True) or b""
     except OSError:
         return ()

@@ -1,11 +1,11 @@
-"""A federation's kits: make them all, add or remove a party, renew, revoke; nothing is overwritten, nothing is deleted.
+"""Make the kits of a federation, add or remove parties, renew and revoke. Nothing is overwritten or deleted.
 
-KITS/ca/         ca.pem, ca-key.pem, ca.toml, revoked.pem: stays with whoever runs `glasu provision`
+KITS/ca/         ca.pem, ca-key.pem, ca.toml, revoked.pem: stays on the machine that runs `glasu provision`
 KITS/server/     the server's kit
 KITS/<party>/    one kit per party
-KITS/retired/    kits that were renewed or removed, under their name and the time
+KITS/retired/    renewed and removed kits, by name and time
 
-The register ca.toml comes first and decides; whatever is interrupted after it, renewing completes.
+ca.toml is written first and decides. If a command is interrupted after that, --renew completes it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from glasu.errors import ConfigError, TransportError
 from glasu.files import write_atomically
-from glasu.pki.authority import KIT_DAYS, Signed, issue, new_authority, revocation_list
+from glasu.pki.authority import KIT_DAYS, Signed, issue, new_authority, sign_revocation_list
 from glasu.pki.certificate import CertificateInfo, read_certificate
-from glasu.pki.folders import at_work, move, retire, write_folder
-from glasu.pki.identity import RESERVED, SERVER, check_roster, host_names
-from glasu.pki.issued import Register
+from glasu.pki.folders import move_folder, open_staging, retire_folder, write_folder
+from glasu.pki.identity import RESERVED, SERVER, check_roster, parse_hosts
+from glasu.pki.issued import IssuedCertificates
 from glasu.pki.kit import (
     CA,
     CERTIFICATE,
@@ -35,24 +35,25 @@ from glasu.pki.kit import (
     MANIFEST,
     REVOKED,
     Kit,
+    Manifest,
     check_key,
-    manifest_of,
     open_certificate,
     open_kit,
     pem,
 )
+from glasu.records import to_plain
 
-AUTHORITY, AUTHORITY_KEY, REGISTER = "ca", "ca-key.pem", "ca.toml"
+AUTHORITY, AUTHORITY_KEY, STATE = "ca", "ca-key.pem", "ca.toml"
 
 
 @dataclass(frozen=True)
-class _Office:
-    """A CA at work in a folder that no other command uses meanwhile."""
+class CertificateAuthority:
+    """The CA in a locked folder of kits."""
 
     out: Path
-    fresh: Path  # for folders that are not complete yet
-    authority: Signed
-    register: Register
+    staging: Path  # holds folders that are not complete yet
+    own: Signed
+    state: IssuedCertificates
     now: datetime
 
     @property
@@ -60,13 +61,16 @@ class _Office:
         return self.out / AUTHORITY
 
     def revoked_pem(self) -> bytes:
-        """Sign the list of what the register calls revoked."""
-        signed = revocation_list(self.authority, self.register.revoked(), self.now)
-        return signed.public_bytes(Encoding.PEM)
+        """Sign the list of revoked certificates."""
+        return sign_revocation_list(self.own, self.state.revoked_serials(), self.now).public_bytes(Encoding.PEM)
 
     def manifest(self, own: CertificateInfo) -> bytes:
         """Return kit.toml for a certificate."""
-        return tomli_w.dumps(manifest_of(own, self.authority.certificate, self.register.roster)).encode()
+        return tomli_w.dumps(to_plain(Manifest.of(own, self.own.certificate, self.state.roster))).encode()
+
+    def save(self) -> None:
+        """Replace ca.toml."""
+        self.state.save(self.folder / STATE)
 
 
 def provision(
@@ -75,30 +79,30 @@ def provision(
     """Make a CA, the server's kit and one kit per party.
 
     Args:
-        out: where their folders are made; none of them may exist.
-        parties: the roster; a party's position is its client index.
-        hosts: the DNS names and IP addresses under which parties reach the server.
-        days: how long the kits are valid.
-        now: by default the present.
+        out: the folder for the kits; none of them may exist.
+        parties: the roster; the position of a party is its client index.
+        hosts: the DNS names and IP addresses of the server.
+        days: validity of the kits.
+        now: the present by default.
     """
-    now = _seconds(now)
+    now = _to_seconds(now)
     check_roster(parties)
-    host_names(hosts)
-    authority, names = new_authority(now), (SERVER, *parties)
-    with at_work(out) as fresh:
+    parse_hosts(hosts)
+    own, names = new_authority(now), (SERVER, *parties)
+    with open_staging(out) as staging:
         _refuse_existing(out, (*RESERVED, *parties))
-        register = Register(roster=tuple(parties), hosts=tuple(hosts))
-        office = _issue(_Office(out, fresh, authority, register, now), names, days)
-        public = {CA: pem(authority.certificate), REGISTER: office.register.to_toml(), REVOKED: office.revoked_pem()}
-        write_folder(fresh / AUTHORITY, public, {AUTHORITY_KEY: _key_pem(authority)})
-        move(fresh / AUTHORITY, office.folder)
-        return _place(office, names)
+        state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts))
+        authority = _issue(CertificateAuthority(out, staging, own, state, now), names, days)
+        public = {CA: pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
+        write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _key_pem(own)})
+        move_folder(staging / AUTHORITY, authority.folder)
+        return _publish_kits(authority, names)
 
 
 def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None) -> list[Kit]:
-    """Append parties to the roster and make their kits; the server's kit.toml lists them from now on."""
-    with _open_office(out, _seconds(now)) as office:
-        roster = office.register.roster
+    """Append parties to the roster, make their kits and update the server's kit.toml."""
+    with _open_authority(out, _to_seconds(now)) as authority:
+        roster = authority.state.roster
         for name in parties:
             if name in roster:
                 raise ConfigError(f"party {name!r}: is on the roster already; for a new kit, ask for --renew {name}.")
@@ -109,126 +113,133 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
                 f"{out / SERVER}: is not here, and its {MANIFEST} must list the new party; "
                 "bring it back, or make another with --renew server."
             )
-        office = _issue(replace(office, register=replace(office.register, roster=(*roster, *parties))), parties, days)
-        office.register.save(office.folder / REGISTER)
-        kits = _place(office, parties)
-        _publish(office)
+        state = replace(authority.state, roster=(*roster, *parties))
+        authority = _issue(replace(authority, state=state), parties, days)
+        authority.save()
+        kits = _publish_kits(authority, parties)
+        _publish_lists(authority)
         return kits
 
 
 def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
-    """Take parties off the roster, revoke their certificates, put their kits aside; return the lists written.
+    """Remove parties from the roster, revoke their certificates and retire their kits.
 
-    The parties that stay keep their order; added again, a name comes last.
+    The other parties keep their order. A name that is added again comes last.
+
+    Returns:
+        The revocation lists written.
     """
-    with _open_office(out, _seconds(now)) as office:
-        _check_known(office, names, office.register.roster)
-        if set(names) == set(office.register.roster):
-            raise ConfigError(f"{', '.join(names)}: nobody would be left on the roster; --add another party before.")
-        office = replace(office, register=office.register.without(names, office.now))
-        office.register.save(office.folder / REGISTER)
+    with _open_authority(out, _to_seconds(now)) as authority:
+        _check_known(authority, names, authority.state.roster)
+        if set(names) == set(authority.state.roster):
+            raise ConfigError(f"{', '.join(names)}: the roster would be empty; --add another party first.")
+        authority = replace(authority, state=authority.state.without(names, authority.now))
+        authority.save()
         for name in names:
-            retire(out / name, office.now)
-        return _publish(office)
+            retire_folder(out / name, authority.now)
+        return _publish_lists(authority)
 
 
 def renew(
     out: Path, names: Sequence[str], hosts: Sequence[str] = (), *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[Kit]:
-    """Make new keys and certificates for parties or the server, and put the old kits aside.
+    """Make new keys and certificates for parties or the server, and retire the old kits.
 
-    Old certificates that were not revoked stay valid until they expire (see `still_good`), so that a kit can be handed
-    over without haste. A kit that is no longer in `out` is made all the same. New `hosts` replace those in the server's
-    certificate.
+    Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), which leaves time to
+    hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
+    server's certificate.
     """
-    with _open_office(out, _seconds(now)) as office:
-        _check_known(office, names, (SERVER, *office.register.roster))
+    with _open_authority(out, _to_seconds(now)) as authority:
+        _check_known(authority, names, (SERVER, *authority.state.roster))
         if hosts and SERVER not in names:
             raise ConfigError(f"--host {hosts[0]}: only the server's certificate names hosts; ask for --renew server.")
-        register = replace(office.register, hosts=tuple(hosts) or office.register.hosts)
-        office = _issue(replace(office, register=register), names, days)
-        office.register.save(office.folder / REGISTER)
+        state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
+        authority = _issue(replace(authority, state=state), names, days)
+        authority.save()
         for name in names:
-            retire(out / name, office.now)
-        kits = _place(office, names)
-        _publish(office)
+            retire_folder(out / name, authority.now)
+        kits = _publish_kits(authority, names)
+        _publish_lists(authority)
         return kits
 
 
-def no_longer_named(out: Path, hosts: Sequence[str]) -> list[str]:
-    """Return the server's present names that a renewal with these hosts would drop; without any, all stay."""
-    register = out / AUTHORITY / REGISTER
-    return [name for name in Register.load(register).hosts if name not in hosts] if hosts and register.is_file() else []
+def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
+    """Return the names of the server that a renewal with these hosts drops; without hosts, it drops none."""
+    path = out / AUTHORITY / STATE
+    if not hosts or not path.is_file():
+        return []
+    return [name for name in IssuedCertificates.load(path).hosts if name not in hosts]
 
 
-def still_good(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
-    """Return whose kits, of those renewed just now, replace certificates that are served until they expire."""
-    register = Register.load(out / AUTHORITY / REGISTER)
-    return [kit.name for kit in kits if register.still_good(kit.name, kit.serial, _seconds(now))]
+def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
+    """Return the names of renewed kits whose former certificates are still valid."""
+    state = IssuedCertificates.load(out / AUTHORITY / STATE)
+    return [kit.name for kit in kits if state.has_other_valid(kit.name, kit.serial, _to_seconds(now))]
 
 
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
-    """List every certificate issued to these parties so far as one that is not served; return the lists written.
+    """Revoke every certificate issued to these parties so far; return the revocation lists written.
 
-    Asking again signs the same list again.
+    A second call writes the same list.
     """
-    with _open_office(out, _seconds(now)) as office:
+    with _open_authority(out, _to_seconds(now)) as authority:
         if SERVER in names:
             raise ConfigError(
-                "server: parties read no revocation list, so a stolen server key stays good to them; "
+                "server: parties read no revocation list, so a stolen key of the server stays valid; "
                 "make a new CA and new kits in another --out."
             )
-        _check_known(office, names, office.register.roster)
-        office = replace(office, register=office.register.with_revoked(names, office.now))
-        office.register.save(office.folder / REGISTER)
-        return _publish(office)
+        _check_known(authority, names, authority.state.roster)
+        authority = replace(authority, state=authority.state.with_revoked(names, authority.now))
+        authority.save()
+        return _publish_lists(authority)
 
 
 @contextmanager
-def _open_office(out: Path, now: datetime) -> Iterator[_Office]:
+def _open_authority(out: Path, now: datetime) -> Iterator[CertificateAuthority]:
     folder = out / AUTHORITY
     if not folder.is_dir():
         raise ConfigError(f"{out}: holds no CA; give the --out of the first `glasu provision --parties ...`.")
-    with at_work(out) as fresh:
+    with open_staging(out) as staging:
         own = open_certificate(folder / CA)
-        if outdated := own.outdated(now):
-            raise TransportError(f"{folder / CA}: {outdated}; make a new CA and new kits in another --out.")
+        if reason := own.validity_error(now):
+            raise TransportError(f"{folder / CA}: {reason}; make a new CA and new kits in another --out.")
         key = load_pem_private_key(check_key(folder / AUTHORITY_KEY, own), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        yield _Office(out, fresh, Signed(own.certificate, key), Register.load(folder / REGISTER), now)
+        state = IssuedCertificates.load(folder / STATE)
+        yield CertificateAuthority(out, staging, Signed(own.certificate, key), state, now)
 
 
-def _issue(office: _Office, names: Sequence[str], days: int) -> _Office:
-    """Write new kits, not yet in their place; return the office with the register that knows them."""
-    passports = []
+def _issue(authority: CertificateAuthority, names: Sequence[str], days: int) -> CertificateAuthority:
+    """Write new kits to the staging folder; return the CA with a state that lists them."""
+    certificates = []
     for name in names:
-        signed = issue(office.authority, name, office.register.hosts, office.now, days)
+        signed = issue(authority.own, name, authority.state.hosts, authority.now, days)
         own = read_certificate(pem(signed.certificate))
         assert own is not None
         public = {
-            CA: pem(office.authority.certificate),
+            CA: pem(authority.own.certificate),
             CERTIFICATE: pem(signed.certificate),
-            MANIFEST: office.manifest(own),
-            **({REVOKED: office.revoked_pem()} if name == SERVER else {}),
+            MANIFEST: authority.manifest(own),
+            **({REVOKED: authority.revoked_pem()} if name == SERVER else {}),
         }
-        write_folder(office.fresh / name, public, {KEY: _key_pem(signed)})
-        passports.append(own)
-    return replace(office, register=office.register.with_issued(passports))
+        write_folder(authority.staging / name, public, {KEY: _key_pem(signed)})
+        certificates.append(own)
+    return replace(authority, state=authority.state.with_issued(certificates))
 
 
-def _place(office: _Office, names: Sequence[str]) -> list[Kit]:
+def _publish_kits(authority: CertificateAuthority, names: Sequence[str]) -> list[Kit]:
     for name in names:
-        move(office.fresh / name, office.out / name)
-    return [open_kit(office.out / name, now=office.now) for name in names]
+        move_folder(authority.staging / name, authority.out / name)
+    return [open_kit(authority.out / name, now=authority.now) for name in names]
 
 
-def _publish(office: _Office) -> list[Path]:
-    """Write what the register says of roster and revocations, to the server's kit if it is here; return the lists."""
-    lists = [folder / REVOKED for folder in (office.folder, office.out / SERVER) if folder.is_dir()]
+def _publish_lists(authority: CertificateAuthority) -> list[Path]:
+    """Write the revocation lists, and kit.toml of the server's kit if that is here; return the lists."""
+    lists = [folder / REVOKED for folder in (authority.folder, authority.out / SERVER) if folder.is_dir()]
     for path in lists:
-        write_atomically(path, office.revoked_pem())
-    if (server := office.out / SERVER).is_dir():
-        write_atomically(server / MANIFEST, office.manifest(open_certificate(server / CERTIFICATE)))
+        write_atomically(path, authority.revoked_pem())
+    if (server := authority.out / SERVER).is_dir():
+        write_atomically(server / MANIFEST, authority.manifest(open_certificate(server / CERTIFICATE)))
     return lists
 
 
@@ -242,10 +253,10 @@ def _refuse_existing(out: Path, names: Sequence[str]) -> None:
         raise ConfigError(f"{out / taken[0]}: exists and is not overwritten; move it away, or choose another --out.")
 
 
-def _check_known(office: _Office, names: Sequence[str], known: Sequence[str]) -> None:
+def _check_known(authority: CertificateAuthority, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r}: is not known in {office.out}; known are: {', '.join(known)}.")
+            raise ConfigError(f"{name!r}: is not known in {authority.out}; known are: {', '.join(known)}.")
         if names.count(name) > 1:
             raise ConfigError(f"{name!r}: is named twice; once is enough.")
 
@@ -254,6 +265,6 @@ def _key_pem(signed: Signed) -> bytes:
     return signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _seconds(now: datetime | None) -> datetime:
-    """Return the time to the second, as certificates have it."""
+def _to_seconds(now: datetime | None) -> datetime:
+    """Return the time without microseconds, which certificates do not have."""
     return (now or datetime.now(UTC)).replace(microsecond=0)

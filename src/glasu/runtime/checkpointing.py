@@ -232,7 +232,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def _has_other_owner(self, round_index: int) -> bool:
-        """Tell whether a file names another owner; a damaged file names none."""
+        """Return whether a file names another owner; a damaged file names none."""
         path = self._path(round_index)
         try:
             with retry_without_descriptors(lambda: path.open("rb")) as file:

@@ -37,7 +37,7 @@ class UsedSetting:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The parts of report.json that tell which run it was."""
+    """The parts of report.json that identify the run."""
 
     config: Mapping[str, Mapping[str, Any]]
     overridden: Mapping[str, UsedSetting]
@@ -74,7 +74,7 @@ def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
     path = out / REPORT
     try:
         run = _read_finished_run(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from None
@@ -99,7 +99,7 @@ def remove_finished_run(out: Path) -> None:
 def _read_finished_run(path: Path) -> FinishedRun:
     value = parse_json(path.read_bytes(), str(path))
     names = {field.name for field in dataclasses.fields(FinishedRun)}
-    if isinstance(value, dict):  # the rest of a report does not tell which run it was
+    if isinstance(value, dict):  # the rest does not identify the run
         value = {name: item for name, item in value.items() if name in names}
     return read_record(FinishedRun, value, str(path))
 

@@ -112,7 +112,7 @@ def train(
     Args:
         parties: the data of each party, from `split_vertically`, `load_parties` or `read_party`.
         config: the settings.
-        convolution: for backbone "custom": (width in, width out) -> a PyG convolution without self loops of its own.
+        convolution: for backbone "custom": (width in, width out) -> a PyG convolution that adds no self loops.
         observer: called with every round and evaluation, perhaps from another thread.
         workers: clients that compute at the same time; by default one per core. The number changes no bit.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
@@ -151,7 +151,7 @@ def make_clients(
     convolution: Convolution | None = None,
     scales: Sequence[float] | None = None,
 ) -> list[Client]:
-    """Build one client per party, for a resolved config and checked parties."""
+    """Build one client per party from a resolved config and checked parties."""
     classes = next(party.classes for party in parties if party.labels is not None)
     names = [party.name for party in parties]
     return [

@@ -112,7 +112,7 @@ class SimulationCheckpoints:
         return state
 
     def _holds_this_run(self) -> bool:
-        """Tell whether the folder holds this run; refuse to mix it with another unfinished run."""
+        """Return whether the folder holds this run; refuse to mix it with another unfinished run."""
         there = self._read(RUN_FILE, RunIdentity)
         has_checkpoints = any(self.folder.glob(f"*{SUFFIX}"))
         if there is None:

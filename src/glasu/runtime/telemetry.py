@@ -1,6 +1,6 @@
 """Telemetry of a run: messages and bytes, evaluations and losses, seconds. Torch is not loaded here.
 
-`TrafficCounter` counts messages as they are encoded on the wire, in process and over the network alike. `Telemetry`
+`TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry`
 adds evaluations and seconds. A resumed run restores the state of its checkpoint and adds to it.
 
 The logger `glasu.wire` writes one line per message and per exchange at level DEBUG, in the order of counting.
@@ -147,7 +147,7 @@ class Telemetry:
 
         Args:
             clock: returns seconds.
-            parties: who is evaluated; None stands for all together.
+            parties: the parties that are evaluated alone; [None] if they are evaluated together.
             traffic: a counter that the caller reads during the run.
             parts: the activities that the stopwatches time.
         """

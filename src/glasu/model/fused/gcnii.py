@@ -286,15 +286,3 @@ def make_fused_steps(model: ClientModel, optimizer: Optimizer) -> StepMaker | No
         return FusedStep(weights, inputs, dropout, descent)
 
     return make
-
-
-# Old names, until the last caller uses the new ones.
-TO_WRITE = WRITE_GRADIENT
-
-
-class Hand:
-    """Old name of `FusedWeights`."""
-
-    @staticmethod
-    def of(model: ClientModel, *, directly: bool = False) -> FusedWeights | None:
-        return FusedWeights.of(model, in_place=directly)

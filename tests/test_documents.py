@@ -1,0 +1,57 @@
+"""Documents of the repository name files and commands that exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from glasu.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_map_from_the_paper_to_the_code_names_files_that_exist():
+    table = README.partition("## From the paper to the code")[2].partition("## Citation")[0]
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", table)
+    assert len(names) > 10
+    missing = [name for name in names if not (ROOT / "src" / "glasu" / name).exists() and not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_readme_lists_every_command():
+    table = README.partition("## Commands")[2].partition("## Documentation")[0]
+    assert re.findall(r"^\| `glasu (\w+)", table, re.M) == list(COMMANDS)
+
+
+def test_the_readme_has_a_page_of_documentation_for_every_file_in_docs():
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(
+        re.findall(r"\((docs/[\w-]+\.md)\)", README)
+    )
+
+
+def test_ci_and_the_workflow_call_make_test():
+    for path in (".ci/run", ".github/workflows/test.yml"):
+        assert re.search(r"^(.*run: )?make test$", (ROOT / path).read_text(), re.M)
+
+
+def test_no_file_names_a_folder_of_a_developers_machine_or_a_package_index():
+    tracked = [path for path in ROOT.rglob("*") if path.suffix in (".md", ".yml", ".yaml", ".toml", ".txt", ".cff")]
+    for path in tracked:
+        if not {".venv", "runs", ".git", ".pytest_cache"} & set(path.relative_to(ROOT).parts):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"/(home|Users|root|work)/\w", text), path
+            assert not re.search(r"https?://[\w.]*(pypi|whl|download\.pytorch)[\w./]*", text), path
+            if path.suffix == ".toml":
+                tomllib.loads(text)

@@ -1,0 +1,135 @@
+"""A server needs only the packages of deploy/server-requirements.txt: no torch, no PyG, no scipy, no pyarrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glasu.config import RunConfig
+from glasu.data.folders import write_party
+from glasu.data.sources.catalog import load_parties
+from glasu.pki.provision import provision
+from glasu.runtime.simulation import simulate
+from support.server_environment import GLASU, link_packages
+from support.small import SMALL
+
+PARTY = [sys.executable, "-m", "glasu.cli.main"]
+ABSENT = ("torch", "torch_geometric", "numba", "scipy", "sklearn", "pyarrow", "plotly", "optuna")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    return link_packages(tmp_path_factory.mktemp("server") / "packages")
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_the_environment_of_these_tests_lacks_the_large_packages(environment, name):
+    tried = run(environment, sys.executable, "-S", "-c", f"import {name}")
+    assert f"No module named '{name}'" in tried.stderr
+
+
+def test_the_help_of_serve_takes_less_than_half_a_second_of_cpu_time(environment):
+    before = os.times()
+    shown = run(environment, *GLASU, "serve", "--help")
+    after = os.times()
+    assert shown.returncode == 0, shown.stderr
+    assert "--listen" in shown.stdout
+    spent = (after.children_user - before.children_user) + (after.children_system - before.children_system)
+    assert spent < 0.5
+
+
+def test_kits_are_made_without_the_large_packages(environment, tmp_path):
+    words = ["provision", "--parties", "a,b", "--host", "localhost", "--out", str(tmp_path / "kits")]
+    made = run(environment, *GLASU, *words)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "kits" / "server" / "kit.toml").is_file()
+
+
+class Run:
+    """The processes of one run: a server in the small environment, parties in this one."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *words: object) -> None:
+        """Start a role; what it prints is appended to its log."""
+        server = name == "server"
+        command = [*(GLASU if server else PARTY), *map(str, words), "--kit", str(self.folder / "kits" / name)]
+        command += ["--out", str(self.folder / "runs" / name), "--wait", "120"]
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                command, env=self.environment if server else None, stdout=log, stderr=log
+            )
+
+    def serve(self, *more: str) -> int:
+        """Start the server and return its port."""
+        (self.folder / "server.log").unlink(missing_ok=True)
+        self.start("server", "serve", self.folder / "run.toml", "--listen", "127.0.0.1:0", *more)
+        deadline = time.monotonic() + 60
+        while not (found := re.search(r"listening on 127.0.0.1:(\d+)", self.log("server"))):
+            assert self.running["server"].poll() is None, self.log("server")
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return int(found[1])
+
+    def join(self, name: str, port: int, *more: object) -> None:
+        self.start(name, "join", self.folder / "parties" / name, "--server", f"localhost:{port}", *more)
+
+    def finish(self) -> None:
+        """Wait until every role has ended well."""
+        for name, process in self.running.items():
+            assert process.wait(240) == 0, self.log(name)
+        self.running.clear()
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+
+@pytest.fixture
+def whole_run(tmp_path, environment) -> Iterator[Run]:
+    found = Run(tmp_path, environment)
+    yield found
+    for process in found.running.values():  # left by a failure
+        process.kill()
+        process.wait()
+
+
+def test_a_server_without_torch_serves_a_training_and_a_prediction(whole_run, tmp_path):
+    settings = (
+        SMALL.replace("[model]", "num_clients = 2\n[model]") + "aggregation_layers = [1]\n[train]\nnum_rounds = 3\n"
+    )
+    (tmp_path / "run.toml").write_text(settings)
+    config = RunConfig.from_toml(tmp_path / "run.toml")
+    parties = load_parties(config)
+    for party in parties:
+        write_party(party, tmp_path / "parties" / party.name)
+    provision(tmp_path / "kits", [party.name for party in parties], ["localhost"])
+
+    port = whole_run.serve()
+    for party in parties:
+        whole_run.join(party.name, port)
+    whole_run.finish()
+    report = json.loads((tmp_path / "runs" / "server" / "report.json").read_text())
+    assert report["weights_sha256"] == list(simulate(parties, config).report.weights_sha256)
+    assert "torch" not in report["versions"]
+
+    ids = tmp_path / "ids.csv"
+    ids.write_text("id\n" + "\n".join(map(str, parties[0].ids[:3])) + "\n")
+    port = whole_run.serve("--predict")
+    whole_run.join("a", port, "--predict", ids)
+    whole_run.join("b", port, "--predict")
+    whole_run.finish()
+    assert json.loads((tmp_path / "runs" / "server" / "prediction.json").read_text())["nodes"] == 3

@@ -1,0 +1,25 @@
+"""Commands that tests start react to SIGINT, also in a background job of a shell, which ignores it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+SHOW = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+
+
+def test_a_child_of_the_tests_can_be_interrupted():
+    shown = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "True"
+
+
+def test_glasu_keeps_ignoring_sigint_where_its_shell_ignores_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        program = "import signal; from glasu.cli.main import main; main(['--version'])"
+        watch = f"try:\n    {program}\nexcept SystemExit:\n    print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+        shown = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert shown.stdout.splitlines()[-1] == "True"
