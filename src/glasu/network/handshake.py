@@ -5,9 +5,9 @@ dry run) implements one of the two protocols below and decides who may take part
 session parses the bytes, the role reads the fields.
 
     party                                   server
-    ClientHandshake.hello        ------>    ServerHandshake.admit      may raise Refused
+    ClientHandshake.hello        ------>    ServerHandshake.admit      may raise RefusalError
     ClientHandshake.welcome      <------    the payload that `admit` returned
-    ClientSession.prepare        ------>    ServerHandshake.prepare    may raise Refused
+    ClientSession.prepare        ------>    ServerHandshake.prepare    may raise RefusalError
     ClientSession.await_attempt  <------    ServerSession.begin_attempt
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
     ClientSession.finish         ------>    ServerSession.collect_results
@@ -26,7 +26,7 @@ from glasu.errors import ConfigError
 Payload = Mapping[str, object]  # a JSON object; the role reads its fields with a strict reader
 
 
-class Refused(ConfigError):
+class RefusalError(ConfigError):
     """A process cannot take part as it is. The session tells it the reason and goes on waiting for the party."""
 
     def __init__(self, code: str, reason: str, table: Sequence[str] = ()) -> None:
@@ -49,7 +49,7 @@ class ServerHandshake(Protocol):
     """
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
-        """Admit a process and return the welcome for it, or raise `Refused`.
+        """Admit a process and return the welcome for it, or raise `RefusalError`.
 
         The session calls this for every process that it does not know: a new one, a restarted one, and all after a
         restart of the server. It does not call it when the same process opens a new stream. When the call returns,
@@ -63,7 +63,7 @@ class ServerHandshake(Protocol):
         ...
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
-        """Check the statement of a party that is ready to run, or raise `Refused`; keep it for the next attempt.
+        """Check the statement of a party that is ready to run, or raise `RefusalError`; keep it for the next attempt.
 
         Returns:
             Lines for the logs of the server and of every party, for example about other builds of a library.
@@ -94,5 +94,5 @@ class ClientHandshake(Protocol):
         ...
 
     def statement(self) -> Payload:
-        """Return the statement for `ServerHandshake.prepare`. Called by `prepare`, and again before each new attempt."""
+        """Return the statement for `ServerHandshake.prepare`. Called by `prepare` and before each new attempt."""
         ...
