@@ -1,0 +1,370 @@
+"""Read JSON and TOML objects strictly into frozen dataclasses, and write them back as plain values.
+
+The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of
+another type are faults. All faults of one object are reported together. Every fault has a
+path and a code.
+
+annotation                       plain value
+str, bool, int, float, None      the same; an integer fits into 64 bits, a float is finite
+Literal[...]                     one of the values
+bytes                            a string of hexadecimal digits
+tuple[X, ...], tuple[X, Y]       a list
+Mapping[str, X]                  an object
+Mapping[K, X]                    a list of [key, value] pairs
+a dataclass                      an object
+X | Y                            the first alternative that fits
+Any                              any plain value
+Annotated[X, Bounds(...)]        X, with a least and a greatest value
+Annotated[X, Length(...)]        X, with a greatest length
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import enum
+import functools
+import json
+import math
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from glasu.errors import DataError, GlasuError
+
+T = TypeVar("T")
+MAX_DEPTH = 32  # of nested values; the limit of json.loads is Python's recursion limit
+MAX_ITEMS = 1_000_000  # of one list or object, unless `Length` says otherwise
+MAX_TEXT = 1_000_000  # characters of one string, likewise
+MAX_BYTES = 64 * 2**20  # of one document
+SHOWN_FAULTS = 8
+MAX_FAULTS = 100  # reading stops at this number
+
+
+class FaultCode(enum.StrEnum):
+    """The kinds of faults that a reader may need to tell apart."""
+
+    NOT_PARSED = "not-parsed"  # not JSON or not TOML
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    TYPE = "type"
+    VALUE = "value"  # right type, but outside of the allowed values
+    SIZE = "size"  # too long or too deeply nested
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a document."""
+
+    code: FaultCode
+    path: str  # for example `client[2].name`; empty for the whole document
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class RecordError(DataError):
+    """A document does not have the fields that its reader needs."""
+
+    def __init__(self, source: str, faults: Sequence[Fault]) -> None:
+        """List the faults of the document called `source`, in one line."""
+        self.source, self.faults = source, tuple(faults)
+        listed = "; ".join(map(str, self.faults[:SHOWN_FAULTS]))
+        more = len(self.faults) - SHOWN_FAULTS
+        super().__init__(f"{source}: {listed}{f'; and {more} more faults' if more > 0 else ''}.")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the greatest value of a number; both are allowed."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """The greatest length of a string, list or object."""
+
+    most: int
+
+
+def read_record(
+    cls: type[T], value: object, source: str, *, finite: bool = True, names: Mapping[str, Any] | None = None
+) -> T:
+    """Build a dataclass from a plain object, or raise RecordError with all faults.
+
+    Args:
+        cls: a frozen dataclass.
+        value: the parsed JSON or TOML.
+        source: name of the file or message; the error starts with it.
+        finite: refuse floats that are not finite.
+        names: types that the module of `cls` imports for type checking only, by name.
+    """
+    reader = _Reader(source, finite, names or {})
+    result = reader.read_dataclass(cls, value, "", 0)
+    if reader.faults:
+        raise RecordError(source, reader.faults)
+    return typing.cast(T, result)
+
+
+def to_plain(record: Any) -> dict[str, Any]:
+    """Return a dataclass as plain values; `read_record` is the inverse.
+
+    A field that is None is left out where None is its default, because TOML has no null.
+    """
+    return {
+        field.name: _plain_value(getattr(record, field.name))
+        for field in dataclasses.fields(record)
+        if not (field.default is None and getattr(record, field.name) is None)
+    }
+
+
+def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> object:
+    """Parse JSON; refuse two values for one key, deep nesting and documents that are too long."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("an object has the same key twice")
+        return found
+
+    return _parse(lambda text: json.loads(text, object_pairs_hook=unique), "JSON", content, source, max_bytes)
+
+
+def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> object:
+    """Parse TOML; refuse deep nesting and documents that are too long."""
+    return _parse(tomllib.loads, "TOML", content, source, max_bytes)
+
+
+def _parse(
+    parser: Callable[[str], object], format_name: str, content: bytes | str, source: str, max_bytes: int
+) -> object:
+    if len(content) > max_bytes:
+        message = f"has {len(content)} bytes, and at most {max_bytes} are read"
+        raise RecordError(source, [Fault(FaultCode.SIZE, "", message)])
+    try:
+        return parser(content if isinstance(content, str) else content.decode("utf-8"))
+    except RecursionError:
+        raise RecordError(source, [Fault(FaultCode.SIZE, "", "is nested too deeply")]) from None
+    except ValueError as error:  # not UTF-8, not JSON or TOML, or a number with thousands of digits
+        message = f"is not valid {format_name}: {error}".rstrip(".")
+        raise RecordError(source, [Fault(FaultCode.NOT_PARSED, "", message)]) from None
+
+
+def _plain_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain_value(item) for key, item in value.items()}
+        return [[_plain_value(key), _plain_value(item)] for key, item in value.items()]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
+    return value
+
+
+class _Reader:
+    """Collects the faults of one document while it is converted."""
+
+    def __init__(self, source: str, finite: bool, names: Mapping[str, Any]) -> None:
+        self.source, self.finite, self.names = source, finite, dict(names)
+        self.faults: list[Fault] = []
+
+    def fault(self, code: FaultCode, path: str, message: str) -> None:
+        self.faults.append(Fault(code, path, message))
+        if len(self.faults) == MAX_FAULTS:
+            raise RecordError(self.source, self.faults)
+
+    def read_dataclass(self, cls: Any, value: object, path: str, depth: int) -> Any:
+        if not isinstance(value, Mapping):
+            return self.fault(FaultCode.TYPE, path, f"must be an object, not {describe(value)}")
+        hints = type_hints(cls, tuple(self.names.items()))
+        fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        before = len(self.faults)
+        for key in value:
+            if key not in fields:
+                known = ", ".join(fields) or "none"
+                self.fault(FaultCode.UNKNOWN, path, f"has the unknown key {describe(key)}; known keys are {known}")
+        found = {}
+        for name, field in fields.items():
+            where = f"{path}.{name}" if path else name
+            if name in value:
+                found[name] = self.read_value(hints[name], value[name], where, depth + 1)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.fault(FaultCode.MISSING, where, "is missing")
+        if len(self.faults) > before:
+            return None
+        try:
+            return cls(**found)
+        except GlasuError as error:  # a rule of the dataclass itself
+            return self.fault(FaultCode.VALUE, path, str(error).rstrip("."))
+
+    def read_value(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            return self.fault(FaultCode.SIZE, path, f"is nested more than {MAX_DEPTH} levels deep")
+        origin = typing.get_origin(annotation)
+        if origin is Annotated:
+            return self.read_bounded(annotation, value, path, depth)
+        if origin in (typing.Union, types.UnionType):
+            return self.read_union(annotation, value, path, depth)
+        if annotation is Any or annotation is object:
+            return self.read_any(value, path, depth)
+        if dataclasses.is_dataclass(annotation):
+            return self.read_dataclass(annotation, value, path, depth)
+        if origin is tuple:
+            return self.read_tuple(annotation, value, path, depth)
+        if origin in (dict, collections.abc.Mapping):
+            return self.read_mapping(annotation, value, path, depth)
+        return self.read_scalar(annotation, value, path)
+
+    def read_bounded(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        inner, *rules = typing.get_args(annotation)
+        for rule in rules:  # before the items are read
+            if isinstance(rule, Length) and isinstance(value, (str, list, Mapping)) and len(value) > rule.most:
+                return self.fault(FaultCode.SIZE, path, f"has length {len(value)}, and at most {rule.most} is allowed")
+        before = len(self.faults)
+        result = self.read_value(inner, value, path, depth)
+        for rule in rules:
+            outside = isinstance(rule, Bounds) and isinstance(result, (int, float)) and len(self.faults) == before
+            if outside and not rule.least <= result <= rule.most:
+                message = f"is {describe(result)} and must lie in {rule.least:g}..{rule.most:g}"
+                return self.fault(FaultCode.VALUE, path, message)
+        return result
+
+    def read_union(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        options = typing.get_args(annotation)
+        rest = [option for option in options if option is not type(None)]
+        if value is None and len(rest) < len(options):
+            return None
+        if len(rest) == 1:
+            return self.read_value(rest[0], value, path, depth)
+        for option in rest:
+            attempt = _Reader(self.source, self.finite, self.names)
+            with contextlib.suppress(RecordError):  # too many faults
+                result = attempt.read_value(option, value, path, depth)
+                if not attempt.faults:
+                    return result
+        return self.fault(FaultCode.TYPE, path, f"must be {' or '.join(map(expected, rest))}, not {describe(value)}")
+
+    def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        inner = typing.get_args(annotation)
+        if not isinstance(value, (list, tuple)):
+            return self.fault(FaultCode.TYPE, path, f"must be a list, not {describe(value)}")
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            inner = (inner[0],) * len(value)
+        if len(inner) != len(value):
+            return self.fault(FaultCode.TYPE, path, f"must be a list of {len(inner)} values, not of {len(value)}")
+        if len(value) > MAX_ITEMS:
+            return self.fault(FaultCode.SIZE, path, f"has {len(value)} items, and at most {MAX_ITEMS} are allowed")
+        pairs = enumerate(zip(inner, value, strict=True))
+        return tuple(self.read_value(kind, item, f"{path}[{index}]", depth + 1) for index, (kind, item) in pairs)
+
+    def read_mapping(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        key_type, value_type = typing.get_args(annotation)
+        if key_type is not str:
+            pair = types.GenericAlias(tuple, (key_type, value_type))
+            before = len(self.faults)
+            pairs = self.read_tuple(types.GenericAlias(tuple, (pair, Ellipsis)), value, path, depth)
+            return None if len(self.faults) > before else dict(pairs)
+        if not isinstance(value, Mapping):
+            return self.fault(FaultCode.TYPE, path, f"must be an object, not {describe(value)}")
+        if len(value) > MAX_ITEMS:
+            return self.fault(FaultCode.SIZE, path, f"has {len(value)} keys, and at most {MAX_ITEMS} are allowed")
+        return {
+            key: self.read_value(value_type, item, f"{path}.{_short(str(key))}", depth + 1)
+            for key, item in value.items()
+        }
+
+    def read_any(self, value: object, path: str, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            return self.read_mapping(dict[str, Any], value, path, depth)
+        if isinstance(value, (list, tuple)):
+            return list(self.read_tuple(tuple[Any, ...], value, path, depth) or ())
+        if value is None or isinstance(value, bool):
+            return value
+        for kind in (str, int, float):
+            if isinstance(value, kind):
+                return self.read_scalar(kind, value, path)
+        return self.fault(FaultCode.TYPE, path, f"must be a plain value, not {describe(value)}")
+
+    def read_scalar(self, annotation: Any, value: object, path: str) -> Any:
+        if typing.get_origin(annotation) is Literal:
+            allowed = typing.get_args(annotation)
+            if any(value == choice and type(value) is type(choice) for choice in allowed):
+                return value
+            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}, not {describe(value)}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if annotation is float and number:
+            return self.read_float(typing.cast("float", value), path)
+        if annotation is bytes and isinstance(value, str):
+            return self.read_bytes(value, path)
+        if annotation not in (str, bool, int) or type(value) is not annotation:
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return self.fault(FaultCode.VALUE, path, f"is {describe(value)} and must fit into 64 bits")
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            message = f"has {len(value)} characters, and at most {MAX_TEXT} are allowed"
+            return self.fault(FaultCode.SIZE, path, message)
+        return value
+
+    def read_float(self, value: float, path: str) -> Any:
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            return self.fault(FaultCode.VALUE, path, "is too large for a number")
+        if self.finite and not math.isfinite(value):
+            return self.fault(FaultCode.VALUE, path, f"is {value} and must be finite")
+        return float(value)
+
+    def read_bytes(self, value: str, path: str) -> Any:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            return self.fault(FaultCode.VALUE, path, "must consist of hexadecimal digits")
+
+
+@functools.lru_cache(maxsize=256)
+def type_hints(cls: Hashable, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
+    """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
+    return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
+
+
+def expected(annotation: Any) -> str:
+    """Describe the plain value that an annotation asks for."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return expected(typing.get_args(annotation)[0])
+    if origin is Literal:
+        return " or ".join(json.dumps(choice) for choice in typing.get_args(annotation))
+    if origin is tuple:
+        return "a list"
+    if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
+        return "an object"
+    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", bytes: "hexadecimal digits"}
+    return names.get(annotation, "a plain value")
+
+
+def describe(value: object) -> str:
+    """Return a value as one short line for an error."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if value is None:
+        return "null"
+    try:
+        return _short(repr(value))
+    except ValueError:  # an integer with thousands of digits
+        return "a number with thousands of digits"
+
+
+def _short(text: str) -> str:
+    printable = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return printable if len(printable) <= 80 else f"{printable[:60]}...{printable[-1]}"
