@@ -127,6 +127,7 @@ class Welcome:
     roster: tuple[Name, ...]
     index: Number
     run: Name
+    now: float | None = None  # dry run: the server's clock
 
 
 @dataclass(frozen=True)

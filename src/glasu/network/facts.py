@@ -20,11 +20,6 @@ Short = Annotated[str, Length(200)]
 MAX_EXTENSIONS = 64
 
 
-def _fact(label: str) -> Any:
-    """Return the field of a fact that a role may leave out; `label` names it in tables and sentences."""
-    return field(default=None, metadata={"label": label})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Extension:
     """A module that a user loaded into GLASU: its code is part of the run, so it must be the same everywhere."""
@@ -48,18 +43,18 @@ class Facts:
     numpy_build: Short = field(metadata={"label": "numpy build"})
     extensions: Annotated[tuple[Extension, ...], Length(MAX_EXTENSIONS)] = ()
     torch: Short | None = None
-    torch_build: Short | None = _fact("torch build")
+    torch_build: Short | None = field(default=None, metadata={"label": "torch build"})
     parties: Count | None = None
     training: Short | None = None  # prediction: the run that trained the model
     nodes: Count | None = None
-    id_kind: Literal["numbers", "strings"] | None = _fact("kind of ids")
-    id_set: Short | None = _fact("set of ids (SHA-256)")
-    id_order: Short | None = _fact("ids (SHA-256)")
+    id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
+    id_set: Short | None = field(default=None, metadata={"label": "set of ids (SHA-256)"})
+    id_order: Short | None = field(default=None, metadata={"label": "ids (SHA-256)"})
     classes: Count | None = None
-    class_names: Short | None = _fact("class names (SHA-256)")
-    splits: Short | None = _fact("splits (SHA-256)")
-    validation_nodes: Count | None = _fact("validation nodes")
-    test_nodes: Count | None = _fact("test nodes")
+    class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
+    splits: Short | None = field(default=None, metadata={"label": "splits (SHA-256)"})
+    validation_nodes: Count | None = field(default=None, metadata={"label": "validation nodes"})
+    test_nodes: Count | None = field(default=None, metadata={"label": "test nodes"})
 
 
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}
