@@ -271,6 +271,8 @@ class _Reader:
     def read_mapping(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         key_type, value_type = typing.get_args(annotation)
         if key_type is not str:
+            if value == {}:  # `to_plain` cannot know the type of the keys of an empty mapping
+                return {}
             pair = types.GenericAlias(tuple, (key_type, value_type))
             before = len(self.faults)
             pairs = self.read_tuple(types.GenericAlias(tuple, (pair, Ellipsis)), value, path, depth)

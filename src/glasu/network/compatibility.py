@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
-from glasu.network.control_messages import SAME_VERSION, Code, Finding
+from glasu.network.control_messages import SAME_VERSION, Code
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
+from glasu.network.findings import Finding
 from glasu.network.handshake import RefusalError
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.wire.message_key import RUN_BYTES

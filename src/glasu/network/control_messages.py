@@ -1,7 +1,7 @@
 """Control messages between a party and the server: one frozen dataclass per message, JSON on the wire.
 
-party -> server    Hello, Prepared, Ready, Finished, Failed, Declined; dry run: TimeRequest, Report
-server -> party    Welcome, StatusRequest, Begin, Notice, Goodbye, Refused, Stopped; dry run: TimeAnswer, Verdict
+party -> server    Hello, Prepared, Ready, Finished, Failed, Declined
+server -> party    Welcome, StatusRequest, Begin, Notice, Goodbye, Refused, Stopped
 
 A frame holds one JSON object with the name of the message under "kind". Unknown kinds and fields are refused.
 """
@@ -12,20 +12,18 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from glasu.errors import ProtocolError
 from glasu.network.facts import Facts
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
-Level = Literal["good", "warning", "bad"]
 Number = Annotated[int, Bounds(0, 2**32 - 1)]
 Name = Annotated[str, Length(200)]
 Sentence = Annotated[str, Length(4000)]
 Table = Annotated[tuple[Sentence, ...], Length(50)]
 Rounds = Annotated[Mapping[Number, Name], Length(100)]  # checkpoints and their digests
-MAX_FINDINGS = 50
 SAME_VERSION = "do both sides run the same version of GLASU?"
 
 
@@ -174,44 +172,8 @@ class Stopped:
     why: Sentence
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One result of a dry run. Every role reads it: counts, versions and dates, no ids and no values."""
-
-    check: Name
-    level: Level
-    said: Sentence
-
-
-@dataclass(frozen=True)
-class TimeRequest:
-    """Party: dry run: ask for the server's time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeAnswer:
-    """Server: dry run: its time."""
-
-    now: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Party: dry run: its facts and findings."""
-
-    facts: Facts
-    findings: Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Server: dry run: the findings of every role."""
-
-    findings: Mapping[str, Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]]
-
-
-FromParty = Hello | Prepared | Ready | Finished | Failed | Declined | TimeRequest | Report
-FromServer = Welcome | StatusRequest | Begin | Notice | Goodbye | Refused | Stopped | TimeAnswer | Verdict
+FromParty = Hello | Prepared | Ready | Finished | Failed | Declined
+FromServer = Welcome | StatusRequest | Begin | Notice | Goodbye | Refused | Stopped
 ControlMessage = FromParty | FromServer
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*get_args(FromParty), *get_args(FromServer))}
 
