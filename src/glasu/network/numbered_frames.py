@@ -1,0 +1,275 @@
+"""Numbered frames: what travels on a stream, acknowledged, resent after a break, and checked before it is stored.
+
+frame     kind (1 byte), number (8), last number received from the other side (8), body
+control   a JSON object with "kind"
+piece     total length and offset (8 bytes each), then at most PIECE_BYTES of one message; pieces come in order
+ack       no body: only the number received
+
+Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
+Number 0 is outside the sequence: hello and welcome, acks, notices, and the last words of either side. Such frames
+may be lost. Nothing in this module locks: a session calls it with its own lock held.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from glasu.errors import ProtocolError
+from glasu.network.handshake import Payload
+from glasu.protocol.message_bytes import Head, read_header, room_for
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key
+
+CONTROL, PIECE, ACK = 0, 1, 2
+PIECE_BYTES = 1 << 20
+MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is here
+CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
+WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
+ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
+OVERHEAD = 512  # bytes that a waiting frame or message costs beside its content
+ACK_BYTES = WINDOW // 16  # an ack is sent alone when so much was received and nothing goes the other way
+HEADER = struct.Struct("<BQQ")
+_PIECE = struct.Struct("<QQ")
+
+MaxBytes = Callable[[type[Message], Key], int]  # greatest size of a message; raises ProtocolError if none can exist
+Body = bytes | memoryview
+
+
+class Control(NamedTuple):
+    """A control message: its kind and its other fields."""
+
+    kind: str
+    fields: Payload
+
+
+class Frame(NamedTuple):
+    """A frame as it came."""
+
+    kind: int
+    number: int
+    acknowledged: int
+    body: memoryview
+
+
+def pack_control(kind: str, **fields: object) -> bytes:
+    """Return the body of a control frame."""
+    return json.dumps({**fields, "kind": kind}).encode()
+
+
+def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -> bytes:
+    """Return a frame as bytes; its body may come in parts."""
+    return b"".join((HEADER.pack(kind, number, acknowledged), *body))
+
+
+def read_frame(data: bytes) -> Frame:
+    """Return a frame's parts, or refuse it."""
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"frame of {len(data)} bytes: expected at least {HEADER.size}, for its header.")
+    kind, number, acknowledged = HEADER.unpack_from(data)
+    if kind not in (CONTROL, PIECE, ACK):
+        raise ProtocolError(f"frame of unknown kind {kind}.")
+    if kind != CONTROL and (number == 0) != (kind == ACK):
+        raise ProtocolError(f"frame of kind {kind} with number {number}: pieces are numbered, acks are not.")
+    return Frame(kind, number, acknowledged, memoryview(data)[HEADER.size :])
+
+
+def read_control(body: Body, most: int = MAX_FRAME) -> Control:
+    """Return a control message, or refuse it; a body of more than `most` bytes is not parsed."""
+    if len(body) > most:
+        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(body)}.")
+    try:
+        fields = json.loads(bytes(body), parse_constant=_refuse_constant)
+        kind = fields.pop("kind")
+        if not isinstance(kind, str):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ProtocolError(f"control frame of {len(body)} bytes: expected a JSON object with a kind.") from None
+    return Control(kind, fields)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+class Outbox:
+    """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[int, Body, Body]] = deque()  # kind and body in two parts, of all not acknowledged
+        self._first = 1  # number of the first of them
+        self._sent = 0  # how many of them went out on the present stream
+        self._highest = 0  # number of the last frame that ever went out
+        self._in_flight = 0  # bytes that went out on the present stream
+        self.held = 0  # bytes of all of them
+
+    def put_control(self, kind: str, **fields: object) -> None:
+        """Append a control message."""
+        self._put(CONTROL, pack_control(kind, **fields), b"")
+
+    def put_message(self, message: bytes) -> None:
+        """Append an encoded message, in pieces. The pieces refer to `message`: one copy serves many outboxes."""
+        view = memoryview(message)
+        for offset in range(0, max(1, len(message)), PIECE_BYTES):
+            self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + PIECE_BYTES])
+
+    def _put(self, kind: int, head: Body, rest: Body) -> None:
+        self._frames.append((kind, head, rest))
+        self.held += len(head) + len(rest) + OVERHEAD
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether a sender should wait before it appends more."""
+        return self.held > WINDOW
+
+    def take_next(self, acknowledged: int) -> bytes | None:
+        """Return the next frame to send on the present stream, if there is one and the window is open."""
+        if self._sent == len(self._frames) or self._in_flight > WINDOW:
+            return None
+        kind, head, rest = self._frames[self._sent]
+        number = self._first + self._sent
+        self._sent += 1
+        self._in_flight += len(head) + len(rest) + OVERHEAD
+        self._highest = max(self._highest, number)
+        return pack_frame(kind, head, rest, number=number, acknowledged=acknowledged)
+
+    def acknowledge(self, number: int) -> None:
+        """Free every frame up to this number."""
+        if number > self._highest:
+            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last one sent.")
+        while self._first <= number:
+            _, head, rest = self._frames.popleft()
+            size = len(head) + len(rest) + OVERHEAD
+            self.held -= size
+            self._first += 1
+            if self._sent:
+                self._sent -= 1
+                self._in_flight -= size
+
+    def rewind(self, received: int) -> None:
+        """Begin another stream, on which everything after `received` is sent again."""
+        if received < self._first - 1:
+            raise ProtocolError(f"frame {received + 1} is asked for again, but it was acknowledged before.")
+        self.acknowledge(received)
+        self._sent = self._in_flight = 0
+
+
+class Channel:
+    """Both directions of the numbered frames between two processes, over all streams that they open.
+
+    Frames are acknowledged when they come, except while ROOM bytes wait to be used: then the sender stops at its
+    window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops reading. It must not stop,
+    because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        self.received = 0  # number of the last frame that came
+        self.waiting = 0  # bytes that came and wait to be used
+        self._acknowledged = 0  # number that the last frame sent has acknowledged
+        self._unacknowledged = 0  # bytes that came since then
+
+    def accept(self, frame: Frame) -> bool:
+        """Note a frame's numbers; return whether it is the next one. A repeat is not, and a gap is an error."""
+        self.outbox.acknowledge(frame.acknowledged)
+        if frame.number > self.received + 1:
+            raise ProtocolError(f"frame {frame.number} came, but {self.received + 1} is the next one.")
+        if frame.number <= self.received:
+            return False
+        self.received = frame.number
+        self._unacknowledged += len(frame.body) + OVERHEAD
+        return True
+
+    def hold(self, size: int) -> None:
+        """Note that something of this size waits to be used."""
+        self.waiting += size + OVERHEAD
+
+    def release(self, size: int) -> None:
+        """Note that it was used."""
+        self.waiting -= size + OVERHEAD
+
+    @property
+    def is_overrun(self) -> bool:
+        """Tell whether more waits than the other side may have sent."""
+        return self.waiting > ROOM + WINDOW + 2 * MAX_FRAME
+
+    def take_next(self) -> bytes | None:
+        """Return the next frame to send, or an ack where one is due."""
+        may_acknowledge = self.waiting < ROOM
+        acknowledged = self.received if may_acknowledge else self._acknowledged
+        frame = self.outbox.take_next(acknowledged)
+        if frame is None and may_acknowledge and self._unacknowledged >= ACK_BYTES:
+            frame = pack_frame(ACK, acknowledged=acknowledged)
+        if frame is not None and may_acknowledge:
+            self._acknowledged, self._unacknowledged = acknowledged, 0
+        return frame
+
+    def resume(self, received: int) -> None:
+        """Go on over another stream with a process that has received so many frames."""
+        self.outbox.rewind(received)
+
+
+class Assembler:
+    """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
+
+    def __init__(self) -> None:
+        self.head: Head | None = None  # of the message that is under way, or was the last
+        self._buffer = memoryview(b"")
+        self._filled = 0
+
+    def add(self, piece: memoryview, admit: Callable[[Head, int], None]) -> memoryview | None:
+        """Take the next piece; return the message, in the buffer itself, when it is complete.
+
+        Args:
+            piece: the body of a frame.
+            admit: gets header and size of a message before memory is allocated for it, and raises ProtocolError to
+                refuse it.
+        """
+        if len(piece) <= _PIECE.size:
+            raise ProtocolError(f"piece of {len(piece)} bytes: expected more than {_PIECE.size}, for its header.")
+        total, offset = _PIECE.unpack_from(piece)
+        content = piece[_PIECE.size :]
+        if self._filled == len(self._buffer):
+            if offset:
+                raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
+            head = read_header(content, total)
+            admit(head, total)
+            self.head, self._buffer, self._filled = head, room_for(total), 0
+        if (offset, total) != (self._filled, len(self._buffer)) or offset + len(content) > total:
+            raise ProtocolError(
+                f"{self.head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "
+                f"{len(content)} at {offset} of {total}."
+            )
+        self._buffer[offset : offset + len(content)] = content
+        self._filled += len(content)
+        if self._filled < total:
+            return None
+        whole, self._buffer, self._filled = self._buffer, memoryview(b""), 0
+        return whole
+
+
+def check_expected(expected: Receive, kind: type[Message], key: Key) -> None:
+    """Refuse a message of another kind, or about another run, phase, round, layer or chunk, than the request's."""
+    if kind not in expected.kinds or (key.run, *_about(key)) != (expected.key.run, *_about(expected.key)):
+        other = "" if key.run == expected.key.run else f" of run {key.run.hex()}, not {expected.key.run.hex()}"
+        raise ProtocolError(f"expected {describe_expected(expected)}, got {kind.__name__} for {key}{other}.")
+
+
+def describe_expected(expected: Receive) -> str:
+    """Return what a request waits for."""
+    key, names = expected.key, " or ".join(kind.__name__ for kind in expected.kinds)
+    return f"{names} for {key.phase.name.lower()} round {key.round} layer {key.layer} chunk {key.chunk}"
+
+
+def _about(key: Key) -> tuple[int, int, int, int]:
+    return int(key.phase), key.round, key.layer, key.chunk
+
+
+def check_size(head: Head, size: int, max_bytes: MaxBytes) -> None:
+    """Refuse a message that is longer than one of its kind can be."""
+    if size > (most := max_bytes(head.kind, head.key)):
+        raise ProtocolError(f"{head}: expected at most {most} bytes, got {size}.")

@@ -1,0 +1,245 @@
+"""A party's session with the server: nothing is lost or taken twice, however often the stream breaks.
+
+open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_dismissal. From `confirm` on, every
+wait can raise NewAttempt: load the proposed checkpoint and confirm again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, public_reason
+from glasu.network.connection import Connection, Dialing
+from glasu.network.handshake import ClientHandshake, Payload, RefusalError
+from glasu.network.numbered_frames import (
+    CONTROL,
+    Assembler,
+    Control,
+    MaxBytes,
+    check_expected,
+    check_size,
+    describe_expected,
+    read_control,
+)
+from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.session_hello import Welcome
+from glasu.network.states import PeerEvent, PeerState, peer_machine
+from glasu.protocol.message_bytes import Head, decode, encode
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Receive
+
+FAREWELL = 2.0  # seconds for the end of a stream to reach the server
+ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
+
+
+@dataclass(frozen=True)
+class ProposedAttempt:
+    """Where the server asks everyone to go on."""
+
+    number: int
+    round: int
+    digest: str | None  # of this party's checkpoint of that round
+
+
+class NewAttempt(Exception):  # noqa: N818 - not an error: the run goes on from another round
+    """The server proposes another attempt."""
+
+    def __init__(self, attempt: ProposedAttempt) -> None:
+        super().__init__(attempt)
+        self.attempt = attempt
+
+
+class ClientSession:
+    """The party's end of a run."""
+
+    def __init__(self, dialing: Dialing, handshake: ClientHandshake) -> None:
+        """Prepare; nothing is sent before `open`.
+
+        Args:
+            dialing: the server, the kit, and how long to wait.
+            handshake: what this party states, and what it accepts.
+        """
+        self._handshake, self._log = handshake, dialing.log
+        self._connection = Connection(dialing, handshake.hello)
+        self._machine = peer_machine()
+        self._assembler = Assembler()
+        self._max_bytes: MaxBytes | None = None  # known when the party is prepared
+        self._run = ""
+
+    # --- before messages flow -----------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect, and give the server's welcome to the handshake."""
+        with self._noting_the_end():
+            welcome = self._connection.connect()
+        self._renew(welcome)
+
+    def prepare(self, max_bytes: MaxBytes) -> None:
+        """State what this party would run.
+
+        Args:
+            max_bytes: returns the greatest size of a message, or refuses one that cannot exist in this run.
+        """
+        self._max_bytes = max_bytes
+        self._state_again()
+
+    def await_attempt(self) -> ProposedAttempt | None:
+        """Wait until all parties are there and the server proposes an attempt; None: the run is complete."""
+        try:
+            while self._machine.state is not PeerState.DISMISSED:
+                self._take_frame(None, "for the other parties")
+        except NewAttempt as proposed:
+            return proposed.attempt
+        return None
+
+    def confirm(self, attempt: ProposedAttempt) -> None:
+        """Confirm that this party's checkpoint is loaded; messages flow from now on."""
+        self._machine.advance(PeerEvent.CONFIRM)
+        self._connection.pin(self._run)
+        self._assembler = Assembler()
+        self._send_control("ready", attempt=attempt.number, digest=attempt.digest)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send a message; wait where the window is full.
+
+        It does not wait while the inbound queue is full, too. The server may be waiting for this party to read, and it
+        reads only in `receive`: the two would wait for each other. The message is then kept here, not at the server.
+        """
+        connection, content = self._connection, encode(message)
+        with self._noting_the_end():
+            renewed = connection.wait_until(
+                lambda: not connection.channel.outbox.is_full or connection.is_inbound_full,
+                f"to send {type(message).__name__} for {message.key}",
+            )
+        if renewed is not None:
+            self._renew(renewed)  # a new server process: the attempt is over, and `receive` will say so
+            return
+        with connection.changed:
+            connection.channel.outbox.put_message(content)
+            connection.changed.notify_all()
+
+    def receive(self, expected: Receive) -> Message:
+        """Return the next message of the server, which must be the expected one."""
+        what = f"for {describe_expected(expected)}"
+        while True:
+            message = self._take_frame(expected, what)
+            if message is not None:
+                return message
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def finish(self, attempt: ProposedAttempt, result: Payload) -> None:
+        """Report that this party's results are written."""
+        self._machine.advance(PeerEvent.FINISH)
+        self._send_control("finished", attempt=attempt.number, result=dict(result))
+
+    def await_dismissal(self) -> None:
+        """Wait until every party is finished: until then, another one may need this one to repeat its last step."""
+        while self._machine.state is not PeerState.DISMISSED:
+            self._take_frame(None, "for the others to finish")
+
+    def fail(self, error: BaseException) -> None:
+        """Report this party's failure to everyone. Only the public part of the message is sent."""
+        if self._machine.state in ENDED or isinstance(error, TransportError):
+            return
+        self._machine.advance(PeerEvent.FAIL)
+        self._connection.send_last_word("failed", reason=printable(public_reason(error), SENTENCES))
+
+    def decline(self, error: GlasuError) -> None:
+        """Tell the server why this party does not take part as things are; the others go on waiting for it.
+
+        Settings that differ are shown at both ends.
+        """
+        table = list(error.table) if isinstance(error, SettingsError | RefusalError) else []
+        for line in table:
+            self._log.info("%s", line)
+        self._machine.advance(PeerEvent.REFUSE)
+        self._connection.send_last_word("declined", reason=printable(error.public, SENTENCES), table=table)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close(FAREWELL if self._machine.state is PeerState.DISMISSED else 0.0)
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _noting_the_end(self) -> Iterator[None]:
+        """Note that the server ended the run, or this party's part in it: it needs no report of a failure then."""
+        try:
+            yield
+        except (RefusalError, TrainingError) as error:
+            if self._machine.state not in ENDED:
+                self._machine.advance(PeerEvent.REFUSE if isinstance(error, RefusalError) else PeerEvent.FAIL)
+            raise
+
+    def _send_control(self, kind: str, **fields: object) -> None:
+        with self._connection.changed:
+            self._connection.channel.outbox.put_control(kind, **fields)
+            self._connection.changed.notify_all()
+
+    def _renew(self, welcome: Welcome) -> None:
+        """Begin with a server process that knows nothing of this party."""
+        self._machine.advance(PeerEvent.ADMIT)
+        self._assembler, self._run = Assembler(), welcome.run
+        self._handshake.welcome(welcome.payload)
+        if self._max_bytes is not None:
+            self._state_again()
+
+    def _state_again(self) -> None:
+        self._machine.advance(PeerEvent.PREPARE)
+        self._send_control("prepared", payload=dict(self._handshake.statement()))
+
+    def _take_frame(self, expected: Receive | None, what: str) -> Message | None:
+        """Take the next frame; return the message that it completes, if one is expected."""
+        with self._noting_the_end():
+            frame = self._connection.take(what)
+        if isinstance(frame, Welcome):
+            self._renew(frame)
+            return None
+        if frame.kind == CONTROL:
+            self._take_control(read_control(frame.body))
+            return None
+        if self._machine.state is not PeerState.RUNNING:
+            return None  # of an attempt that is over
+        try:
+            whole = self._assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))
+            return None if whole is None else decode(whole, self._assembler.head)
+        except ProtocolError as error:
+            raise ProtocolError(f"from the server, while waiting {what}: {error}") from None
+
+    def _admit(self, expected: Receive | None, head: Head, size: int) -> None:
+        """Refuse a message that is not expected, by its header, before memory is allocated for it."""
+        if expected is None or self._max_bytes is None:
+            raise ProtocolError(f"expected no message, got {head}.")
+        check_expected(expected, head.kind, head.key)
+        check_size(head, size, self._max_bytes)
+
+    def _take_control(self, control: Control) -> None:
+        if control.kind == "begin":
+            attempt = _read_attempt(control.fields)
+            self._machine.advance(PeerEvent.PROPOSE)
+            raise NewAttempt(attempt)
+        if control.kind == "report":
+            self._machine.advance(PeerEvent.REGATHER)
+            if self._max_bytes is not None:
+                self._state_again()
+        elif control.kind == "goodbye":
+            self._machine.advance(PeerEvent.DISMISS)
+        else:
+            raise ProtocolError(f"the server sent a control message of unknown kind {printable(control.kind, 60)!r}.")
+
+
+def _read_attempt(fields: Payload) -> ProposedAttempt:
+    number, round_index, digest = fields.get("attempt"), fields.get("round"), fields.get("digest")
+    counts = (
+        isinstance(number, int) and isinstance(round_index, int) and 0 < number < 2**31 and 0 <= round_index < 2**32
+    )
+    if not counts or not isinstance(digest, str | None):
+        raise ProtocolError("the server proposed an attempt without its number, round or digest.")
+    assert isinstance(number, int)
+    assert isinstance(round_index, int)
+    return ProposedAttempt(number, round_index, digest)

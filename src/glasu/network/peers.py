@@ -1,0 +1,144 @@
+"""One party as the server sees it: its state, its stream, and the messages of its that wait to be used.
+
+Nothing here locks. The session calls everything with its lock held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from glasu.errors import EquivocationError
+from glasu.network.handshake import Payload
+from glasu.network.numbered_frames import Assembler, Channel
+from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
+from glasu.network.streams import Stream
+from glasu.protocol.messages import Message
+from glasu.wire.message_key import Key
+
+GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
+
+
+class Receipts:
+    """Keys and digests of the messages that a party sent, for the current and the previous phases.
+
+    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
+    under one key stop the run, because one of them is not what was computed.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
+
+    def knows(self, key: Key) -> bool:
+        """Tell whether a message with this key came before."""
+        return key.pack() in self._groups.get((int(key.phase), key.round), {})
+
+    def take(self, key: Key, digest: bytes) -> bool:
+        """Tell whether a message is new; raise EquivocationError where its key came with another content."""
+        group, packed = (int(key.phase), key.round), key.pack()
+        known = self._groups.get(group, {}).get(packed)
+        if known == digest:
+            return False
+        if known is not None:
+            raise EquivocationError(
+                f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
+                "because one of them is not what was computed."
+            )
+        if group not in self._groups:
+            for oldest in list(self._groups)[: 1 - GROUPS]:
+                del self._groups[oldest]
+            self._groups[group] = {}
+        self._groups[group][packed] = digest
+        return True
+
+
+class Arrival:
+    """The place of a message in an inbox, taken when its last piece came; the message follows when it is decoded."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.message: Message | None = None
+
+
+class Inbox:
+    """Messages of one party in the order of their frames. Their bytes count as waiting in the party's channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._arrivals: deque[Arrival] = deque()
+        self.receipts = Receipts()
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing waits or is being decoded: the next message is the one that is expected now."""
+        return not self._arrivals
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the next message can be taken."""
+        return bool(self._arrivals) and self._arrivals[0].message is not None
+
+    def reserve(self, size: int) -> Arrival:
+        """Keep a place for a message that is decoded without the lock, so that streams cannot change the order."""
+        arrival = Arrival(size)
+        self._arrivals.append(arrival)
+        self._channel.hold(size)
+        return arrival
+
+    def fill(self, arrival: Arrival, message: Message, digest: bytes) -> None:
+        """Put the message in its place, or drop a repeat."""
+        if self.receipts.take(message.key, digest):
+            arrival.message = message
+        elif arrival in self._arrivals:
+            self._arrivals.remove(arrival)
+            self._channel.release(arrival.size)
+
+    def pop(self) -> Message:
+        """Take the next message; `is_ready` must hold."""
+        arrival = self._arrivals.popleft()
+        self._channel.release(arrival.size)
+        assert arrival.message is not None
+        return arrival.message
+
+    def clear(self) -> None:
+        """Drop everything, and forget what came: another attempt begins."""
+        while self._arrivals:
+            self._channel.release(self._arrivals.popleft().size)
+        self.receipts = Receipts()
+
+
+class Conversation:
+    """What one process of a party and this server have exchanged, over all streams between them."""
+
+    def __init__(self, process: str) -> None:
+        """Begin; `process` is the name that the party's session gave itself."""
+        self.process = process
+        self.channel = Channel()
+        self.inbox = Inbox(self.channel)
+        self.assembler = Assembler()
+
+
+@dataclass(eq=False)
+class Peer:
+    """One party, as the server sees it."""
+
+    name: str
+    index: int
+    away_since: float  # when it lost its last stream, or the run began
+    stream: Stream | None = None
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    conversation: Conversation = field(default_factory=lambda: Conversation(""))
+    refusal: str = ""  # why its last process was refused
+    result: Payload | None = None  # what it reported when it finished
+
+    @property
+    def state(self) -> PeerState:
+        return self.machine.state
+
+    @property
+    def is_connected(self) -> bool:
+        return self.stream is not None
+
+    def send_control(self, kind: str, **fields: object) -> None:
+        """Send a control message in the sequence: it arrives, over this stream or a later one."""
+        self.conversation.channel.outbox.put_control(kind, **fields)
