@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
@@ -15,24 +15,14 @@ from glasu.network.compatibility import (
     refuse_missing_facts,
     refuse_settings,
 )
-from glasu.network.control_messages import SAME_VERSION, Code, Hello, Prepared, Welcome
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.payloads import SAME_VERSION, Code, Hello, Prepared, Welcome, read_payload
+from glasu.network.roster import RestartAttempt
+from glasu.network.sanitize import printable
 from glasu.network.state_file import ServingRecord, StateFile
-from glasu.records import RecordError, read_record, to_plain
-
-Record = TypeVar("Record")
-
-
-def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
-    """Read the payload of a peer strictly; a malformed one is refused with one printable line."""
-    try:
-        return read_record(cls, payload, source)
-    except RecordError as error:
-        why = printable(error, SENTENCES).rstrip(".")
-        raise RefusalError(Code.INVALID_MESSAGE, f"{why}; {SAME_VERSION}") from None
+from glasu.records import to_plain
 
 
 def refuse_other_purpose(server: Facts, party: Facts) -> None:
@@ -72,7 +62,7 @@ class Admission:
         self._fence, self._state = Fence(state), state
         self._rounds, self._resolve_config = rounds, resolve_config
         self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
-        self.statements: dict[str, Prepared] = {}  # by party; complete when the session has gathered all parties
+        self._statements: dict[str, Prepared] = {}  # by party
 
     @property
     def run(self) -> str:
@@ -84,21 +74,19 @@ class Admission:
         stated = read_payload(Hello, hello, f"the hello of party {party!r}")
         refuse_other_purpose(self._facts, stated.facts)
         if stated.process is None:
-            raise RefusalError(Code.INVALID_MESSAGE, f"its hello names no process; {SAME_VERSION}")
+            raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
         self._fence.check(party, stated.process)
         self._check_run(stated)
         if closing:
             if stated.finished is None:
-                raise RefusalError(
-                    Code.RUN_FINISHED, "this run is finished; --fresh at the server starts another."
-                )
+                raise RefusalError(Code.RUN_FINISHED, "this run is finished; --fresh at the server starts another.")
         else:
             self._check_start(stated)
             refuse_differences(party, stated.facts, self._others(party))
             self._check_checkpoints(stated)
         self._fence.admit(party, stated.process)
         self._stated[party] = stated.facts
-        self.statements.pop(party, None)
+        self._statements.pop(party, None)
         index = self._roster.index(party)
         return to_plain(Welcome(config=self._config.to_dict(), roster=self._roster, index=index, run=self.run))
 
@@ -108,15 +96,29 @@ class Admission:
         refuse_differences(party, stated.facts, self._others(party))
         refuse_missing_facts(party, stated.facts, self._facts)
         self._check_settings(party, stated)
-        known = {SERVER: self._facts, **{name: other.facts for name, other in self.statements.items() if name != party}}
-        is_new = party not in self.statements
-        self._stated[party], self.statements[party] = stated.facts, stated
+        known = {
+            SERVER: self._facts,
+            **{name: other.facts for name, other in self._statements.items() if name != party},
+        }
+        is_new = party not in self._statements
+        self._stated[party], self._statements[party] = stated.facts, stated
         return describe_builds(party, stated.facts, known) if is_new else ()
+
+    def collect_statements(self) -> dict[str, Prepared]:
+        """Return the statements of all parties, in client order.
+
+        Raises:
+            RestartAttempt: a process came after the session had gathered the parties, and has stated nothing yet.
+        """
+        statements = dict(self._statements)
+        if len(statements) < len(self._roster):
+            raise RestartAttempt
+        return {party: statements[party] for party in self._roster}
 
     def withdraw(self, party: str) -> None:
         """Forget the admitted process of a party."""
         self._stated.pop(party, None)
-        self.statements.pop(party, None)
+        self._statements.pop(party, None)
         self._fence.withdraw(party)
 
     def settle(self) -> None:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
-from glasu.network.control_messages import SAME_VERSION, Code
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding
 from glasu.network.handshake import RefusalError
+from glasu.network.payloads import SAME_VERSION, Code
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.wire.message_key import RUN_BYTES
 
@@ -148,8 +148,8 @@ def _find_versions(server: Facts, parties: Mapping[str, Facts], differences: Seq
         return Finding("versions", "warning", f"equal, but of different builds: {in_one_line(builds)}")
     torch = next((facts.torch for facts in parties.values() if facts.torch), None)
     equal = {"glasu": server.glasu, "numpy": server.numpy} | ({"torch": torch} if torch else {})
-    loaded = [str(extension) for extension in server.extensions]
-    listed = ", ".join([*(f"{name} {version}" for name, version in equal.items()), *loaded])
+    loaded = {f"extension {extension.name}": extension.version for extension in server.extensions}
+    listed = ", ".join(f"{name} {version}" for name, version in {**equal, **loaded}.items())
     return Finding("versions", "good", f"equal: {listed}")
 
 
@@ -292,8 +292,8 @@ def in_one_line(differences: Sequence[Difference]) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, tuple):
-        value = ", ".join(map(str, value)) or MISSING
+    if isinstance(value, tuple):  # extensions
+        value = ", ".join(f"{each.name} {each.version} ({each.digest[:16]}..)" for each in value) or MISSING
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 

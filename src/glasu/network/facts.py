@@ -13,23 +13,12 @@ from typing import Annotated, Any, Literal
 
 from glasu.protocol.message_bytes import VERSION
 from glasu.records import Bounds, Length
+from glasu.registry import Extension, extensions
 
 Purpose = Literal["training", "prediction", "dry run"]
 Count = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
 MAX_EXTENSIONS = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extension:
-    """A module that a user loaded into GLASU: its code is part of the run, so it must be the same everywhere."""
-
-    name: Short
-    version: Short
-    digest: Short  # SHA-256 of its source
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version} ({self.digest[:16]})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +50,7 @@ LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) fo
 EVERY_PARTY_STATES = ("torch", "nodes", "id_kind", "id_set", "id_order")  # besides the facts that the server states
 
 
-def server_facts(
-    versions: Mapping[str, str], purpose: Purpose, extensions: Sequence[Extension] = (), **more: Any
-) -> Facts:
+def server_facts(versions: Mapping[str, str], purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
     return Facts(
         purpose=purpose,
@@ -71,7 +58,7 @@ def server_facts(
         glasu=versions["glasu"],
         numpy=public_version(versions["numpy"]),
         numpy_build=versions["numpy"],
-        extensions=tuple(extensions),
+        extensions=extensions(),
         **more,
     )
 

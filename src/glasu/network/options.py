@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from glasu.config import RunConfig
-from glasu.network.facts import Extension
 from glasu.network.status import Status, View
 from glasu.pki.kit import Kit
 from glasu.protocol.requests import Event
@@ -57,13 +56,17 @@ class ServeOptions:
     fresh: bool = False  # start over; earlier checkpoints are removed once all parties have joined
     wait: float = DEFAULT_WAIT  # seconds that a party may be without a connection
     on_invalid_message: OnInvalidMessage = "abort"
-    extensions: tuple[Extension, ...] = ()
     observer: Observer | None = None
     clock: Clock = time.perf_counter
 
     @property
     def log(self) -> logging.Logger:
         return logging.getLogger("glasu.server")
+
+    def emit(self, event: RoleEvent) -> None:
+        """Give an event to the observer, if there is one."""
+        if self.observer is not None:
+            self.observer(event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +82,14 @@ class JoinOptions:
     fresh: bool = False  # start over; earlier checkpoints are removed once the run begins
     wait: float = DEFAULT_WAIT  # seconds that the server may be away
     max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's
-    extensions: tuple[Extension, ...] = ()
     observer: Observer | None = None
     clock: Clock = time.perf_counter
 
     @property
     def log(self) -> logging.Logger:
         return logging.getLogger(f"glasu.party.{self.party.name}")
+
+    def emit(self, event: RoleEvent) -> None:
+        """Give an event to the observer, if there is one."""
+        if self.observer is not None:
+            self.observer(event)

@@ -14,7 +14,7 @@ from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import ConfigError
-from glasu.network.facts import Extension, Facts, Purpose, digest_names, public_version, server_facts
+from glasu.network.facts import Facts, Purpose, digest_names, public_version, server_facts
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.report import versions
@@ -24,19 +24,16 @@ LAYER_BYTES = 16 << 10  # memory of the objects of one layer, however narrow it 
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
-def party_facts(
-    party: PartyData | None, purpose: Purpose, extensions: Sequence[Extension] = (), **more: Any
-) -> Facts:
+def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of a party.
 
     Args:
         party: its data; None if the data could not be read.
         purpose: of the session.
-        extensions: loaded ones.
         more: facts that depend on the settings, such as those of `label_facts`.
     """
     found = versions()
-    facts = server_facts(found, purpose, extensions, **more)
+    facts = server_facts(found, purpose, **more)
     about_ids = {} if party is None else id_facts(party)
     return dataclasses.replace(facts, torch=public_version(found["torch"]), torch_build=found["torch"], **about_ids)
 
@@ -66,7 +63,7 @@ def label_facts(party: PartyData) -> dict[str, Any]:
 
 
 def resolve_for_party(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
-    """Return the settings resolved for this party's graph, and the party without labels that the settings do not use."""
+    """Return the settings resolved for this party's graph, and the party without labels that they do not use."""
     labels = config.train.labels
     party = choose_splits(party, config.data.split, config.data_seed)
     if labels in ("all", party.name):
