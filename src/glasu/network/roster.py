@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glasu.errors import AbsenceError, GlasuError
+from glasu.network.handshake import Payload
 from glasu.network.log_limit import LogLimit
 from glasu.network.numbered_frames import CONTROL, MaxBytes, pack_control, pack_frame
 from glasu.network.peers import Peer
@@ -48,6 +49,7 @@ class Roster:
         self.run = run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
+        self.farewell: Payload = {}  # goes with the goodbye to every party
         self.expected: Receive | None = None  # by the thread of the run, right now
         self.clock = clock
         self.seconds_waited = 0.0

@@ -58,7 +58,12 @@ def _outside(graph: Graph, edges: slice) -> Any:
 
 
 def check_settings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path, log: logging.Logger
+    config: RunConfig,
+    party: PartyData,
+    roster: Sequence[str],
+    out: Path,
+    log: logging.Logger,
+    max_memory: int | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 
@@ -67,13 +72,13 @@ def check_settings(
     """
     try:
         refuse_unfit_for_network(config)
-        check_memory(config, party)
+        check_memory(config, party, max_memory)
         config, party = resolve_for_party(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
     except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
         log_detail(log, "settings", str(error))
         return [Finding("settings", "bad", "its data does not fit the settings; see that party's log")], {}
-    weights = sum(value.numel() * value.element_size() for value in client.model.state_dict().values())
+    weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
     return [*found, check_disk(out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
 
