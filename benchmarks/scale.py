@@ -24,7 +24,7 @@ from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load
 from glasu.data.sources.reddit import STAND_IN
-from glasu.protocol.messages import Evaluated, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.runtime.simulation import simulate
 from tables import markdown, place, positive, show
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
 from glasu.protocol.client import Batch, Client
-from glasu.protocol.messages import Event, RoundDone
+from glasu.protocol.requests import Event, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.sampling import Sample
 from glasu.protocol.server import server_script

@@ -45,6 +45,12 @@ def test_a_unit_is_started_again_for_as_long_as_it_takes_but_not_after_bad_input
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_a_unit_may_open_more_files_than_idle_connections_take(role):
+    settings = dict(re.findall(r"^(\w+)=(.*)$", unit(role), re.M))
+    assert int(settings["LimitNOFILE"]) >= 2**16
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_the_guide_installs_what_a_unit_names_as_its_documentation(role):
     (place,) = re.findall(r"^Documentation=file://(.*)$", unit(role), re.M)
     guide = (ROOT / "docs" / "deployment.md").read_text()

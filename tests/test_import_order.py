@@ -31,6 +31,7 @@ LEVELS = {
     "compiling": 1,
     "files": 1,
     "randomness": 1,
+    "records": 1,
     "timing": 1,
     "errors": 0,
 }

@@ -177,6 +177,10 @@ class WireConfig(Section):
 
     section = "wire"
     precision: Literal["fp32", "bf16", "int8", "fp64"] = "fp32"  # fp64: compute and send in double, for exact checks
+    chunk_rows: int = 4096  # rows of a tensor in one message; it changes no result, only the memory of the server
+
+    def _check(self) -> None:
+        self._need("chunk_rows", self.chunk_rows > 0, "must be positive.")
 
 
 @dataclass(frozen=True, kw_only=True)

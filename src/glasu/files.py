@@ -1,44 +1,93 @@
-"""Write a file so that it is there whole or not at all, and hold a folder against a second process."""
+"""Write files durably, and lock a folder for one process."""
 
 from __future__ import annotations
 
+import errno
 import os
-import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
 
 from glasu.errors import ConfigError, DataError
 
+LOCK = ".lock"
+T = TypeVar("T")
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of the process, of the system; both pass
+DESCRIPTORS_WITHIN = 10.0  # seconds
+MANY_DESCRIPTORS = 1 << 16
+
+
+def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPTORS_WITHIN) -> T:
+    """Return `action()`, and repeat it for some seconds while no file descriptor is free."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as its hard limit allows, up to 65,536."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write beside the file, make it durable, and rename: a reader sees the old content or the new, nothing between.
+    """Write a file durably. A reader sees the old content or the new content, never a part.
 
-    Once this returns, the content outlives a crash of the machine.
+    It waits while no file descriptor is free.
+
+    Raises:
+        OSError: with `filename` set to `path`, also when the disk is full.
     """
+    retry_without_descriptors(lambda: _write_once(path, content, mode))
+
+
+def _write_once(path: Path, content: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        put_in_place(Path(name), path, mode)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with name_file(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            put_in_place(temporary, path, mode)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
-def put_in_place(written: Path, path: Path, mode: int = 0o644) -> None:
-    """Make a file durable that was written on the same disk, and rename it; the new name is durable, too."""
-    written.chmod(mode)
-    with written.open("r+b") as file:
+def put_in_place(temporary: Path, path: Path, mode: int = 0o644) -> None:
+    """Rename a complete file of the same file system; sync the file before and the folder after the rename."""
+    with name_file(path):
+        temporary.chmod(mode)
+        sync_file(temporary)
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of a file is on disk."""
+    with path.open("r+b") as file:
         os.fsync(file.fileno())
-    written.replace(path)
-    _make_names_durable(path.parent)
 
 
-def _make_names_durable(folder: Path) -> None:
-    """Let a rename in the folder outlive a crash of the machine, where the system can promise that."""
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk; only POSIX systems can sync a folder."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -48,27 +97,43 @@ def _make_names_durable(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """Hold a folder while a command works in it; SQLite's lock ends with the process, however that ends.
+def name_file(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError: a failed write or fsync names no file, and a temporary name does not help a user."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
+    """Lock a folder for this process. The system releases the lock when the process ends, also after kill -9.
 
     Args:
-        folder: which is made if need be.
-        advice: what to do when another command is at work there.
+        folder: created if it does not exist.
+        advice: what to do if another process holds the folder.
+
+    Raises:
+        ConfigError: another process, or another caller in this process, holds the folder.
+        DataError: the lock file cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            lock = stack.enter_context(closing(sqlite3.connect(folder / ".lock", timeout=0)))
-            lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.Error as error:
-            raise _not_held(folder, error, advice) from None
+    # No fallback to a lock that is a mere file: kill -9 would leave it behind and block the folder.
+    lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"{folder}: another command is at work here; {advice}.") from None
+    except (OSError, NotImplementedError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{folder / LOCK}: cannot lock this folder ({why}). Fix the cause, remove the file if no command is "
+            "running here, or choose another --out."
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _not_held(folder: Path, error: sqlite3.Error, advice: str) -> ConfigError | DataError:
-    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the rest of the code says which kind of it
-        return ConfigError(f"{folder}: another command is at work here; {advice}.")
-    return DataError(
-        f"{folder / '.lock'}: this folder cannot be held against a second command ({error}); mend that, remove the "
-        "file if no command is at work here, or choose another --out."
-    )
+held = hold_folder  # former name; delete when no caller is left

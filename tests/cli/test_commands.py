@@ -431,9 +431,9 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
 
 
 def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
-    from glasu.files import held
+    from glasu.files import hold_folder
 
-    with held(tmp_path / "run" / "checkpoints"):
+    with hold_folder(tmp_path / "run" / "checkpoints"):
         refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
 
 

@@ -13,7 +13,7 @@ from glasu.cli import progress
 from glasu.cli.log import Log
 from glasu.cli.main import Terminated, main
 from glasu.network.status import Status
-from glasu.protocol.messages import Evaluated, Evaluating, RoundDone
+from glasu.protocol.requests import Evaluated, Evaluating, RoundDone
 
 STATUS = Status(
     round=2, num_rounds=9, attempt=1, loss=0.5, bytes_to_server=1_000_000, bytes_to_clients=2_500_000, seconds=3.25

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cli.test_commands import SMALL_RUN, glasu, refused
-from glasu.files import held
+from glasu.files import hold_folder
 from glasu.pki.provision import provision
 
 
@@ -99,7 +99,7 @@ def test_predictions_are_not_written_over_a_partys_data(world, name):
 
 
 def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):
-    with held(world / "busy"):
+    with hold_folder(world / "busy"):
         ended = glasu(*words(world, "join", world / "busy"))
     refused(ended, "another command is at work here; wait until it ends, or end it")
 

@@ -25,7 +25,7 @@ from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import paper, plan, reproduce, results, tables
 from glasu.experiments.figures import averaged
 from glasu.experiments.settings import METHODS, settings, tuned
-from glasu.files import held
+from glasu.files import hold_folder
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
 SMALL = {
@@ -120,7 +120,7 @@ def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_
 
 
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path):
-    with held(tmp_path), pytest.raises(ConfigError, match="another command is at work"):
+    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another command is at work"):
         run_all(tmp_path, "accuracy")
 
 

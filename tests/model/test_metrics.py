@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
-from glasu.model.metrics import NAMES, SELECTED_BY, evaluate
+from glasu.model.metrics import NAMES, SELECTED_BY, evaluate, find_probability_error
 
 
 def random_multiclass(seed: int, nodes: int = 60, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -105,3 +106,33 @@ def test_no_positive_label_and_no_positive_prediction_is_no_division_by_zero():
 @pytest.mark.parametrize("task", NAMES)
 def test_the_score_that_selects_the_model_is_among_those_computed(task):
     assert SELECTED_BY[task] in NAMES[task]
+
+
+PRECISIONS = [np.float32, np.float64]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("classes", [2, 7, 500])
+def test_softmax_and_sigmoid_outputs_and_their_means_are_class_probabilities(classes, precision):
+    logits = torch.from_numpy(10 * np.random.default_rng(0).normal(size=(3, 200, classes)).astype(precision))
+    for task, outputs in (("multiclass", logits.softmax(dim=2)), ("multilabel", logits.sigmoid())):
+        for values in (*outputs.numpy(), outputs.numpy().mean(axis=0)):
+            assert find_probability_error(values, task) == ""
+    assert find_probability_error(np.empty((0, classes), precision), "multiclass") == ""
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+@pytest.mark.parametrize("value", [1e30, -5.0, -1e-3, 1.001, np.nan, np.inf])
+def test_a_value_outside_0_and_1_is_no_probability(value, task, precision):
+    values = np.full((4, 2), 0.5, precision)
+    values[2, 1] = value
+    assert "expected values in 0..1" in find_probability_error(values, task)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_only_the_rows_of_a_multiclass_task_must_sum_to_1(precision):
+    values = np.full((4, 2), 0.5, precision)
+    values[3] = 0.5, 0.501
+    assert "a row that sums to 1.001" in find_probability_error(values, "multiclass")
+    assert find_probability_error(values, "multilabel") == ""

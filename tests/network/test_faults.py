@@ -15,7 +15,7 @@ from glasu.network import join as joining
 from glasu.network import serve as serving
 from glasu.network import transport as streams
 from glasu.pki.kit import open_kit
-from glasu.protocol.messages import Evaluated, RoundDone
+from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.runtime import checkpoint as checkpoints
 from glasu.runtime.simulation import simulate
 from network.test_runs import tiny

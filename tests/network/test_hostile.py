@@ -131,6 +131,14 @@ TENSORS = {
     "columns without end declared": (with_declared(8, 2**32 - 1, "<I"), "section declares"),
     "nothing to say": (lambda message: Waiting(key=message.key), "got"),
 }
+SCORES = {
+    "a huge probability": (lambda message: with_value(message, (0, 0), 1e30), r"in 0\.\.1, got 1e\+30"),
+    "a negative probability": (lambda message: with_value(message, (0, 0), -5), r"in 0\.\.1, got -5"),
+    "a row that does not sum to 1": (
+        lambda message: with_value(message, 0, 0.5),
+        r"rows that sum to 1, got a row that sums to 1\.5",
+    ),
+}
 NUMBERS = {
     "NaN": (lambda message: replace(message, values=message.values + np.array([0, np.nan, 0])), "NaN"),
     "infinity": (lambda message: replace(message, values=message.values + np.array([0, 0, np.inf])), "infinity"),
@@ -155,7 +163,15 @@ WAITING = {
     "metrics": (lambda message: Metrics(key=message.key, values=np.ones(3)), "got Metrics"),
 }
 
-QUICK = ("NaN", "none", "nothing to say", "other ones", "no set", "a gradient")  # the rest of the others is slow
+QUICK = (
+    "NaN",
+    "a huge probability",
+    "none",
+    "nothing to say",
+    "other ones",
+    "no set",
+    "a gradient",
+)  # the rest of the others is slow
 
 
 QUICK_OF_A = ("a row less", "no set")
@@ -166,6 +182,8 @@ def attacks_on(target):
     found = {**ANY}
     if issubclass(target.kind, TensorMessage):
         found |= TENSORS
+    if target.kind is Scores:
+        found |= SCORES
     if target.kind is Metrics:
         found |= NUMBERS if target.keys else {**NUMBERS, **OTHERS}
     if target.kind is Proposal or target.keys == AHEAD:

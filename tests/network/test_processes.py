@@ -336,3 +336,25 @@ def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
     roles.running["b"].send_signal(signal.SIGCONT)
     same_end(roles.finish(), roles)
     assert roles.started == {"server": 1, "a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parties", ["ab", "abc"], ids=["waiting for another party", "training"])
+def test_every_party_says_within_15_s_that_the_server_is_frozen_and_the_run_goes_on_with_it(parties, processes):
+    roles = processes(SMALL_RUN.format(rounds=60))
+    roles.listen()
+    for name in parties:
+        roles.start(name)
+    if parties == "abc":
+        roles.wait(lambda: roles.rounds("server") >= 5)
+    else:
+        roles.wait(lambda: all(f"{name}: prepared" in roles.log("server") for name in parties))
+    roles.running["server"].send_signal(signal.SIGSTOP)
+    stopped, words = time.monotonic(), f"the server at localhost:{roles.port} has been silent for"
+    roles.wait(lambda: all(words in roles.log(name) for name in parties), 100)
+    assert time.monotonic() - stopped <= 15
+    roles.running["server"].send_signal(signal.SIGCONT)
+    for name in set("abc") - set(parties):
+        roles.start(name)
+    same_end(roles.finish(), roles)
+    assert roles.started == {"server": 1, "a": 1, "b": 1, "c": 1}

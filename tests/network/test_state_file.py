@@ -15,7 +15,7 @@ import pytest
 from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
 from glasu.network import client_session as sessions
 from glasu.network import server_session as hubs
-from glasu.protocol.messages import RoundDone
+from glasu.protocol.requests import RoundDone
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.saver import Saver
 from glasu.runtime.simulation import simulate

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 
 from glasu.errors import ConfigError, GlasuError, TransportError
-from glasu.files import held
+from glasu.files import hold_folder
 from glasu.pki import folders
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, provision, remove, renew, revoke, still_good
@@ -349,7 +349,7 @@ def test_a_ca_key_that_others_may_read_signs_nothing(out):
 
 def test_two_commands_do_not_work_in_one_folder_at_once(out):
     before = contents(out)
-    with held(out), pytest.raises(ConfigError, match="another command is at work"):
+    with hold_folder(out), pytest.raises(ConfigError, match="another command is at work"):
         renew(out, ["a"])
     assert contents(out) == before
 

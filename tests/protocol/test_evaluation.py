@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from glasu.data.party import Splits
+from glasu.errors import ProtocolError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
 from glasu.protocol import chunks as chunking
-from glasu.protocol.messages import Evaluated, Evaluating, Scores
+from glasu.protocol.messages import JointScores, Scores
+from glasu.protocol.requests import Evaluated, Evaluating
 from glasu.protocol.state import Selection
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
@@ -126,6 +128,45 @@ def test_with_labels_at_one_party_the_prediction_is_the_owners_and_no_probabilit
     found = done.events[-1].metrics["accuracy"]
     nodes = parties[2].splits.test
     assert found == pytest.approx((expected.argmax(1).numpy() == parties[2].labels)[nodes].mean())
+
+
+BAD_SCORES = {"huge": 1e30, "negative": -5.0, "a row that sums to 3/2": 0.5}
+
+
+def replacing_scores(kind, client, number):
+    """Return a carrier that fills the first row of one kind of message: of one client, or of the server (None)."""
+
+    def carry(message):
+        if not isinstance(message, kind) or client not in (None, message.key.client):
+            return message
+        value = message.value.copy()
+        value[0] = number
+        return replace(message, value=value)
+
+    return carry
+
+
+@pytest.mark.parametrize("number", BAD_SCORES.values(), ids=BAD_SCORES)
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_the_server_names_who_sent_class_probabilities_that_are_none(task, number):
+    parties = tiny_parties()
+    if task == "multilabel":
+        parties = with_labels(parties, np.eye(NUM_CLASSES, dtype=np.int64)[parties[0].labels])
+    config = settings(aggregation_layers=(1, 3), num_rounds=1, task=task)
+    carry = replacing_scores(Scores, 1, number)
+    if task == "multilabel" and 0 <= number <= 1:
+        run(config, parties, carry=carry)  # rows of a multi-label task have any sum
+        return
+    with pytest.raises(ProtocolError, match=r"party 'b', .*class probabilities: expected") as caught:
+        run(config, parties, carry=carry)
+    assert caught.value.party == "b"
+
+
+@pytest.mark.parametrize("number", BAD_SCORES.values(), ids=BAD_SCORES)
+def test_a_client_refuses_a_mean_that_holds_no_class_probabilities(number):
+    config = settings(aggregation_layers=(1, 3), num_rounds=1)
+    with pytest.raises(ProtocolError, match="class probabilities from the server: expected"):
+        run(config, tiny_parties(), carry=replacing_scores(JointScores, None, number))
 
 
 # --- when, on which nodes, and what is chosen --------------------------------------------------------------------

@@ -7,7 +7,8 @@ import torch
 
 from glasu.errors import ConfigError
 from glasu.privacy.release import GaussianNoise
-from glasu.protocol.messages import Evaluated, Partial, RoundDone
+from glasu.protocol.messages import Partial
+from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process

@@ -20,7 +20,8 @@ from glasu.model.dropout import no_dropout
 from glasu.model.sampler import Sampler
 from glasu.protocol.client import Client
 from glasu.protocol.message_bytes import decode, encode
-from glasu.protocol.messages import Evaluated, Gradient, Joint, Message, Partial, Proposal, TensorMessage
+from glasu.protocol.messages import Gradient, Joint, Message, Partial, Proposal, TensorMessage
+from glasu.protocol.requests import Evaluated
 from glasu.protocol.server import Server, Sizes, server_script
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Key, Phase

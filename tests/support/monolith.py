@@ -18,7 +18,8 @@ from torch import Tensor
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Evaluated, Message, RoundDone
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.protocol.server import Server, server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process

@@ -72,6 +72,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def gibibytes(text: str) -> int:
+    """Return a positive number of GiB in bytes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of GiB")
+    return int(value * 2**30)
+
+
 def output_folder(path: Path) -> Path:
     """Make the folder now, so that a run does not fail at its end for want of one."""
     try:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_overrides, named_path, output_folder, seconds
+from glasu.cli.arguments import add_log, add_overrides, gibibytes, named_path, output_folder, seconds
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect", type=named_path, metavar="RUN.toml", help="at a party: the settings that were agreed on"
     )
     parser.add_argument("--run", dest="only", metavar="ID", help="at a party: as for glasu join")
+    parser.add_argument("--max-memory", type=gibibytes, metavar="GIB", help="at a party: as for glasu join")
     parser.add_argument("--metrics", metavar="[HOST:]PORT", help="at the server: whether that can be listened on")
     parser.add_argument("--on-nonsense", choices=("stop", "wait"), help="at the server: as for glasu serve")
     parser.add_argument("--fresh", action="store_true", help="what starting over would remove; nothing is removed now")
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.server and args.overrides:
         raise ConfigError(f"--set {args.overrides[0]}: the server has the settings; set it there.")
-    elsewhere, where = (("metrics", "on_nonsense"), "server") if args.server else (("expect", "only"), "parties")
+    elsewhere, where = (
+        (("metrics", "on_nonsense"), "server") if args.server else (("expect", "only", "max_memory"), "parties")
+    )
     for name in elsewhere:
         if getattr(args, name) is not None:
             option = {"only": "--run"}.get(name, f"--{name.replace('_', '-')}")
@@ -149,7 +152,8 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
     from glasu.network.doctor.visit import visit
 
-    return visit(party, kit, address, out, own=own, expect=expect, wait=args.wait, tell=tell)
+    memory = args.max_memory
+    return visit(party, kit, address, out, own=own, expect=expect, wait=args.wait, max_memory=memory, tell=tell)
 
 
 def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:

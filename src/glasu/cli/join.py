@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, named_path, output_folder, seconds
+from glasu.cli.arguments import add_log, gibibytes, named_path, output_folder, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
     )
     parser.add_argument(
+        "--max-memory",
+        type=gibibytes,
+        metavar="GIB",
+        help="refuse settings whose model needs more memory (half of this machine's)",
+    )
+    parser.add_argument(
         "--predict",
         type=Path,
         nargs="?",
@@ -74,12 +80,13 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.files import held
+    from glasu.files import hold_folder, raise_descriptor_limit
     from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
+    raise_descriptor_limit()
     refuse_contents_of_others(args.out, "party", kit.name)
     out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
         _predict(args, party, kit, address, log)
         return
 
-    with held(out, WAIT):
+    with hold_folder(out, WAIT):
         report = join(
             party,
             kit,
@@ -103,6 +110,7 @@ def run(args: argparse.Namespace) -> None:
             run=args.only,
             fresh=args.fresh,
             wait=args.wait,
+            max_memory=args.max_memory,
             observe=log.observe,
             tell=log.tell,
             status=log.status,
@@ -117,12 +125,12 @@ def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str,
     import numpy as np
 
     from glasu.data.query_ids import asked_nodes
-    from glasu.files import held
+    from glasu.files import hold_folder
     from glasu.network.join_prediction import join_prediction
 
     helps = args.predict == NOTHING
     asked = np.empty(0, np.int64) if helps else asked_nodes(args.predict, args.party, party)
-    with held(args.out, WAIT):
+    with hold_folder(args.out, WAIT):
         predicted = join_prediction(
             party,
             kit,

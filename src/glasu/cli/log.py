@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from glasu.cli.arguments import record
 from glasu.cli.progress import Patience, describe, say, so_far
-from glasu.protocol.messages import Evaluated, Evaluating, Event
+from glasu.protocol.requests import Evaluated, Evaluating, Event
 
 if TYPE_CHECKING:
     from glasu.network.status import Status

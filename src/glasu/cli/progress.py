@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from glasu.protocol.messages import Evaluated, Evaluating, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
 
 if TYPE_CHECKING:
     from glasu.runtime.inprocess import Observer

@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> None:
     everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
-    from glasu.files import held
+    from glasu.files import hold_folder, raise_descriptor_limit
     from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 
+    raise_descriptor_limit()
     refuse_contents_of_others(args.out, "server")
     out = output_folder(args.out)
     address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         purpose = f"waiting for {', '.join(kit.roster)}"
         log.tell(f"listening on {host}:{port}, {FOR_STRAGGLERS if finished else purpose}")
 
-    with held(out), handshakes_told(log.tell, everything=everything):
+    with hold_folder(out), handshakes_told(log.tell, everything=everything):
         if args.predict:
             _predict(args, config, kit, address, log, listened)
         else:

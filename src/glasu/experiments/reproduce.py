@@ -16,7 +16,7 @@ from glasu.experiments.figures import render
 from glasu.experiments.plan import TABLES, Run, plan
 from glasu.experiments.results import Result, as_csv, curves_as_csv, stored
 from glasu.experiments.tables import Table, as_markdown, tables
-from glasu.files import held, write_atomically
+from glasu.files import hold_folder, write_atomically
 
 QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
 
@@ -54,7 +54,7 @@ def reproduce(
         progress: is told how many of how many runs are done, and what was the last of them, or the data, in a line.
     """
     start = time.monotonic()
-    with held(out):
+    with hold_folder(out):
         wanted = available(names, datasets, lambda line: progress(0, 0, line))
         if not wanted:
             raise DataError("there is no data set to run these tables on; docs/datasets.md says what to fetch.")

@@ -23,7 +23,7 @@ from glasu.config import RunConfig
 from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, label, read_space
-from glasu.files import held, write_atomically
+from glasu.files import hold_folder, write_atomically
 from glasu.report import percent
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def search(
         out=out,
     )
     out.mkdir(parents=True, exist_ok=True)
-    with held(out):
+    with hold_folder(out):
         return _run(asked, jobs, observe)
 
 

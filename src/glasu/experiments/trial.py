@@ -20,7 +20,7 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.outcome import MARKS, Outcome, Terms
 from glasu.experiments.space import config_at
 from glasu.model.metrics import SELECTED_BY
-from glasu.protocol.messages import Evaluated, Event
+from glasu.protocol.requests import Evaluated, Event
 from glasu.protocol.state import Selection
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate

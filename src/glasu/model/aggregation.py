@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.config import ModelConfig
+    from glasu.wire.encodings import Encoding
+    from glasu.wire.message_key import Key
 
 Array = NDArray[Any]
 
@@ -50,6 +52,16 @@ class Mean:
         total = add(partials)
         total /= self.num_clients
         return total
+
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+        """Server: return H[l+1] as it travels, from the encoded partials."""
+        return encoding.combine(payloads, self.num_clients, [key], first_row)[0]
+
+    def combine_gradients(
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+    ) -> list[Array]:
+        """Server: return for every client the encoded gradient at its partial, from the gradients at H[l+1]."""
+        return encoding.combine(payloads, self.num_clients, keys, first_row)
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
         """Return H_{-m}[l+1] = H[l+1] - H_m^+[l] / M: what the other clients contributed.
@@ -98,6 +110,21 @@ class Concat:
     def aggregate(self, partials: Sequence[Array]) -> Array:
         """Return H[l+1] from one partial per client, all of one shape."""
         return np.concatenate(partials, axis=1)
+
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+        """Server: return H[l+1] as it travels. The rows are moved, not computed, so nothing is rounded again."""
+        return np.concatenate(payloads, axis=1)
+
+    def combine_gradients(
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+    ) -> list[Array]:
+        """Server: return for every client its columns of the sum of the gradients at H[l+1]."""
+        width = payloads[0].shape[1] // self.num_clients
+        blocks = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
+        return [
+            encoding.combine([payload[:, block] for payload in payloads], 1, [key], first_row)[0]
+            for block, key in zip(blocks, keys, strict=True)
+        ]
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
         """Return H_{-m}[l+1]: H[l+1] without the own columns."""

@@ -16,6 +16,30 @@ NAMES = {
 SELECTED_BY = {"multiclass": "accuracy", "multilabel": "micro_f1"}
 
 
+def find_probability_error(values: NDArray[Any], task: str) -> str:
+    """Return why `values` cannot be class probabilities, or an empty string.
+
+    Every value must lie in [0, 1]. The rows of a multi-class task must also sum to 1. Both bounds allow for rounding
+    in the precision of `values`; the error of a sum grows with the number of classes.
+
+    Args:
+        values: float array of shape (n, C).
+        task: "multiclass" or "multilabel".
+    """
+    if not values.size:
+        return ""
+    tolerance = 4 * float(np.finfo(values.dtype).eps) * (8 + values.shape[1])
+    lowest, highest = float(values.min()), float(values.max())
+    if not (lowest >= 0 and highest <= 1 + tolerance):  # NaN fails both comparisons
+        return f"expected values in 0..1, got {highest if lowest >= 0 else lowest:.6g}"
+    if task == "multiclass":
+        sums = values.sum(axis=1, dtype=np.float64)
+        worst = float(sums[np.abs(sums - 1).argmax()])
+        if abs(worst - 1) > tolerance:
+            return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
+    return ""
+
+
 def evaluate(probabilities: NDArray[Any], labels: NDArray[np.int64], task: str) -> dict[str, float]:
     """Score class probabilities against labels; nodes with an unknown label (-1) do not count.
 

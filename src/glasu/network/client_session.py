@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 from glasu.errors import (
@@ -21,6 +21,7 @@ from glasu.errors import (
 )
 from glasu.network.connect_errors import ANOTHER_RUN, refusal_told
 from glasu.network.frames import (
+    ALIVE,
     CONTROL,
     PIECE,
     RECEIPT,
@@ -32,7 +33,7 @@ from glasu.network.frames import (
     read_control,
 )
 from glasu.network.sanitize import SENTENCES, printable, printable_lines
-from glasu.network.transport import Line, unreachable
+from glasu.network.transport import INBOUND_FRAMES, Line, drain, unreachable
 from glasu.pki.kit import Kit
 from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
@@ -40,6 +41,7 @@ from glasu.wire.message_key import Key
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short --wait is
+SILENT_AFTER = 10.0  # seconds without a frame, also without a sign of life, after which a party says so
 TOLD_EVERY = 30.0  # seconds: whoever waits for the server says so at least every minute
 NOT_WORTH_TRYING = ("refused:", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # no waiting mends these
 SILENCE = 300.0  # seconds: whoever serves says something every minute while it waits for somebody
@@ -83,7 +85,7 @@ class Session:
         self._hello = hello
         self._line: Line | None = None
         self._delay = 0.0  # before the next attempt to connect
-        self._events: SimpleQueue[tuple[Line, bytes | str]] = SimpleQueue()
+        self._events: Queue[bytes | str] = Queue(INBOUND_FRAMES)  # of the present line
         self._assembler = Assembler(0)
         self._pending: dict[About, bytes] = {}
         self._keys: dict[About, Key] = {}  # of what was sent together
@@ -102,6 +104,7 @@ class Session:
         """Let go of the server."""
         if self._line is not None:
             self._line.finish() if self._goodbye else self._line.close()
+            drain(self._events)
 
     def allow(self, limits: Limits) -> None:
         """Accept answers within these limits; before, none is accepted."""
@@ -252,15 +255,24 @@ class Session:
         return ConfigError(f"the server does not accept this party: {why}")
 
     def _next(self, seconds: float) -> bytes | str | None:
-        """Return the next frame, why the stream ended, or None when nothing came in time."""
-        deadline = self.clock() + seconds
+        """Return the next frame, why the stream ended, or None when nothing came in time.
+
+        Signs of life are no frames: they only end a silence. `tell` reports a silence while it lasts.
+        """
+        deadline, heard, told = self.clock() + seconds, self.clock(), SILENT_AFTER
         while (left := deadline - self.clock()) > 0:
             try:
-                line, event = self._events.get(timeout=min(left, 1.0))
+                event = self._events.get(timeout=min(left, 1.0))
             except Empty:
+                if (silent := self.clock() - heard) >= told:
+                    self.tell(f"the server at {self.address} has been silent for {silent:.0f} s.")
+                    told = silent + TOLD_EVERY
                 continue
-            if line is self._line:
+            if told > SILENT_AFTER and not isinstance(event, str):
+                self.tell(f"the server at {self.address} answers again.")
+            if event != ALIVE:
                 return event
+            heard, told = self.clock(), SILENT_AFTER
         return None
 
     def _connect(self) -> None:
@@ -269,13 +281,13 @@ class Session:
         while True:
             if self._line is not None:
                 self._line.close()
+                drain(self._events)
             if self._delay:
                 time.sleep(self._delay * random.uniform(0.8, 1.2))  # so that parties do not all come at once
             self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
             self._assembler = Assembler(0 if self._limits is None else self._limits.largest)
             hello = control("hello", **self._hello())  # before: the server does not wait long for it
-            self._line = Line(self.kit, self.address, lambda line, event: self._events.put((line, event)))
-            self._line.send(hello)
+            self._open_line().send(hello)
             event = self._next(ANSWER_WITHIN)
             if isinstance(event, bytes) and event[:1] == bytes([CONTROL]):
                 fields = read_control(event)
@@ -297,6 +309,12 @@ class Session:
                 said, at = why, self.clock()
             if self.clock() - since + self._delay > self.wait:
                 raise unreachable(self.address, self.wait, why)
+
+    def _open_line(self) -> Line:
+        """Open a stream with a new queue, which bounds the frames that this party holds unread."""
+        events: Queue[bytes | str] = Queue(INBOUND_FRAMES)
+        self._events, self._line = events, Line(self.kit, self.address, lambda line, event: events.put(event))
+        return self._line
 
     def _is_of_another_run(self, fields: dict[str, Any]) -> bool:
         """Tell whether what a server says is about another run than the one that welcomed this party."""

@@ -35,6 +35,9 @@ def control(kind: str, **fields: Any) -> bytes:
     return bytes([CONTROL]) + json.dumps({"kind": kind, **fields}).encode()
 
 
+ALIVE = control("alive")  # the server sends it every few seconds, so that parties notice a frozen one
+
+
 def read_control(frame: bytes, most: int = MAX_FRAME) -> dict[str, Any]:
     """Return the fields of a control frame, or refuse it; one of more than `most` bytes is not read."""
     if len(frame) > most:

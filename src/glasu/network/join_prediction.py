@@ -35,8 +35,9 @@ from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import Durable
 from glasu.pki.kit import Kit
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event, timed
+from glasu.protocol.messages import timed
 from glasu.protocol.prediction import client_asking
+from glasu.protocol.requests import Event
 from glasu.report import versions
 from glasu.runtime.checkpoint import START
 from glasu.runtime.inprocess import one_thread_each

@@ -20,8 +20,9 @@ from glasu.network.server_session import Hub, NewProcess, OnNonsense, Tell
 from glasu.network.state_file import Durable
 from glasu.network.transport import listening
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Event, Exchange, Message
+from glasu.protocol.messages import Exchange, Message
 from glasu.protocol.prediction import server_asked
+from glasu.protocol.requests import Event
 from glasu.protocol.server import Server, Sizes
 from glasu.report import versions
 from glasu.runtime.checkpoint import START

@@ -23,6 +23,7 @@ from glasu.errors import (
     TrainingError,
     public_reason,
 )
+from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network.admission import Admission, check_head
 from glasu.network.compatibility import Facts
 from glasu.network.deduplication import Receipts
@@ -127,7 +128,9 @@ class Hub:
         """
         why = printable(public_reason(error), SENTENCES)
         with self.changed:
-            if isinstance(error, OSError):  # this is not the party's doing
+            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:  # it passes; the party tries again
+                self.tell(f"party {link.name!r}: its connection was dropped: {why}.")
+            elif isinstance(error, OSError):  # this is not the party's doing
                 self._stop(stream, TrainingError(f"the server failed when party {link.name!r} came: {why}"))
             elif link.stream is stream and not self._may_return(error):
                 kind = type(error) if isinstance(error, GlasuError) else ProtocolError

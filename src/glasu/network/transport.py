@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
 from glasu.network.connect_errors import UNREADABLE, advice, plain_reason
-from glasu.network.frames import MAX_FRAME
+from glasu.network.frames import ALIVE, MAX_FRAME
 from glasu.network.peer import Stream, put_soon
 from glasu.pki.kit import Kit, with_revocations_of_now
 from glasu.pki.refusal import peer_name, refusal
@@ -26,8 +26,12 @@ ONLY_TLS_1_3 = require_tls_1_3()
 import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
+ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
 LAST_WORD = 10.0  # seconds that why a party fails may be on its way
 UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
+INBOUND_FRAMES = 16  # frames, of at most a MiB, that a party holds before it reads; gRPC makes the server wait then
+HANDSHAKE_WITHIN = 5.0  # seconds: a connection without a complete TLS handshake is dropped then
+SPARE_CONNECTIONS = 64  # TCP connections at the server, beside twice the streams that its parties may open
 HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -63,7 +67,13 @@ def _refuse_older_tls() -> None:
 
 
 @contextmanager
-def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lambda: None) -> Iterator[int]:
+def listening(
+    hub: Host,
+    kit: Kit,
+    address: str,
+    bound: Callable[[], None] = lambda: None,
+    connections: int | None = None,
+) -> Iterator[int]:
     """Serve the parties of the kit's roster at this address while the block lasts; yields the port.
 
     Args:
@@ -71,6 +81,8 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
         kit: the server's.
         address: host:port.
         bound: is called once the address is ours, before anybody is received.
+        connections: the greatest number of TCP connections; the server drops further ones. None: enough for all
+            parties and some more. Idle connections must not use up the file descriptors of the process.
     """
     _refuse_older_tls()
 
@@ -100,7 +112,13 @@ def listening(hub: Host, kit: Kit, address: str, bound: Callable[[], None] = lam
     reception = _Reception(hub)
     server = grpc.server(
         ThreadPoolExecutor(OPEN * len(hub.links) + 4, "glasu-stream"),
-        options=[*KEEPALIVE, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 4)],
+        options=[
+            *KEEPALIVE,
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.max_allowed_incoming_connections", connections or SPARE_CONNECTIONS + 2 * OPEN * len(hub.links)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
+        ],
     )
     handler = grpc.stream_stream_rpc_method_handler(session)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
@@ -135,6 +153,7 @@ class _Guest:
     stream: Stream = field(default_factory=Stream)
     since: float = field(default_factory=time.monotonic)
     closed: float | None = None  # when it was seen to be closed
+    signed: float | None = None  # when the last sign of life was sent
 
     @property
     def is_unheard(self) -> bool:
@@ -176,12 +195,21 @@ class _Reception:
                 self._look_at(guest, time.monotonic())
 
     def _look_at(self, guest: _Guest, now: float) -> None:
-        """Close a stream that does not say who it is, and break off one whose peer does not hang up."""
+        """Close a stream without a hello, cancel one whose peer does not hang up, and sign life on the others.
+
+        gRPC's pings cannot tell a frozen server soon enough: its kernel still acknowledges data, and a ping timeout of
+        a few seconds breaks slow lines, on which a ping waits behind data.
+        """
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
             self._host.turned_away(
                 f"{_caller(guest.context)}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
             )
             guest.stream.close()
+        if guest.stream.open and guest.stream.accepted:
+            guest.signed = guest.signed or now
+            if now - guest.signed >= ALIVE_EVERY:
+                guest.stream.send(ALIVE)
+                guest.signed = now
         if not guest.stream.open:
             guest.closed = guest.closed or now
             if now - guest.closed >= HELLO_WITHIN:
@@ -205,7 +233,8 @@ class Line:
         Args:
             kit: the party's.
             address: of the server, host:port.
-            arrived: is given every frame, and at last in words why the stream ended; in a thread of its own.
+            arrived: called in a separate thread with every frame, and at last with the reason why the stream ended.
+                While it blocks, no further frame is read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
         self._kit, self._address = kit, address
@@ -248,6 +277,13 @@ class Line:
         self._call.add_done_callback(lambda call: done.set())
         done.wait(seconds)
         self.close()
+
+
+def drain(events: Queue[bytes | str]) -> None:
+    """Empty the queue of a closed line, because its thread may be blocked in `put`."""
+    with suppress(Empty):
+        while True:
+            events.get_nowait()
 
 
 def check_address(address: str, option: str) -> str:

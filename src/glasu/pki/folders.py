@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glasu.errors import ConfigError
-from glasu.files import held
+from glasu.files import hold_folder
 
 RETIRED = "retired"
 
@@ -23,7 +23,7 @@ def at_work(out: Path) -> Iterator[Path]:
         temporary = tempfile.TemporaryDirectory(dir=out, prefix=".new-")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written to ({error.strerror}); choose another folder.") from None
-    with temporary as name, held(out, "wait for it"):
+    with temporary as name, hold_folder(out, "wait for it"):
         Path(name).chmod(0o700)
         yield Path(name)
 

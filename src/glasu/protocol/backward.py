@@ -1,70 +1,77 @@
-"""The exact gradient: back-propagation through the server, layer by layer (`backward = "joint"`).
+"""The exact gradient (`backward = "joint"`): back-propagation through the server, layer by layer.
 
 The loss is the sum of the clients' losses. At each aggregation layer the server adds the clients' gradients at H[l+1]
-and returns what falls on each client's H_m^+[l]: 1/M of the sum (mean), or its columns (concat).
+and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its columns (concat).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.chunks import answer_rows, receive_rows, send_rows, send_waiting
 from glasu.protocol.inference import client_inference
-from glasu.protocol.messages import Exchange, Gradient, JointGradient, Message, Script, Waiting
-from glasu.wire.message_key import Phase
+from glasu.protocol.messages import Gradient, JointGradient, TensorMessage, Waiting
+from glasu.protocol.requests import Scatter, Script
+from glasu.protocol.walk import walk_backward
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from glasu.protocol.client import Batch, Client
+    from glasu.protocol.client import Client
+    from glasu.protocol.learner import Batch
+    from glasu.protocol.sample import Sample
     from glasu.protocol.server import Server
 
 
-def client_joint_round(client: Client, batch: Batch) -> Exchange[list[float]]:
-    """Client column: the joint inference, the way back with an exchange at each aggregation layer, then the step."""
-    passes = client.passes(batch, 0)
-    joint, _ = yield from client_inference(client, passes, batch.round)
-    passes.begin_back()
+def client_joint_round(client: Client, batch: Batch, upcoming: Sample | None) -> Script[list[float]]:
+    """Client column: JointInference, the walk back with an exchange at each aggregation layer, then the step."""
+    key = client.identity.key(Phase.TRAINING, batch.round)
+    step = client.learner.step(batch, 0)
+    joint, _ = yield from client_inference(client, step, key, upcoming)
+    step.begin_back()
     losses: list[float] = []
     gradient: Tensor | None = None
     if client.has_labels:
-        loss, gradient = client.back_from_loss(passes, joint, batch)
-        losses = [loss]
-    for layer in reversed(range(client.config.model.num_layers)):
-        if layer in client.model.aggregation_layers:
-            gradient = yield from _joint_gradient(client, batch, layer, passes.partials[layer], gradient)
-        assert gradient is not None
-        gradient = client.back(passes, layer, gradient)
-    client.end_step(passes, gradient)
+        loss, gradient = client.learner.loss_and_gradient(step, joint, batch)
+        losses = [client.check_loss(loss, batch.round)]
+
+    def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
+        own = client.identity.key(Phase.BACKWARD, batch.round, layer)
+        return (yield from share_gradient(client, own, gradient, step.partials[layer]))
+
+    yield from walk_backward(client, step, gradient, exchange_gradient)
     return losses
 
 
-def _joint_gradient(
-    client: Client, batch: Batch, layer: int, partial: Tensor, gradient: Tensor | None
-) -> Exchange[Tensor]:
-    """Send the gradient at H[l+1], and return what falls on the own H_m^+[l] of all clients' gradients there."""
-    key = client.key(Phase.BACKWARD, batch.round, layer)
-    message: Message
-    if gradient is None:  # of H[L], at a client without labels
-        message = Waiting(key=key)
+def share_gradient(client: Client, key: Key, gradient: Tensor | None, like: Tensor) -> Script[Tensor]:
+    """Send a gradient, or wait without one; return the server's answer, which has the shape of `like`."""
+    rows, columns = like.shape
+    if gradient is None:
+        yield from send_waiting(client, key, rows)
     else:
-        message = Gradient(key=key, value=client.release.tensor("gradient", gradient, key).payload)
-    rows, columns = partial.shape
-    answers = yield from exchange_rows(message, rows, JointGradient)
+        yield from send_rows(client, Gradient, key, client.release.tensor("gradient", gradient, key).payload)
+    answers = yield from receive_rows(client, JointGradient, key, rows)
     return client.read_rows("gradient", answers, (rows, columns))
 
 
-def server_backward(server: Server, round_index: int) -> Script:
-    """Server column: add the gradients in client order and send each client its share."""
+def server_backward(server: Server, key: Key, rows: Mapping[int, int]) -> Script[None]:
+    """Server column: add the gradients in client order and send every client its share.
 
-    def respond(messages: Sequence[Message]) -> None:
-        if owners:
-            server.owners_gradient(messages)
-        server.answer_each(JointGradient, server.backpropagated(messages))
+    Args:
+        server: the server.
+        key: phase and round.
+        rows: |S[l+1]| for every aggregation layer l.
+    """
 
-    for layer in reversed(server.layers):
-        owners = server.owner >= 0 and layer == server.layers[-1]  # the loss is the owner's, the others wait for it
-        kinds = (Gradient, Waiting) if owners else (Gradient,)
-        yield from answer_rows(server, kinds, Phase.BACKWARD, round_index, layer, respond, server.rows[layer])
+    def respond(gradients: Sequence[TensorMessage], answer: Key, first_row: int) -> Scatter:
+        shares = server.backpropagate(gradients, answer, first_row)
+        keys = server.keys_to_each(answer)
+        return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
+
+    for layer in reversed(server.aggregation_layers):
+        # At the last layer only the label owner has a gradient; the others wait for their share.
+        at_loss = server.owner >= 0 and layer == server.aggregation_layers[-1]
+        kinds = (Gradient, Waiting) if at_loss else (Gradient,)
+        yield from answer_rows(server, kinds, key.at(layer), respond, rows[layer])

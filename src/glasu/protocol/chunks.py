@@ -1,90 +1,68 @@
-"""Tensors by rows: a long one travels in chunks, which are sent together and answered one by one.
+"""Send tensors in chunks of rows. The results do not depend on the size of the chunks, to the bit.
 
-A chunk has CHUNK_ROWS rows, and one that has fewer is the last: nobody has to be told how many will come. What everyone
-computes does not depend on the size of the chunks, to the bit.
+A chunk has `wire.chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the receiver does not
+need to know the number of chunks in advance.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.errors import ProtocolError
-from glasu.protocol.messages import NO_NUMBERS, Exchange, Message, Reply, Script, TensorMessage, checked
-from glasu.wire.message_key import Phase
+from glasu.protocol.fields import Array, split_rows
+from glasu.protocol.messages import Message, TensorMessage, Waiting
+from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
+from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
+    from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-CHUNK_ROWS = 4096  # rows per message
+Respond = Callable[[Sequence[TensorMessage], Key, int], Broadcast | Scatter]  # messages, key of the answer, first row
 
 
-def message_chunks(num_rows: int) -> list[slice]:
-    """Divide rows into chunks; the last one is never full, and may be empty."""
-    return [slice(start, min(start + CHUNK_ROWS, num_rows)) for start in range(0, num_rows + 1, CHUNK_ROWS)]
+def send_rows(client: Client, kind: type[TensorMessage], key: Key, payload: Array) -> Script[None]:
+    """Client: send the rows of an encoded tensor. The chunks are views of it."""
+    for chunk, rows in enumerate(split_rows(len(payload), client.config.wire.chunk_rows)):
+        yield Send(kind(key.at(key.layer, chunk), payload[rows]))
 
 
-def first_row(chunk: int) -> int:
-    """Return where a chunk begins."""
-    return chunk * CHUNK_ROWS
+def send_waiting(client: Client, key: Key, num_rows: int) -> Script[None]:
+    """Client: contribute nothing to an exchange about `num_rows` rows."""
+    for chunk in range(num_rows // client.config.wire.chunk_rows + 1):
+        yield Send(Waiting(key.at(key.layer, chunk)))
 
 
-def exchange_rows(message: Message, num_rows: int, kind: type[Reply]) -> Exchange[list[Reply]]:
-    """Send a message about so many rows in chunks, all together, and return the answers to them.
-
-    What rides along, rides on the first one.
-    """
-    if num_rows < CHUNK_ROWS:
-        (answer,) = yield (message,)
-        return [checked(answer, message.key, kind)]
-    messages = [_chunk_of(message, chunk, rows) for chunk, rows in enumerate(message_chunks(num_rows))]
-    answers = yield messages
-    return [checked(answer, part.key, kind) for answer, part in zip(answers, messages, strict=True)]
-
-
-def _chunk_of(message: Message, chunk: int, rows: slice) -> Message:
-    """Return a message about some of the rows; the array is not copied."""
-    part = dataclasses.replace(message, key=message.key._replace(chunk=chunk))
-    if chunk:
-        part = dataclasses.replace(part, losses=NO_NUMBERS, node_sets=())
-    return dataclasses.replace(part, value=part.value[rows]) if isinstance(part, TensorMessage) else part
+def receive_rows(client: Client, kind: type[TensorMessage], key: Key, num_rows: int) -> Script[list[TensorMessage]]:
+    """Client: receive the chunks of the server's answer about `num_rows` rows."""
+    answers = []
+    for chunk in range(num_rows // client.config.wire.chunk_rows + 1):
+        answers.append((yield Receive((kind,), key.at(key.layer, chunk))))
+    return answers
 
 
 def answer_rows(
-    server: Server,
-    kinds: tuple[type[Message], ...],
-    phase: Phase,
-    round_index: int,
-    layer: int,
-    respond: Callable[[Sequence[Message]], None],
-    num_rows: int | None = None,
-) -> Script:
-    """Server column: respond to chunk after chunk, until one is not full.
+    server: Server, kinds: tuple[type[Message], ...], key: Key, respond: Respond, num_rows: int | None = None
+) -> Script[int]:
+    """Server: answer chunk after chunk until a chunk is not full; return the number of rows.
 
     Args:
-        server: who answers.
-        kinds: what may come.
-        phase: what it is for.
-        round_index: t.
-        layer: l.
-        respond: checks the messages about one chunk, one of every client, and prepares their answers.
-        num_rows: how many rows there must be, where the server knows it.
+        server: the server.
+        kinds: the kinds of message that clients may send.
+        key: the key of the exchange.
+        respond: builds the answer to the tensors of one chunk.
+        num_rows: the number of rows to expect, if the server knows it.
     """
+    chunk_rows = server.config.wire.chunk_rows
     for chunk in itertools.count():
-        messages = yield from server.receive(kinds, phase, round_index, layer, chunk)
-        most = CHUNK_ROWS if num_rows is None else max(0, min(CHUNK_ROWS, num_rows - first_row(chunk)))
-        rows = 0
-        for message in messages:
-            if isinstance(message, TensorMessage):
-                rows = len(message.value)
-                if rows > most or (num_rows is not None and rows < most):
-                    wanted = f"at most {most}" if num_rows is None else str(most)
-                    party = server.roster[message.key.client]
-                    raise ProtocolError(
-                        f"party {party!r}, {message.key}: expected {wanted} rows, got {rows}.", party=party
-                    )
-        respond(messages)  # refuses tensors of several shapes
-        if rows < CHUNK_ROWS:
-            return
+        answer, first_row = key.at(key.layer, chunk), chunk * chunk_rows
+        messages = yield Receive(kinds, answer)
+        if Waiting in kinds:
+            server.check_owner_alone(messages)
+        tensors = [message for message in messages if isinstance(message, TensorMessage)]
+        rows = server.check_tensors(tensors, answer, None if num_rows is None else num_rows - first_row)
+        yield respond(tensors, answer, first_row)
+        if rows < chunk_rows:
+            return first_row + rows
+    raise AssertionError("unreachable")

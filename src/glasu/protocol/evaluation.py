@@ -1,190 +1,164 @@
-"""Joint inference over a split or over asked nodes, exact by default -> class probabilities and metrics."""
+"""Joint inference over a split or over requested nodes, exact by default: class probabilities and metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.config import RunConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model import metrics
-from glasu.protocol.chunks import answer_rows, exchange_rows, first_row
-from glasu.protocol.inference import client_inference, server_inference
-from glasu.protocol.messages import (
-    NO_NUMBERS,
-    Agreed,
-    Evaluating,
-    Exchange,
-    Joint,
-    JointScores,
-    Message,
-    Metrics,
-    Partial,
-    Proposal,
-    Scores,
-    Script,
-    Verdict,
-    exchange,
-)
-from glasu.protocol.sampling import checked_unions, client_sampling, server_sampling
-from glasu.wire.message_key import Phase
+from glasu.model.aggregation import Mean
+from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
+from glasu.protocol.inference import client_inference, exchange_partial, server_inference
+from glasu.protocol.messages import JointScores, Metrics, Scores, TensorMessage, Verdict
+from glasu.protocol.requests import Broadcast, Evaluating, Receive, Scatter, Script, Send
+from glasu.protocol.sampling import agree, client_sampling, server_sampling, unite
+from glasu.protocol.walk import walk_forward
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Mask: TypeAlias = NDArray[np.bool_]  # of the asked nodes: which of them one client asked for
+Mask: TypeAlias = NDArray[np.bool_]  # over the requested nodes: those that one client requested
+METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
 
 
-def client_evaluation(
-    client: Client, round_index: int, split: str
-) -> Exchange[tuple[dict[str, float], Verdict | None]]:
-    """Client column: score the model on a split; the server says whether it is the best so far.
+def client_evaluation(client: Client, round_index: int, split: str) -> Script[tuple[dict[str, float], Verdict | None]]:
+    """Client column: score the model on a split; the server decides whether it is the best so far.
 
     Returns:
         The metrics (empty at a client without labels), and the verdict (None where there is no server).
     """
-    nodes = client.evaluation_nodes(split)
-    if client.owner >= 0:
-        nodes = yield from announce(client, round_index, nodes, Phase.EVALUATION)
-    probabilities = yield from client_prediction(client, round_index, nodes, Phase.EVALUATION)
+    key = client.identity.key(Phase.EVALUATION, round_index)
+    nodes = client.data.evaluation_nodes(split)
+    if client.identity.owner >= 0:
+        (nodes,) = yield from agree(client, key, [nodes])
+    probabilities = yield from client_prediction(client, key, nodes)
     found: dict[str, float] = {}
     if client.has_labels:
         labels = client.party.labels
         assert labels is not None
         if not np.isfinite(probabilities).all():
             raise TrainingError(
-                f"party {client.party.name!r}, after {round_index} rounds: the model's predictions are not numbers; "
-                "training diverged. Lower train.learning_rate."
+                f"party {client.name!r}, after {round_index} rounds: the predictions are not finite; training "
+                "diverged. Lower train.learning_rate."
             )
         found = metrics.evaluate(probabilities, labels[nodes], client.config.train.task)
-    if client.selection is not None:
+    if client.progress.selection is not None:
         return found, None
-    key = client.key(Phase.EVALUATION, round_index, -2)
-    losses = client.take_losses(key)
-    values = client.release.numbers("metrics", list(found.values()), key)
-    verdict = yield from exchange(Metrics(key=key, values=values, losses=losses), Verdict)
+    key = key.at(METRICS_LAYER)
+    yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
+    verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
 
 
-def announce(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[NodeSet]:
-    """Learn which nodes are asked for; whoever asks sends their numbers, nobody else sends any."""
-    key = client.key(phase, round_index)
-    proposal = Proposal(key=key, node_sets=client.release.node_sets([nodes], key))
-    answer = yield from exchange(proposal, Agreed)
-    return checked_unions(answer, [nodes], client.party.num_nodes)[0]
-
-
-def client_prediction(
-    client: Client, round_index: int, nodes: NodeSet, phase: Phase, asked: Mask | None = None
-) -> Exchange[NDArray[Any]]:
+def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask | None = None) -> Script[NDArray[Any]]:
     """Client column: return the class probabilities of the nodes.
 
-    With labels everywhere they are the mean of the clients' own (the client's own where there is no server), of all
-    nodes or of those that this client asked for; with labels at one party they are the owner's, and the others return
-    an empty array.
+    With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
+    nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
+    return an empty array.
     """
-    client.model.eval()
-    if _is_sampled(client.config, phase):
-        joint = yield from _sampled_forward(client, round_index, nodes, phase)
+    model = client.learner.model
+    model.eval()
+    if _is_sampled(client.config, key.phase):
+        joint = yield from _sampled_forward(client, key, nodes)
     else:
-        joint = yield from _exact_forward(client, round_index, nodes, phase)
-    own = client.probabilities(joint) if client.has_labels else None
-    client.model.train()
+        joint = yield from _exact_forward(client, key, nodes)
+    own = client.learner.probabilities(joint) if client.has_labels else None
+    model.train()
     if own is None:
         return np.empty((0, 0))
-    if client.owner >= 0 or client.selection is not None:
+    if client.identity.owner >= 0 or client.progress.selection is not None:
         return np.asarray(own.numpy())
-    top = client.config.model.num_layers
-    key = client.key(phase, round_index, top)
-    message = Scores(key=key, value=client.release.tensor("probabilities", own, key).payload)
-    answers = yield from exchange_rows(message, len(own), JointScores)
-    mean = client.read_rows("probabilities", answers, (len(own), own.shape[1]), asked)
-    return np.asarray(mean.numpy())
+    key = key.at(client.config.model.num_layers)
+    rows, columns = own.shape
+    yield from send_rows(client, Scores, key, client.release.tensor("probabilities", own, key).payload)
+    answers = yield from receive_rows(client, JointScores, key, rows)
+    mean = client.read_rows("probabilities", answers, (rows, columns), requested).numpy()
+    if error := metrics.find_probability_error(mean, client.config.train.task):
+        raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
+    return np.asarray(mean)
 
 
 def _is_sampled(config: RunConfig, phase: Phase) -> bool:
-    """Tell whether neighbourhoods are sampled; prediction is always exact."""
+    """Return whether neighbourhoods are sampled. Prediction is always exact."""
     return config.train.sampled_evaluation and phase is Phase.EVALUATION
 
 
-def _exact_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
-    """Compute H[L] at the nodes: all rows at lower layers, so that no index set travels; the asked ones at the last."""
-    everything, last = np.arange(client.party.num_nodes), client.config.model.num_layers - 1
-    hidden, initial = client.exact_start()
-    total, done = last * len(everything) + len(nodes), 0
-    result: Tensor
-    for layer in range(last + 1):
-        targets = nodes if layer == last else everything
-        partial = client.empty_rows(len(targets))
-        for rows, computed in client.exact_layer(layer, hidden, initial, targets):
+def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
+    """Compute H[L] at the nodes with every edge.
+
+    Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
+    """
+    import torch
+
+    learner, last = client.learner, client.config.model.num_layers - 1
+    all_nodes = np.arange(client.data.num_nodes)
+    hidden, initial = learner.exact_start()
+    total, done = last * len(all_nodes) + len(nodes), 0
+
+    def compute(layer: int, hidden: Any) -> Script[Tensor]:
+        nonlocal done
+        targets = nodes if layer == last else all_nodes
+        partial = torch.empty(len(targets), client.config.model.hidden, dtype=client.data.dtype)
+        for rows, computed in learner.exact_layer(layer, hidden, initial, targets):
             partial[rows] = computed
             done += len(computed)
-            if len(computed) < len(targets):  # a small graph needs one product, and no news of it
-                yield Evaluating(client.round, done / total, client.party.name)
-        result = partial
-        if layer in client.model.aggregation_layers:
-            key = client.key(phase, round_index, layer)
-            sent = client.release.tensor("representation", partial, key)
-            answers = yield from exchange_rows(Partial(key=key, value=sent.payload), len(partial), Joint)
-            result = client.read_rows("representation", answers, client.joint_shape(partial))
-        hidden = result
-    return result
+            if len(computed) < len(targets):  # a small graph needs one product and no progress report
+                yield Evaluating(client.progress.round, done / total, client.name)
+        return partial
+
+    def combine(layer: int, partial: Tensor) -> Script[Tensor]:
+        joint, _ = yield from exchange_partial(client, key.at(layer), partial)
+        return joint
+
+    return (yield from walk_forward(client, hidden, compute, combine))
 
 
-def _sampled_forward(client: Client, round_index: int, nodes: NodeSet, phase: Phase) -> Exchange[Tensor]:
-    """Compute H[L] at the nodes on sampled neighbourhoods, as a training round would."""
-    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the answer has the asked order
-    (sample,) = yield from client_sampling(client, [round_index], batches=[distinct], purpose="evaluation neighbors")
-    batch = client.gather(sample, to_learn=False)
-    hidden, _ = yield from client_inference(client, client.passes(batch, None), round_index, phase)
+def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
+    """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
+    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the result has the given order
+    (sample,) = yield from client_sampling(client, [key.round], [distinct], Phase.EVALUATION_SAMPLING)
+    batch = client.learner.gather(sample, with_labels=False)
+    hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key)
     joint: Tensor = hidden[places]
     return joint
 
 
-def server_evaluation(server: Server, round_index: int, num_nodes: int, task: str) -> Exchange[dict[str, float]]:
-    """Server column: aggregate chunk by chunk, and return the metrics; the verdict is the caller's to answer."""
+def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Script[dict[str, float]]:
+    """Server column: aggregate, and return the metrics. The caller broadcasts the verdict."""
+    key = server.key(Phase.EVALUATION, round_index)
     if server.owner >= 0:
-        num_nodes = len((yield from server_announcement(server, round_index, Phase.EVALUATION))[1])
-    yield from server_prediction(server, round_index, num_nodes, Phase.EVALUATION)
-    messages = yield from server.receive((Metrics,), Phase.EVALUATION, round_index, -2)
-    return _agreed_metrics(server, messages, metrics.NAMES[task])
+        _, (nodes,) = yield from unite(server, key, 1)
+        num_nodes = len(nodes)
+    yield from server_prediction(server, key, num_nodes)
+    found = yield Receive((Metrics,), key.at(METRICS_LAYER))
+    return _compare_metrics(server, found)
 
 
-def server_announcement(
-    server: Server, round_index: int, phase: Phase
-) -> Exchange[tuple[Sequence[Message], NDArray[np.int32]]]:
-    """Server column of `announce`: return who asked for what, and all nodes that are asked for."""
-    asked = ("asked nodes", round_index, server.config.model.num_layers)
-    messages = yield from server.receive((Proposal,), phase, round_index, -1, proposed=[asked])
-    server.answer(Agreed)
-    return messages, server.answers[0].node_sets[0]
-
-
-def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence[str]) -> dict[str, float]:
-    """Return what every party with labels found, or refuse: who sent other metrics than expected, who differs."""
+def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
+    """Return the metrics, which must be equal at all parties with labels."""
+    names = metrics.NAMES[server.config.train.task]
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
-        party, values = server.roster[client], message.values if isinstance(message, Metrics) else NO_NUMBERS
         expected = names if server.owner in (-1, client) else ()
+        values = message.values
         if len(values) != len(expected):
             listed = ", ".join(expected) or "none"
-            raise ProtocolError(
-                f"party {party!r}, {message.key}: expected the metrics {listed}, got {len(values)} values.", party=party
-            )
+            server.refuse(message, f"expected the metrics {listed}, got {len(values)} values.")
         if not (np.isfinite(values).all() or np.isnan(values).all()):  # all NaN: no label was known
-            raise ProtocolError(
-                f"party {party!r}, {message.key}: expected metrics that are numbers, got NaN or infinity.", party=party
-            )
+            server.refuse(message, "expected finite metrics, got NaN or infinity.")
         if expected:
-            found[party] = values
+            found[server.roster[client]] = values
     (first, agreed), *others = found.items()
     for party, values in others:
         if not np.array_equal(values, agreed, equal_nan=True):
@@ -194,33 +168,36 @@ def _agreed_metrics(server: Server, messages: Sequence[Message], names: Sequence
                 if one != other
             )
             raise ProtocolError(
-                f"{messages[0].key}: parties found different metrics; their labels or splits differ: {apart}."
+                f"{messages[0].key}: parties found different metrics, so their labels or splits differ: {apart}."
             )
     return dict(zip(names, agreed.tolist(), strict=True))
 
 
 def server_prediction(
-    server: Server, round_index: int, num_nodes: int, phase: Phase, asked: Sequence[Mask] | None = None
-) -> Script:
-    """Server column of an exact or sampled joint inference, and of the mean of the class probabilities.
+    server: Server, key: Key, num_nodes: int, requested: Sequence[Mask] | None = None
+) -> Script[None]:
+    """Server column of a joint inference and of the mean of the class probabilities.
 
-    All clients receive the mean or, where `asked` tells which rows each of them asked for, each its own rows.
+    All clients receive the mean; with `requested`, each client receives the rows that it requested.
     """
-    if _is_sampled(server.config, phase):
-        yield from server_sampling(server, [round_index], "evaluation neighbors")
-        yield from server_inference(server, round_index, phase)
+    num_rows: Mapping[int, int | None]
+    if _is_sampled(server.config, key.phase):
+        sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
+        num_rows = server.known_rows(key.round, sizes)
     else:
-        rows = [server.sizes.num_nodes] * (len(server.layers) - 1) + [num_nodes]
-        yield from server_inference(server, round_index, phase, rows)
+        lower = server.aggregation_layers[:-1]
+        num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}
+    yield from server_inference(server, key, num_rows)
+    if server.owner >= 0:
+        return
+    mean = Mean(server.num_clients)  # whatever the layers' aggregation is
 
-    def respond(messages: Sequence[Message]) -> None:
-        mean = server.aggregated("probabilities", messages, server.mean)
-        if asked is None:
-            server.answer(JointScores, mean)
-        else:
-            start = first_row(messages[0].key.chunk)
-            server.answer_each(JointScores, [mean[own[start : start + len(mean)]] for own in asked])
+    def respond(scores: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast | Scatter:
+        rows = server.aggregate(scores, answer, first_row, mean)
+        if requested is None:
+            return Broadcast(JointScores(answer, rows))
+        own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
+        pairs = zip(server.keys_to_each(answer), own, strict=True)
+        return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 
-    if server.owner < 0:
-        top = server.config.model.num_layers
-        yield from answer_rows(server, (Scores,), phase, round_index, top, respond, num_nodes)
+    yield from answer_rows(server, (Scores,), key.at(server.config.model.num_layers), respond, num_nodes)

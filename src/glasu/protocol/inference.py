@@ -1,62 +1,82 @@
-"""Algorithm 3: JointInference, the client's and the server's columns side by side."""
+"""Algorithm 3: JointInference, client and server columns side by side."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.messages import Exchange, Joint, Message, Partial, Script
-from glasu.wire.message_key import Phase
+from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
+from glasu.protocol.messages import Joint, Partial, TensorMessage
+from glasu.protocol.requests import Broadcast, Script
+from glasu.protocol.walk import compute_with, walk_forward
+from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from glasu.model.step import Step
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
+    from glasu.protocol.sample import Sample
     from glasu.protocol.server import Server
 
 
 def client_inference(
-    client: Client, passes: Step, round_index: int, phase: Phase = Phase.TRAINING
-) -> Exchange[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
-    """Client column: compute, send, receive, layer by layer.
+    client: Client, step: Step, key: Key, upcoming: Sample | None = None
+) -> Script[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
+    """Client column: compute, send and receive, layer by layer.
 
     Args:
-        client: who takes part.
-        passes: the way through the client's layers.
-        round_index: t.
-        phase: what it is for.
+        client: the client.
+        step: the client's layers, at step 0.
+        key: phase and round.
+        upcoming: the sample of the next round, if it is known; it is gathered while answers travel.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
     """
-    hidden = passes.encode()  # H_m[0]
     exchanged: dict[int, tuple[Tensor, Sent]] = {}
-    for layer in range(client.config.model.num_layers):
-        partial = passes.layer(layer, hidden)  # H_m^+[l]
-        if layer in client.model.aggregation_layers:
-            key = client.key(phase, round_index, layer)
-            sent = client.release.tensor("representation", partial, key)
-            message = Partial(key=key, value=sent.payload, losses=client.take_losses(key))
-            answers = yield from exchange_rows(message, partial.shape[0], Joint)
-            hidden = client.read_rows("representation", answers, client.joint_shape(partial))  # H_m[l+1] = H[l+1]
-            exchanged[layer + 1] = hidden, sent
-        else:
-            hidden = partial  # H_m[l+1] = H_m^+[l]
-    return cast("Tensor", hidden), exchanged  # no torch here: the server imports this module
+
+    def combine(layer: int, partial: Tensor) -> Script[Tensor]:
+        joint, sent = yield from exchange_partial(client, key.at(layer), partial, upcoming)
+        exchanged[layer + 1] = joint, sent
+        return joint
+
+    joint = yield from walk_forward(client, step.encode(), compute_with(step), combine)
+    return joint, exchanged
 
 
-def server_inference(
-    server: Server, round_index: int, phase: Phase = Phase.TRAINING, num_rows: Sequence[int] | None = None
-) -> Script:
-    """Server column: aggregate and broadcast; of each layer so many rows, where the caller or the server knows it."""
+def exchange_partial(
+    client: Client, key: Key, partial: Tensor, upcoming: Sample | None = None
+) -> Script[tuple[Tensor, Sent]]:
+    """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
+    sent = client.release.tensor("representation", partial, key)
+    yield from send_rows(client, Partial, key, sent.payload)
+    if upcoming is not None:
+        with client.watch.measure("sampling"):
+            client.learner.gather(upcoming)  # useful work while the answer travels
+    rows, columns = partial.shape
+    answers = yield from receive_rows(client, Joint, key, rows)
+    shape = rows, columns * client.learner.aggregation.widening
+    return client.read_rows("representation", answers, shape), sent
 
-    def respond(messages: Sequence[Message]) -> None:
-        server.answer(Joint, server.aggregated("representation", messages))
 
-    for position, layer in enumerate(server.layers):
-        known = server.known_rows(phase, round_index, layer) if num_rows is None else num_rows[position]
-        yield from answer_rows(server, (Partial,), phase, round_index, layer, respond, known)
+def server_inference(server: Server, key: Key, num_rows: Mapping[int, int | None]) -> Script[dict[int, int]]:
+    """Server column: aggregate and broadcast, layer by layer.
+
+    Args:
+        server: the server.
+        key: phase and round.
+        num_rows: |S[l+1]| for aggregation layers l, where the server knows it.
+
+    Returns:
+        |S[l+1]| for every aggregation layer l.
+    """
+
+    def respond(partials: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast:
+        return Broadcast(Joint(answer, server.aggregate(partials, answer, first_row)))
+
+    rows = {}
+    for layer in server.aggregation_layers:
+        rows[layer] = yield from answer_rows(server, (Partial,), key.at(layer), respond, num_rows.get(layer))
+    return rows

@@ -1,44 +1,45 @@
-"""Algorithms 5-7: what changes when one client holds the labels.
+"""Algorithms 5 to 7: the differences when one client holds the labels.
 
-Sampling: the owner sends the batch (`sampling.owner_draws`). Update: the others minimise <G, H_m[L]>
-(`update.local_update`). Here: Algorithm 6's last lines, the owner's gradient at H[L] reaches everyone.
+Algorithm 5: the label owner sends the batch (`sampling.py`). Algorithm 7: the other clients minimise <G, H_m[L]>
+(`update.py`). Here: the last lines of Algorithm 6, which send the owner's gradient G at H[L] to all clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.messages import Exchange, Gradient, JointGradient, Message, Script, Waiting
-from glasu.wire.message_key import Phase
+from glasu.protocol.backward import share_gradient
+from glasu.protocol.chunks import answer_rows
+from glasu.protocol.messages import Gradient, JointGradient, TensorMessage, Waiting
+from glasu.protocol.requests import Broadcast, Script
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from glasu.protocol.client import Batch, Client
+    from glasu.protocol.client import Client
+    from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
 
 
-def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Exchange[Tensor]:
-    """Client column: the owner sends G = dL/dH[L] at step 0; everyone receives it, once per round."""
-    key = client.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
-    message: Message = Waiting(key=key)
+def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[Tensor]:
+    """Client column: the owner sends G = dL/dH[L] at step 0; all clients receive it, once per round."""
+    key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
+    own = None
     if client.has_labels:
-        message = Gradient(
-            key=key, value=client.release.tensor("gradient", client.gradient_at(joint, batch), key).payload
-        )
-    rows, columns = joint.shape
-    answers = yield from exchange_rows(message, rows, JointGradient)
-    return client.read_rows("gradient", answers, (rows, columns))
+        loss, own = client.learner.loss_and_gradient(client.learner.step(batch, 0), joint, batch)
+        client.check_loss(loss, batch.round)
+    return (yield from share_gradient(client, key, own, joint))
 
 
-def server_gradient(server: Server, round_index: int) -> Script:
-    """Server column: pass the owner's gradient on, as it came."""
+def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
+    """Server column: pass the owner's gradient on, unchanged."""
 
-    def respond(messages: Sequence[Message]) -> None:
-        server.answer(JointGradient, server.owners_gradient(messages))
+    def respond(gradients: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast:
+        (gradient,) = gradients
+        server.check_finite("gradient", gradients, [gradient.value], answer)
+        return Broadcast(JointGradient(answer, gradient.value))
 
-    layer, rows = server.config.model.num_layers, server.rows[server.layers[-1]]
-    yield from answer_rows(server, (Gradient, Waiting), Phase.BACKWARD, round_index, layer, respond, rows)
+    layer = server.config.model.num_layers
+    yield from answer_rows(server, (Gradient, Waiting), key.at(layer), respond, num_rows)

@@ -1,4 +1,4 @@
-"""Prediction for those who ask: one exact joint inference over all asked nodes; who did not ask receives nothing."""
+"""Prediction on request: one exact joint inference over all requested nodes. Other parties receive no result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.protocol.evaluation import announce, client_prediction, server_announcement, server_prediction
-from glasu.protocol.messages import Exchange
+from glasu.protocol.evaluation import client_prediction, server_prediction
+from glasu.protocol.requests import Script
+from glasu.protocol.sampling import agree, unite
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -18,27 +19,29 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
-def client_asking(client: Client, asked: NodeSet) -> Exchange[tuple[NodeSet, NDArray[Any]]]:
-    """Client column: ask for nodes, or for none and help the others.
+def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
+    """Client column: request nodes, or none to help the other parties.
 
     Returns:
-        The nodes, in rising order, whose class probabilities this client receives, and these. With labels everywhere:
-        what it asked for. With labels at one party, which alone has a classifier: at that party what anybody asked
-        for, at the others nothing.
+        The nodes, sorted, whose class probabilities this client receives, and these probabilities. With labels at all
+        clients: the requested nodes. With labels at one party, which alone has a classifier: at that party all
+        nodes that any party requested, at the others none.
     """
-    nodes = yield from announce(client, 0, asked, Phase.PREDICTION)
-    own = np.isin(nodes, asked)
-    probabilities = yield from client_prediction(client, 0, nodes, Phase.PREDICTION, own)
-    if client.owner >= 0:
+    key = client.identity.key(Phase.PREDICTION, 0)
+    (nodes,) = yield from agree(client, key, [requested])
+    own = np.isin(nodes, requested)
+    probabilities = yield from client_prediction(client, key, nodes, own)
+    if client.identity.owner >= 0:
         return (nodes if client.has_labels else nodes[:0]), probabilities
     return nodes[own], probabilities
 
 
-def server_asked(server: Server) -> Exchange[int]:
-    """Server column; returns for how many nodes. The last answers are left in `server.answers`."""
-    messages, nodes = yield from server_announcement(server, 0, Phase.PREDICTION)
+def server_request(server: Server) -> Script[int]:
+    """Server column: return the number of requested nodes."""
+    key = server.key(Phase.PREDICTION, 0)
+    proposals, (nodes,) = yield from unite(server, key, 1)
     if len(nodes) == 0:
-        raise ProtocolError("no party asked for a node; one of them must name some: glasu join ... --predict ids.csv.")
-    asked = [np.isin(nodes, message.node_sets[0]) for message in messages]
-    yield from server_prediction(server, 0, len(nodes), Phase.PREDICTION, asked)
+        raise ProtocolError("no party requested a node; one of them must: glasu join ... --predict ids.csv.")
+    requested = [np.isin(nodes, proposal.node_sets[0]) for proposal in proposals]
+    yield from server_prediction(server, key, len(nodes), requested)
     return len(nodes)

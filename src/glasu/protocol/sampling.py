@@ -1,14 +1,12 @@
-"""Algorithm 2: agree on the node sets S[l], for a range of rounds at once.
+"""Algorithms 2 and 5: agree on the node sets S[l], for a window of rounds together.
 
-Sampling does not depend on weights, so the sets of coming rounds are agreed while the present ones compute: a step of
-the agreement rides on each tensor message, and costs no exchange of its own.
+Sampling does not depend on weights. So the sets of the next window are agreed while the present rounds compute: the
+agreement is interleaved with the rounds (`rounds.py`) and costs no exchange of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,192 +14,149 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.protocol.messages import Agreed, Event, Exchange, Message, Proposal, Result, Script, exchange
+from glasu.protocol.messages import Agreed, Proposal
+from glasu.protocol.requests import Broadcast, Receive, Script, Send
+from glasu.protocol.sample import Sample
 from glasu.randomness import contains
-from glasu.wire.message_key import Phase
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import Draw, NodeSet
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-
-SetName = tuple[str, int, int]  # of one node set S[l] of one round: what it is for, the round, l
-
-# Agreements about the same round; the position of each in this list stands as the chunk in its messages' keys.
-AGREEMENTS = ("neighbors", "evaluation neighbors", "training nodes")
-ROWS_COME = AGREEMENTS[:2]  # of whose sets tensors are sent: in training, in evaluation
+# The stream from which neighbours are drawn: training and evaluation draw independently.
+PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """The node sets S_m[0..L] of one round, agreed, and the edges drawn for each layer."""
-
-    round: int
-    nodes: tuple[NodeSet, ...]
-    draws: tuple[Draw, ...]
-
-
-def windows(first: int, config: RunConfig) -> Iterator[range]:
-    """Divide the rounds from `first` on into the ranges whose node sets are agreed together."""
-    size = max(1, config.train.prefetch)
-    for start in range(first, config.train.num_rounds, size):
-        yield range(start, min(start + size, config.train.num_rounds))
+def windows(first: int, config: RunConfig) -> Iterator[tuple[range, range]]:
+    """Divide the rounds from `first` on into windows; yield each with the one after it (empty: none)."""
+    size, end = max(1, config.train.prefetch), config.train.num_rounds
+    for start in range(first, end, size):
+        middle = min(start + size, end)
+        yield range(start, middle), range(middle, min(middle + size, end))
 
 
-def owner_draws(config: RunConfig) -> bool:
-    """Tell whether the label owner sends every batch S[L]; with "shared" all derive it from a list published once."""
-    return config.train.labels != "all" and config.train.sampler != "shared"
+def owner_sends_batches(config: RunConfig) -> bool:
+    """Return whether the label owner sends every batch S[L]."""
+    return config.train.labels != "all" and not owner_publishes_nodes(config)
 
 
-def publish_training_nodes(client: Client) -> Exchange[NodeSet]:
-    """Tell everyone the training nodes (not their labels), once; afterwards no batch needs to travel."""
-    key_layer = client.config.model.num_layers
-    chunk = AGREEMENTS.index("training nodes")
-    (nodes,) = yield from _agree(client, 0, key_layer, [client.training_nodes], chunk)
+def owner_publishes_nodes(config: RunConfig) -> bool:
+    """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
+    return config.train.labels != "all" and config.train.sampler == "shared"
+
+
+def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
+    """Return the l for which the parties agree on S[l], in the order of the agreement."""
+    layers = config.model.aggregation_layers
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if config.train.sampler == "neighbor" else []
+    if owner_sends_batches(config) and phase is Phase.SAMPLING:
+        agreed.insert(0, config.model.num_layers)
+    return agreed
+
+
+def client_training_nodes(client: Client) -> Script[NodeSet]:
+    """Return the training nodes that batches are drawn from; the label owner may publish them (not their labels)."""
+    nodes = client.data.training_nodes()
+    if owner_publishes_nodes(client.config):
+        key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
+        (nodes,) = yield from agree(client, key, [nodes])
     return nodes
 
 
 def client_sampling(
-    client: Client,
-    rounds: Sequence[int],
-    *,
-    batches: Sequence[NodeSet] | None = None,
-    purpose: str = "neighbors",
-) -> Exchange[list[Sample]]:
-    """Client column of Algorithms 2 and 5: return S_m[0..L] for each round.
+    client: Client, rounds: Sequence[int], batches: Sequence[NodeSet], phase: Phase = Phase.SAMPLING
+) -> Script[list[Sample]]:
+    """Client column: return S_m[0..L] for each round.
 
     S_m[l] is drawn from the neighbours of S_m[l+1] and contains it. Where layer l-1 aggregates, S[l] must be the same
-    everywhere: it becomes the union of all clients' sets.
+    at all clients: it becomes the union of their sets.
 
     Args:
-        client: who draws.
+        client: the client.
         rounds: the rounds to agree on.
-        batches: S[L] for each round, where it is known already; else it is drawn from the training nodes.
-        purpose: what the neighbours are drawn for; training and evaluation draw from streams of their own.
+        batches: S[L] for each round; empty at a client that receives the batches from the label owner.
+        phase: SAMPLING or EVALUATION_SAMPLING.
     """
-    config, last = client.config, client.config.model.num_layers
-    chunk = AGREEMENTS.index(purpose)
-    if batches is None:
-        batches = [client.batch_nodes(index) for index in rounds]
-        if owner_draws(config):
-            batches = yield from _agree(client, rounds[0], last, batches, chunk)
+    last, agreed = client.config.model.num_layers, agreed_layers(client.config, phase)
+    key = client.identity.key(phase, rounds[0])
+    if last in agreed:
+        batches = yield from agree(client, key.at(last), batches)
     nodes: list[list[NodeSet]] = [[batch] for batch in batches]
     draws: list[list[Draw]] = []
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
             pairs = zip(rounds, nodes, strict=True)
-            drawn = [client.sampler.draw(sets[0], index, layer, purpose) for index, sets in pairs]
-        agreed: Sequence[NodeSet] = [draw.nodes for draw in drawn]
-        if layer - 1 in client.model.aggregation_layers and config.train.sampler == "neighbor":
-            agreed = yield from _agree(client, rounds[0], layer, agreed, chunk)
+            drawn = [client.learner.sampler.draw(sets[0], index, layer, PURPOSE[phase]) for index, sets in pairs]
+        found: Sequence[NodeSet] = [draw.nodes for draw in drawn]
+        if layer in agreed:
+            found = yield from agree(client, key.at(layer), found)
         draws.insert(0, drawn)
-        for sets, found in zip(nodes, agreed, strict=True):
-            sets.insert(0, found)
+        for sets, united in zip(nodes, found, strict=True):
+            sets.insert(0, united)
     return [
         Sample(index, tuple(sets), tuple(drawn[position] for drawn in draws))
         for position, (index, sets) in enumerate(zip(rounds, nodes, strict=True))
     ]
 
 
-def _agree(
-    client: Client, round_index: int, layer: int, node_sets: Sequence[NodeSet], chunk: int
-) -> Exchange[list[NodeSet]]:
-    """Propose one node set per round and return the unions."""
-    key = client.key(Phase.SAMPLING, round_index, layer, chunk)
-    proposal = Proposal(key=key, node_sets=client.release.node_sets(node_sets, key))
-    answer = yield from exchange(proposal, Agreed)
-    return checked_unions(answer, node_sets, client.party.num_nodes)
+def agree(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list[NodeSet]]:
+    """Propose node sets and return the unions of all clients' proposals."""
+    yield Send(Proposal(key, client.release.node_sets(node_sets, key)))
+    answer = yield Receive((Agreed,), key)
+    return _check_unions(answer, node_sets, client.data.num_nodes)
 
 
-def checked_unions(answer: Message, proposed: Sequence[NodeSet], num_nodes: int) -> list[NodeSet]:
-    """Return the node sets that the server says are agreed, or refuse what cannot be."""
+def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -> list[NodeSet]:
+    """Refuse agreed sets that are not sorted, leave the graph, or lack a proposed node.
+
+    The compiled loops that read these sets check nothing.
+    """
     unions = [union.astype(np.int64) for union in answer.node_sets]
     if len(unions) != len(proposed) or not all(map(_is_union, unions, proposed, [num_nodes] * len(unions))):
         raise ProtocolError(
-            f"{answer.key}: an agreed node set must rise within 0..{num_nodes - 1} and contain what this party "
-            "proposed, one set per proposal; check that the server and all parties run the same version on the same "
-            "id list."
+            f"{answer.key}: an agreed node set must be sorted, lie in 0..{num_nodes - 1} and contain this party's "
+            "proposal, with one set per proposal. Check that the server and all parties run the same version on the "
+            "same id list."
         )
     return unions
 
 
 def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
-    """Tell whether a set that arrived can be what it must be; the loops that read it check nothing."""
     if len(union) and not 0 <= union[0] <= union[-1] < num_nodes:
         return False
     return bool((union[1:] > union[:-1]).all() and contains(union, own).all())
 
 
-def agreement_steps(config: RunConfig, rounds: Sequence[int], purpose: str = "neighbors") -> list[list[SetName]]:
-    """Return the steps of an agreement, each by the sets that it agrees on: one S[l] per round."""
-    unions, layers = config.train.sampler == "neighbor", config.model.aggregation_layers
-    agreed = [layer + 1 for layer in reversed(layers[:-1])] if unions else []
-    if owner_draws(config) and purpose == "neighbors":
-        agreed.insert(0, config.model.num_layers)
-    return [[(purpose, index, layer) for index in rounds] for layer in agreed]
+def server_training_nodes(server: Server) -> Script[None]:
+    """Server column of `client_training_nodes`."""
+    if owner_publishes_nodes(server.config):
+        yield from unite(server, server.key(Phase.SAMPLING, 0, server.config.model.num_layers), 1)
 
 
-def server_sampling(server: Server, rounds: Sequence[int], purpose: str = "neighbors") -> Script:
-    """Server column of an agreement that does not ride on other messages; the answers are the unions."""
-    for step in agreement_steps(server.config, rounds, purpose):
-        layer, chunk = step[0][2], AGREEMENTS.index(purpose)
-        yield from server.receive((Proposal,), Phase.SAMPLING, rounds[0], layer, chunk, proposed=step)
-        server.answer(Agreed)
+def server_sampling(
+    server: Server, rounds: Sequence[int], phase: Phase = Phase.SAMPLING
+) -> Script[dict[tuple[int, int], int]]:
+    """Server column: unite the clients' sets; return {(round, l): |S[l]|} of the agreed sets. The sets are not kept."""
+    sizes: dict[tuple[int, int], int] = {}
+    for layer in agreed_layers(server.config, phase):
+        _, unions = yield from unite(server, server.key(phase, rounds[0], layer), len(rounds))
+        sizes |= {(index, layer): len(nodes) for index, nodes in zip(rounds, unions, strict=True)}
+    return sizes
 
 
-def server_publication(server: Server) -> Script:
-    """Server column of `publish_training_nodes`."""
-    purpose, last = "training nodes", server.config.model.num_layers
-    published = [(purpose, 0, last)]
-    yield from server.receive((Proposal,), Phase.SAMPLING, 0, last, AGREEMENTS.index(purpose), proposed=published)
-    server.answer(Agreed)
-
-
-def unite(messages: Sequence[Message]) -> tuple[NDArray[np.int32], ...]:
-    """Server column: S[l] is the union over the clients, for each round that is being agreed; nothing is kept."""
-    return tuple(np.unique(np.concatenate(sets)) for sets in zip(*(item.node_sets for item in messages), strict=True))
-
-
-class Agreement:
-    """An agreement on coming rounds that has no exchanges of its own: it rides on the messages of another script."""
-
-    def __init__(self, script: Exchange[list[Sample]]) -> None:
-        self._script = script
-        self.samples: list[Sample] = []
-        self.proposal: Message | None = None
-        self._advance(None)
-
-    def _advance(self, answers: Sequence[Message] | None) -> None:
-        try:
-            item = next(self._script) if answers is None else self._script.send(answers)
-        except StopIteration as stop:
-            self.proposal, self.samples = None, stop.value
-        else:
-            assert not isinstance(item, Event)
-            self.proposal = item[0]
-
-    def accept(self, carrier: Message) -> None:
-        """Read the unions off the answer to the message that carried the proposal."""
-        assert self.proposal is not None
-        self._advance((Agreed(key=self.proposal.key, node_sets=carrier.node_sets),))
-
-
-def ride_along(script: Exchange[Result], agreement: Agreement | None) -> Exchange[Result]:
-    """Drive `script`, attaching a step of the agreement to each of its exchanges until it is reached.
-
-    Of messages that are sent together the first carries it.
-    """
-    answers: Sequence[Message] | None = None
-    while True:
-        try:
-            item = next(script) if answers is None else script.send(answers)
-        except StopIteration as stop:
-            result: Result = stop.value
-            return result
-        if isinstance(item, Event) or agreement is None or agreement.proposal is None:
-            answers = yield item
-            continue
-        carrier = dataclasses.replace(item[0], node_sets=agreement.proposal.node_sets)
-        answers = yield (carrier, *item[1:])
-        agreement.accept(answers[0])
+def unite(server: Server, key: Key, count: int) -> Script[tuple[Sequence[Proposal], tuple[NDArray[np.int32], ...]]]:
+    """Receive `count` node sets of every client and broadcast their unions; return the proposals and the unions."""
+    proposals: Sequence[Proposal] = yield Receive((Proposal,), key)
+    last = server.sizes.num_nodes - 1
+    for proposal in proposals:
+        if len(proposal.node_sets) != count:
+            server.refuse(proposal, f"expected node sets of {count} rounds, got {len(proposal.node_sets)}.")
+        for nodes in proposal.node_sets:
+            if len(nodes) and nodes[-1] > last:  # sets are sorted
+                server.refuse(proposal, f"expected nodes 0..{last} in its node sets, got {nodes[-1]}.")
+    by_round = zip(*(proposal.node_sets for proposal in proposals), strict=True)
+    unions = tuple(np.unique(np.concatenate(sets)) for sets in by_round)
+    yield Broadcast(Agreed(key, unions))
+    return proposals, unions

@@ -1,4 +1,4 @@
-"""What a role must keep to go on after a crash, as one value per role; randomness is counter-based and needs none."""
+"""The state of a role between two rounds, as one value. Randomness is counter-based and needs no state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,29 @@ if TYPE_CHECKING:
     from glasu.config import TrainConfig
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The best validation score so far, and the number of evaluations since then."""
+
+    best: float | None = None
+    best_round: int = -1
+    evaluations_since: int = 0
+
+    def after(self, score: float, round_index: int) -> Selection:
+        """Return the selection after one more evaluation; a tie keeps the earlier model.
+
+        Without validation nodes the score is NaN, and the latest model is selected.
+        """
+        if self.best is None or score > self.best or math.isnan(score):
+            return Selection(score, round_index, 0)
+        return Selection(self.best, self.best_round, self.evaluations_since + 1)
+
+    def stops(self, train: TrainConfig) -> bool:
+        """Return whether patience has run out, or the requested score is reached."""
+        reached = self.best is not None and 0 < train.stop_at <= self.best
+        return reached or 0 < train.patience <= self.evaluations_since
+
+
 @dataclass(frozen=True, eq=False)
 class ClientState:
     """A client between two rounds."""
@@ -24,7 +47,6 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     best_weights: Mapping[str, Tensor]  # of the best evaluation so far; empty before the first
     selection: Selection | None  # only where no server selects
-    losses: tuple[float, ...]  # of the last round, not sent yet
     stopped: bool
     incarnation: int
     key_epoch: int
@@ -32,29 +54,6 @@ class ClientState:
     traffic: Mapping[str, Any]  # counted so far by the runtime
     ledger_head: bytes
     ledger_totals: Mapping[tuple[str, str, int, str], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The best validation score so far, and how long ago it was reached."""
-
-    best: float | None = None
-    best_round: int = -1
-    evaluations_since: int = 0
-
-    def after(self, score: float, round_index: int) -> Selection:
-        """Return the selection after one more evaluation; a tie keeps the earlier model.
-
-        Without validation nodes the score is not a number, and the latest model is the best.
-        """
-        if self.best is None or score > self.best or math.isnan(score):
-            return Selection(score, round_index, 0)
-        return Selection(self.best, self.best_round, self.evaluations_since + 1)
-
-    def stops(self, train: TrainConfig) -> bool:
-        """Tell whether patience has run out, or the score that was asked for is reached."""
-        reached = self.best is not None and 0 < train.stop_at <= self.best
-        return reached or 0 < train.patience <= self.evaluations_since
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,5 +67,10 @@ class ServerState:
     selection: Selection
     stopped: bool
     losses: tuple[float, ...]  # the mean loss of every round
-    history: tuple[dict[str, Any], ...]  # one entry per evaluation
-    traffic: Mapping[str, Any]  # counted so far by the runtime
+    traffic: Mapping[str, Any]  # counted so far by the runtime, with the history of evaluations
+
+
+def is_save_due(train: TrainConfig, next_round: int, *, stopped: bool) -> bool:
+    """Return whether a role must be saved before it starts `next_round`."""
+    every = train.checkpoint_every
+    return every > 0 and (next_round % every == 0 or next_round == train.num_rounds or stopped)

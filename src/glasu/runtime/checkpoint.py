@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from glasu.errors import CheckpointError, ConfigError, DataError
-from glasu.files import write_atomically
+from glasu.files import retry_without_descriptors, write_atomically
 
 MAGIC, SCHEMA = b"GLCP", 1
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # the latter of the JSON with which the body begins
@@ -152,7 +152,7 @@ class Store:
     def _is_anothers(self, round_index: int) -> bool:
         """Tell whether a file says of itself that it belongs elsewhere; one that is damaged says nothing."""
         try:
-            with self._path(round_index).open("rb") as file:
+            with retry_without_descriptors(lambda: self._path(round_index).open("rb")) as file:
                 file.seek(HEAD.size)
                 start = file.read(LENGTH.size)
                 length = min(LENGTH.unpack(start)[0], self._path(round_index).stat().st_size)
@@ -163,7 +163,7 @@ class Store:
     def _read(self, round_index: int) -> tuple[Snapshot, str]:
         path = self._path(round_index)
         try:
-            content = path.read_bytes()
+            content = retry_without_descriptors(path.read_bytes)
             snapshot = unpack(content)
             if (snapshot.round, snapshot.owner) != (round_index, self.owner):
                 raise ValueError(
@@ -179,7 +179,11 @@ class Store:
         return self.folder / f"round-{round_index:08d}{SUFFIX}"
 
     def _rounds(self) -> list[int]:
-        names = [path.name.removeprefix("round-").removesuffix(SUFFIX) for path in self.folder.glob(f"round-*{SUFFIX}")]
+        try:  # `glob` would hide that the folder could not be opened
+            files = retry_without_descriptors(lambda: [path.name for path in self.folder.iterdir()])
+        except FileNotFoundError:
+            return []
+        names = [name.removeprefix("round-").removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
         return sorted(int(name) for name in names if name.isdecimal())
 
 

@@ -1,4 +1,4 @@
-"""Drive scripts in one process: the server's turn, then all clients at once, one thread each."""
+"""Run all roles in one process: the server's turn, then all clients in parallel, one thread each."""
 
 from __future__ import annotations
 
@@ -11,142 +11,157 @@ from typing import Any
 
 import torch
 
-from glasu.protocol.messages import Evaluating, Event, Message, RoundDone, Script
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send
+from glasu.runtime.drive import Actions, Finished, advance, check_answer, check_contribution, resolve
 from glasu.runtime.meter import Meter
 from glasu.timing import Stopwatch
 
-Observer = Callable[[Event], None]
+Perform = Callable[[Save | Event], None]  # carries out what is not a message
 Carry = Callable[[Message], Message]
-Map = Callable[..., Iterable[Any]]  # as the built-in `map`
+Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
 
 def cores() -> int:
-    """Return how many cores this process may use, where the system tells; else how many there are."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def one_thread_each(workers: int = 1) -> Iterator[Map]:
-    """Yield a `map` that runs clients in parallel, each on one thread of torch.
+    """Yield a `map` that runs clients in parallel, each on one torch thread.
 
-    Some products change bits with the number of threads; with one each, bits do not depend on the workers either, for
-    clients share nothing.
+    The bits of some products depend on the number of threads. With one thread per client they do not depend on the
+    number of workers either, because clients share nothing.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         if workers == 1:
             yield map
-        else:  # torch's setting is one of each thread
+        else:  # torch's setting is per thread
             with ThreadPoolExecutor(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
                 yield pool.map
     finally:
         torch.set_num_threads(before)
 
 
-def run_in_process(
-    server: Script,
-    clients: Sequence[Script],
+class Running:
+    """A client's script between two turns."""
+
+    def __init__(self, script: Script[Any], perform: Perform, watch: Stopwatch, name: str = "compute") -> None:
+        self.actions: Actions[Any] = resolve(script, watch, name)
+        self.perform = perform
+        self.action: Any = None  # the action that waits for an answer
+        self.result: Any = None  # of the script, when it has finished
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.action, Finished)
+
+    def run(self, inbox: deque[Message]) -> list[Message]:
+        """Run until the script needs a message that has not arrived; return the messages that it sends."""
+        sent: list[Message] = []
+        reply: Any = None
+        while not self.finished:
+            if isinstance(self.action, Receive):
+                if not inbox:
+                    return sent
+                reply = check_answer(self.action, inbox.popleft())
+            self.action, reply = advance(self.actions, reply), None
+            if isinstance(self.action, Send):
+                sent.append(self.action.message)
+            elif isinstance(self.action, Finished):
+                self.result = self.action.value
+            elif not isinstance(self.action, Receive):
+                self.perform(self.action)
+        return sent
+
+    def run_round(self) -> bool:
+        """Run a script without messages to the end of its round; return whether it continues."""
+        while True:
+            self.action = advance(self.actions)
+            if isinstance(self.action, Finished):
+                self.result = self.action.value
+                return False
+            self.perform(self.action)
+            if isinstance(self.action, RoundDone):
+                return True
+
+
+def run_together(
+    server: Script[Any],
+    clients: Sequence[Running],
+    roster: Sequence[str],
     meter: Meter,
     watch: Stopwatch,
-    observe: Observer = lambda event: None,
-    carry: Carry | None = None,
+    perform: Perform,
     each: Map = map,
-    observers: Sequence[Observer] | None = None,
-    before_sending: Callable[[], None] = lambda: None,
-    meanwhile: Sequence[Callable[[], None]] | None = None,
-) -> None:
-    """Drive both roles to the end; over a network, the list of messages becomes an await.
+    before_sending: Callable[[], None] | None = None,
+    carry: Carry | None = None,
+) -> Any:
+    """Run the server and all clients to the end; return the result of the server's script.
 
     Args:
         server: the server's script.
-        clients: one script per client, in client order.
-        meter: counts what is sent.
-        watch: where the server's seconds are added up.
-        observe: is told the server's events, and how far clients are with a long evaluation, from their threads.
-        carry: what the wire does to a message; None: nothing.
-        each: `map`, or one that runs clients in parallel.
-        observers: are told the clients' events, one for each client.
-        before_sending: is called whenever clients are about to send.
-        meanwhile: is called whenever clients have sent, one for each client: what it can do before it is answered.
+        clients: the clients, in client order.
+        roster: the names of the parties.
+        meter: counts messages.
+        watch: adds up the server's seconds.
+        perform: carries out the server's saves and events.
+        each: `map`, or a `map` that runs clients in parallel.
+        before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
+        carry: replaces every message, as a wire might; None: no change.
     """
-    idle: Sequence[Callable[[], None]] = meanwhile or [lambda: None] * len(clients)
-    own: Sequence[Observer] = observers or [lambda event: None] * len(clients)
-    told = [_told_to(observer, observe) for observer in own]
-    _advance(server, None, observe)
-    outboxes = [deque(messages) for messages in each(_turn, clients, [None] * len(clients), told, idle)]
-    while any(outboxes):
-        before_sending()
-        together = tuple(outboxes[0])
-        inboxes: list[list[Message]] = [[] for _ in clients]
-        while any(outboxes):  # until every client has all the answers to what it sent together
-            messages = [box.popleft() for box in outboxes]
-            messages = messages if carry is None else list(map(carry, messages))
-            with watch.measure("communication"):
-                for message in messages:
-                    meter.to_server(message)
-                answers = _advance(server, messages, observe)
-                for answer in answers:
-                    meter.to_client(answer)
-            for inbox, answer in zip(inboxes, answers, strict=True):
-                inbox.append(answer if carry is None else carry(answer))
-        meter.exchanged(together)
-        outboxes = [deque(messages) for messages in each(_turn, clients, inboxes, told, idle)]
+    actions = resolve(server, watch, "communication")
+    inboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, one per client
+    outboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, to each client
+
+    def take_turn() -> None:
+        """Let all clients run until they wait, and deliver their messages."""
+        sent = list(each(Running.run, clients, outboxes))
+        if before_sending is not None:
+            before_sending()
+        for inbox, messages in zip(inboxes, sent, strict=True):
+            inbox.extend(messages if carry is None else map(carry, messages))
+
+    def receive(request: Receive) -> list[Message]:
+        if not all(inboxes):
+            take_turn()
+        messages = [inbox.popleft() for inbox in inboxes]
+        for client, message in enumerate(messages):
+            check_contribution(request, message, client, roster[client])
+            meter.to_server(message)
+        return messages
+
+    def send(messages: Sequence[Message], *, rides: bool) -> None:
+        for outbox, message in zip(outboxes, messages, strict=True):
+            meter.to_client(message)
+            outbox.append(message if carry is None else carry(message))
+        if not rides and messages[0].key.chunk == 0:
+            meter.exchanged(messages[0].key)
+
+    action: Any = advance(actions)
+    while not isinstance(action, Finished):
+        reply: Any = None
+        if isinstance(action, Receive):
+            reply = receive(action)
+        elif isinstance(action, Broadcast):
+            send([action.message] * len(clients), rides=action.rides)
+        elif isinstance(action, Scatter):
+            send(action.messages, rides=action.rides)
+        else:
+            perform(action)
+        action = advance(actions, reply)
+    take_turn()  # the clients read the last answers
+    return action.value
 
 
-def _told_to(own: Observer, observe: Observer) -> Observer:
-    """Return who is told a client's events: its own observer, and of long evaluations also the run's."""
-
-    def notice(event: Event) -> None:
-        own(event)
-        if isinstance(event, Evaluating):  # the rest the server tells
-            observe(event)
-
-    return notice
-
-
-def run_alone(
-    clients: Sequence[Script],
-    observe: Observer = lambda event: None,
-    each: Map = map,
-    after_round: Callable[[], None] = lambda: None,
-) -> None:
-    """Drive clients that send nothing, round by round, to the end; `after_round` is called when all are through one."""
+def run_alone(clients: Sequence[Running], each: Map = map, after_round: Callable[[], None] | None = None) -> None:
+    """Run clients that send nothing, round by round, to the end; `after_round` is called after every round of all."""
     running = list(clients)
     while running:
-        going_on = list(each(lambda script: _one_round(script, observe), running))
-        running = [script for script, goes_on in zip(running, going_on, strict=True) if goes_on]
-        after_round()
-
-
-def _one_round(script: Script, observe: Observer) -> bool:
-    """Drive a script to the end of its round; False where it has ended."""
-    for item in script:
-        assert isinstance(item, Event)  # alone, nobody sends anything
-        observe(item)
-        if isinstance(item, RoundDone):
-            return True
-    return False
-
-
-def _turn(
-    script: Script, answers: Sequence[Message] | None, observe: Observer, idle: Callable[[], None]
-) -> Sequence[Message]:
-    """Resume a client's script until it has messages to send, and then do what needs no answer."""
-    messages = _advance(script, answers, observe)
-    idle()
-    return messages
-
-
-def _advance(
-    script: Script, answers: Sequence[Message] | None, observe: Observer = lambda event: None
-) -> Sequence[Message]:
-    """Resume a script until it has messages to send; the end is an empty list."""
-    try:
-        item = next(script) if answers is None else script.send(answers)
-        while isinstance(item, Event):
-            observe(item)
-            item = next(script)
-    except StopIteration:
-        return ()
-    return item
+        continues = list(each(Running.run_round, running))
+        running = [client for client, more in zip(running, continues, strict=True) if more]
+        if after_round is not None:
+            after_round()

@@ -13,11 +13,10 @@ from glasu.config import RunConfig
 from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, TrainingError
-from glasu.files import held, write_atomically
-from glasu.protocol.messages import Event, RoundDone
+from glasu.files import hold_folder, write_atomically
+from glasu.protocol.state import ClientState, ServerState, is_save_due
 from glasu.runtime.checkpoint import SUFFIX, Snapshot, Store
-from glasu.runtime.inprocess import Observer
-from glasu.runtime.saver import Role, Saver, is_due
+from glasu.runtime.saver import Role, Saver
 from glasu.runtime.states import Arrays, Facts, client_from_plain, server_from_plain, to_plain
 
 Tell = Callable[[str], None]
@@ -29,8 +28,8 @@ RUN_FILE, SPENT_FILE = "run.json", "spent.json"
 class Keeper:
     """The checkpoints of one simulation, all roles in one file.
 
-    The observer of each role takes its state when its round is over, perhaps in a thread of its own; the last one
-    starts the writing. `settle` is called before the next message is sent: the checkpoint is durable when it returns.
+    Every role saves its state after a round, perhaps in its own thread; the last one starts the writing. `settle` is
+    called before the next message is sent: the checkpoint is durable when it returns.
     """
 
     def __init__(
@@ -117,36 +116,27 @@ class Keeper:
             return None
         return spent
 
-    def observer(self, name: str) -> Observer:
-        """Return who takes the role's state whenever a round is over."""
-
-        def observe(event: Event) -> None:
-            if isinstance(event, RoundDone) and self._due(self.roles[name]):
-                self._note(name)
-
-        return observe
-
     def after_round(self) -> None:
         """Take the states of all roles, where they have no messages to keep them in step."""
-        if max(role.round for role in self.roles.values()) > self._saved and any(map(self._due, self.roles.values())):
-            for name in self.roles:
-                self._note(name)
+        rounds = [role.progress.round for role in self.roles.values()]
+        if max(rounds) > self._saved and any(map(self._due, self.roles.values())):
+            for name, role in self.roles.items():
+                self.save(name, role.state())
             self.settle()
 
     def _due(self, role: Role) -> bool:
-        return is_due(role, self.train)
+        return is_save_due(self.train, role.progress.round, stopped=role.progress.stopped)
 
-    def _note(self, name: str) -> None:
+    def save(self, name: str, state: ClientState | ServerState) -> None:
         """Take a role's state; the last role's starts the writing."""
-        state = to_plain(self.roles[name].state())
         with self._lock:
-            self._noted[name] = state
+            self._noted[name] = to_plain(state)
             if len(self._noted) < len(self.roles):
                 return
             noted, self._noted = self._noted, {}
         arrays = {f"{role}/{key}": value for role, (own, _) in noted.items() for key, value in own.items()}
         facts = {"roles": {role: own for role, (_, own) in noted.items()}, "tally": self.tally()}
-        self._saved = max(role.round for role in self.roles.values())
+        self._saved = state.round
         self.saver.save(self._saved, (arrays, facts))
 
     def settle(self) -> None:
@@ -188,7 +178,7 @@ def keeping(keeper: Keeper, tell: Tell = lambda line: None) -> Iterator[None]:
 @contextmanager
 def checkpoint_folder(folder: Path) -> Iterator[Path]:
     """Hold the folder of a run's checkpoints against a second process; without any, it vanishes at the end."""
-    with held(folder):
+    with hold_folder(folder):
         try:
             yield folder
         finally:

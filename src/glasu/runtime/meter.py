@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glasu.protocol.message_bytes import measured
+from glasu.protocol.message_bytes import measure
 from glasu.protocol.messages import Message
+from glasu.wire.message_key import SERVER, TO_ONE, Key
+
+log = logging.getLogger("glasu.wire")  # at DEBUG: one line per message and per exchange, in the order of counting
 
 
 @dataclass
@@ -22,7 +26,7 @@ class Meter:
     by_kind: Counter[str] = field(default_factory=Counter)
     by_phase: Counter[str] = field(default_factory=Counter)
     exchanges_by_phase: Counter[str] = field(default_factory=Counter)
-    _last: tuple[Message, list[tuple[str, str, int]]] | None = field(default=None, repr=False, compare=False)
+    _last: tuple[Message, list[tuple[str, int]]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def total(self) -> int:
@@ -30,27 +34,33 @@ class Meter:
 
     def to_server(self, message: Message) -> None:
         """Count a message from a client."""
-        self.bytes_to_server += self._count(message)
+        self.bytes_to_server += self._count(message, "server")
 
     def to_client(self, message: Message) -> None:
         """Count a message to one client."""
-        self.bytes_to_clients += self._count(message)
+        self.bytes_to_clients += self._count(message, "client")
 
-    def _count(self, message: Message) -> int:
+    def _count(self, message: Message, receiver: str) -> int:
         if self._last is None or message is not self._last[0]:  # an answer to all is one message, sent to each
-            self._last = message, measured(message)
+            self._last = message, measure(message)
         total = 0
-        for kind, phase, size in self._last[1]:
+        for kind, size in self._last[1]:
             self.by_kind[kind] += size
-            self.by_phase[phase] += size
             total += size
+        self.by_phase[message.key.phase.reported] += total
         self.messages += 1
+        if log.isEnabledFor(logging.DEBUG):
+            key, kind = message.key, type(message).__name__
+            client = "all" if key.client == SERVER else key.client % TO_ONE
+            about = f"phase={key.phase.name.lower()} round={key.round} layer={key.layer} chunk={key.chunk}"
+            log.debug("to=%s kind=%s %s client=%s bytes=%d", receiver, kind, about, client, total)
         return total
 
-    def exchanged(self, messages: Sequence[Message]) -> None:
-        """Count one round trip: messages that a client sent together, and their answers."""
+    def exchanged(self, key: Key) -> None:
+        """Count one round trip: what a client sends before it waits, and the answers."""
         self.exchanges += 1
-        self.exchanges_by_phase[messages[0].key.phase.reported] += 1
+        self.exchanges_by_phase[key.phase.reported] += 1
+        log.debug("exchange phase=%s", key.phase.reported)
 
     def restore(self, figures: Mapping[str, Any]) -> None:
         """Go on from figures that `to_dict` gave."""

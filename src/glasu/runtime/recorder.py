@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from glasu.protocol.messages import Evaluated, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.report import SplitScores
 from glasu.runtime.meter import Meter
 

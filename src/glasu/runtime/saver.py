@@ -5,26 +5,26 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from glasu.config import TrainConfig
 from glasu.runtime.checkpoint import Store
 from glasu.runtime.states import Arrays, Facts
 
 
-class Role(Protocol):
-    """A client or the server: something with a state between rounds."""
+class RoleProgress(Protocol):
+    """The round and the end of a role."""
 
     round: int
     stopped: bool
 
+
+class Role(Protocol):
+    """A client or the server."""
+
+    @property
+    def progress(self) -> RoleProgress: ...
+
     def state(self) -> Any: ...
 
     def restore(self, state: Any) -> None: ...
-
-
-def is_due(role: Role, train: TrainConfig) -> bool:
-    """Tell whether a role that has just finished a round is to be saved."""
-    every = train.checkpoint_every
-    return every > 0 and (role.round % every == 0 or role.round == train.num_rounds or role.stopped)
 
 
 class Saver:

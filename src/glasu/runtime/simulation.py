@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +19,19 @@ from glasu.errors import DataError
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.messages import Event
-from glasu.protocol.rounds import client_script
-from glasu.protocol.server import Server, Sizes, server_script
+from glasu.protocol.requests import Evaluating, Event, Save
+from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.server import Server, Sizes
 from glasu.report import RunReport, versions
 from glasu.runtime.accounts import Accounts
-from glasu.runtime.inprocess import Carry, Observer, cores, one_thread_each, run_alone, run_in_process
+from glasu.runtime.inprocess import Carry, Perform, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.keeper import SERVER, Keeper, Tell, keeping
 from glasu.runtime.meter import Meter
 from glasu.runtime.saver import Role
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
+
+Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def name_run(clients: Sequence[Client], *digests: str) -> None:
     """Name a run in one process by the digests of all that decides what is sent: then one key has one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
-        client.run = run
+        client.identity.run = run
 
 
 def _without_test_labels(party: PartyData) -> PartyData:
@@ -113,7 +115,7 @@ def simulate(
     checkpoints: Path | None = None,
     fresh: bool = False,
     tell: Tell = lambda line: None,
-    carry: Carry = lambda message: message,
+    carry: Carry | None = None,
 ) -> Simulation:
     """Train one model over all parties in this process.
 
@@ -129,7 +131,7 @@ def simulate(
         checkpoints: the folder to save states in, and to go on from where it holds this run; None: save nothing.
         fresh: start over, whatever the folder holds.
         tell: is told in one line what became of earlier checkpoints.
-        carry: what the wire does to a message.
+        carry: replaces every message, as a wire might.
     """
     parties = as_parties(parties)
     pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
@@ -159,32 +161,43 @@ def simulate(
             if counted is not None:
                 accounts.restore(counted)
             stack.enter_context(keeping(keeper, tell))
-        scripts = [client_script(client) for client in clients]
 
-        def notice(event: Event) -> None:
+        def note(event: Event) -> None:
             accounts.recorder(event)
             observe(event)
-            if keeper is not None and server is not None:
-                keeper.observer(SERVER)(event)
 
+        def performer(name: str, *, joint: bool) -> Perform:
+            """Return the function that saves the states of a role and passes its events on."""
+
+            def perform(action: Save | Event) -> None:
+                if isinstance(action, Save):
+                    if keeper is not None and joint:
+                        keeper.save(name, action.state)
+                elif name == SERVER or not joint:
+                    note(action)
+                elif isinstance(action, Evaluating):  # the server reports the other events
+                    observe(action)
+
+            return perform
+
+        running = [
+            Running(client_script(client), performer(client.name, joint=joint), client.watch) for client in clients
+        ]
         if server is None:
-            run_alone(scripts, notice, each, keeper.after_round if keeper else lambda: None)
+            run_alone(running, each, keeper.after_round if keeper else None)
         else:
-            observers = [keeper.observer(client.party.name) for client in clients] if keeper else None
-            before_sending = keeper.settle if keeper else lambda: None
-            run_in_process(
+            run_together(
                 server_script(server),
-                scripts,
+                running,
+                server.roster,
                 accounts.meter,
                 accounts.watch,
-                notice,
-                carry,
+                performer(SERVER, joint=True),
                 each,
-                observers,
-                before_sending,
-                meanwhile=[client.look_ahead for client in clients],
+                keeper.settle if keeper else None,
+                carry,
             )
-    losses = tuple(server.losses) if server is not None else accounts.recorder.mean_losses()
+    losses = tuple(server.progress.losses) if server is not None else accounts.recorder.mean_losses()
     alone = not joint and config.train.method != "centralized"
     report = RunReport(
         config=config.to_dict(),
@@ -197,7 +210,7 @@ def simulate(
         losses=losses,
         traffic=accounts.meter.to_dict(),
         seconds=accounts.seconds(watches),
-        weights_sha256=tuple(weights_digest(client.best_weights) for client in clients),
+        weights_sha256=tuple(weights_digest(client.progress.best_weights) for client in clients),
         privacy={
             "secure_aggregation": config.privacy.secure_aggregation,
             "ledger": [_ledger(client) for client in clients],
@@ -224,10 +237,10 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
-        num_validation=len(knows.evaluation_nodes("validation")),
-        num_test=len(knows.evaluation_nodes("test")),
+        num_validation=len(knows.data.evaluation_nodes("validation")),
+        num_test=len(knows.data.evaluation_nodes("test")),
     )
-    return Server(config, knows.names, sizes, knows.run)
+    return Server(config, knows.identity.names, sizes, knows.identity.run)
 
 
 def _describe(party: PartyData) -> dict[str, Any]:

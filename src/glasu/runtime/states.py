@@ -35,7 +35,6 @@ def client_to_plain(state: ClientState) -> tuple[Arrays, Facts]:
         "config_digest": state.config_digest,
         "round": state.round,
         "selection": None if state.selection is None else dataclasses.asdict(state.selection),
-        "losses": list(state.losses),
         "stopped": state.stopped,
         "incarnation": state.incarnation,
         "key_epoch": state.key_epoch,
@@ -64,7 +63,6 @@ def client_from_plain(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, An
         optimizer=tensors("optimizer"),
         best_weights=tensors("best_weights"),
         selection=None if selection is None else Selection(**selection),
-        losses=tuple(facts["losses"]),
         stopped=facts["stopped"],
         incarnation=facts["incarnation"],
         key_epoch=facts["key_epoch"],
@@ -89,7 +87,6 @@ def server_to_plain(state: ServerState) -> tuple[Arrays, Facts]:
         "round": state.round,
         "selection": dataclasses.asdict(state.selection),
         "stopped": state.stopped,
-        "history": list(state.history),
         "traffic": dict(state.traffic),
     }
     return {"losses": np.asarray(state.losses, np.float64)}, facts
@@ -105,6 +102,5 @@ def server_from_plain(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, An
         selection=Selection(**facts["selection"]),
         stopped=facts["stopped"],
         losses=tuple(arrays["losses"].tolist()),
-        history=tuple(facts["history"]),
         traffic=facts["traffic"],
     )

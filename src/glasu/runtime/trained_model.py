@@ -32,9 +32,8 @@ from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.messages import Script
-from glasu.protocol.server import Server
-from glasu.runtime.inprocess import one_thread_each, run_alone, run_in_process
+from glasu.protocol.requests import Event, Save
+from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run, prepare
 from glasu.timing import Stopwatch
@@ -63,11 +62,11 @@ class TrainedModel:
         return cls(
             config=clients[0].config,
             classes=next(client.party.classes for client in clients if client.has_labels),
-            names=clients[0].names,
-            scales=tuple(client.scale for client in clients),
+            names=clients[0].identity.names,
+            scales=tuple(client.data.scale for client in clients),
             num_features=tuple(client.party.num_features for client in clients),
             columns=tuple(client.party.columns_digest() for client in clients),
-            weights=tuple(client.best_weights for client in clients),
+            weights=tuple(client.progress.best_weights for client in clients),
             convolution=convolution,
         )
 
@@ -98,14 +97,22 @@ class TrainedModel:
                 load_weights(client, weights)
             asked, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
             name_run(clients, self.config.digest(), asked, *models, *map(data_digest, labelled))
-            found: dict[int, NDArray[Any]] = {}
-            scripts = [_predict(client, nodes, found) for client in clients]
+            running = [
+                Running(
+                    client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
+                )
+                for client in clients
+            ]
             if self.config.model.aggregation_layers:
-                server = _serve(make_server(self.config, clients), len(nodes))
-                run_in_process(server, scripts, meter or Meter(), Stopwatch(time.perf_counter))
+                server = make_server(self.config, clients)
+                script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
+                counted = meter or Meter()
+                run_together(script, running, server.roster, counted, Stopwatch(time.perf_counter), _ignore)
             else:
-                run_alone(scripts)
-        return found[alone if alone is not None else max(0, clients[0].owner)]  # without an owner, all have the mean
+                run_alone(running)
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # without an owner, any
+        probabilities: NDArray[Any] = found.result
+        return probabilities
 
     def _alone(self, party: str | None) -> int | None:
         """Return who predicts where every party has a model of its own, else None."""
@@ -229,7 +236,7 @@ class TrainedModel:
 def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
     """Give a client the weights of a trained model."""
     try:
-        client.model.load_state_dict(weights)
+        client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes
         raise DataError(
             f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
@@ -276,10 +283,5 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     return nodes.astype(np.int64)
 
 
-def _predict(client: Client, nodes: NodeSet, found: dict[int, NDArray[Any]]) -> Script:
-    found[client.index] = yield from client_prediction(client, 0, nodes, Phase.PREDICTION)
-
-
-def _serve(server: Server, num_nodes: int) -> Script:
-    yield from server_prediction(server, 0, num_nodes, Phase.PREDICTION)
-    yield server.answers
+def _ignore(action: Save | Event) -> None:
+    """A prediction saves nothing, and no one watches its progress here."""

@@ -6,7 +6,7 @@ what it then says. It has no memory either: a message made again is the same byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -52,6 +52,22 @@ class Encoding(Protocol):
     def decode(self, payload: Array) -> Array:
         """Return the numbers that every reader of an array without a flaw computes with."""
 
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        """Add encoded arrays in the given order and divide the sum; return it encoded, once for every key.
+
+        The server calls nothing else: for a mean (divisor M), for a sum (divisor 1), and for shares of a gradient (one
+        key per receiver).
+
+        Args:
+            payloads: arrays without a flaw, of one shape.
+            divisor: the divisor of the sum.
+            keys: the keys of the messages that will carry the result.
+            first_row: the position of the rows in their tensor.
+        """
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the encoded size of a row."""
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -76,6 +92,12 @@ class Plain:
 
     def decode(self, payload: Array) -> Array:
         return payload
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        return [_add(payloads, divisor)] * len(keys)
+
+    def row_bytes(self, columns: int) -> int:
+        return columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -102,6 +124,13 @@ class BFloat16:
     def decode(self, payload: Array) -> Array:
         bits: Array = payload.astype("<u4") << 16
         return bits.view("<f4")
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        total = _add([self.decode(payload) for payload in payloads], divisor)
+        return [self.encode(total, keys[0], first_row)] * len(keys)
+
+    def row_bytes(self, columns: int) -> int:
+        return 2 * columns
 
 
 @dataclass(frozen=True)
@@ -165,6 +194,15 @@ class Int8:
         values *= self._steps(payload)
         return values.reshape(len(payload), blocks.shape[1] * self.width)
 
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        total = _add([self.decode(payload) for payload in payloads], divisor)
+        if not self.stochastic:
+            return [self.encode(total, keys[0], first_row)] * len(keys)
+        return [self.encode(total, key, first_row) for key in keys]  # every receiver gets its own rounding
+
+    def row_bytes(self, columns: int) -> int:
+        return columns // self.width * (_STEP_BYTES + self.width)
+
     def _blocks(self, payload: Array) -> Array:
         block = _STEP_BYTES + self.width
         return payload.reshape(len(payload), payload.shape[1] // block, block)
@@ -190,6 +228,17 @@ _DRAWS = 16  # of 16 bits, from one counter of Philox
 _NEGLIGIBLE = np.float32(2.0**-119)  # the step of a row below it would lose digits; such a row travels as zeros
 _TOO_LARGE = np.float32(2.0**127)  # from here on a row counts as infinite
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 of them are still a number
+
+
+def _add(arrays: Sequence[Array], divisor: int) -> Array:
+    """Return the sum in the order given, divided; an overflow becomes infinity, which the server refuses."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = arrays[0].copy()
+        for array in arrays[1:]:
+            total += array
+        if divisor != 1:
+            total /= divisor
+    return total
 
 
 def _not_of(dtype: np.dtype[Any], payload: Array) -> str:

@@ -1,4 +1,4 @@
-"""The key of a message: what it is about, so that a repeat is recognised and a release can be named."""
+"""The key of a message identifies it: receivers recognise repeats by it, and releases are entered under it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import enum
 import struct
 from typing import NamedTuple
 
-SERVER = 0xFFFF  # stands in the place of a client's index in what the server sends to all
-TO_ONE = 0x8000  # added to a client's index in what the server sends to it alone
+SERVER = 0xFFFF  # the sender's index in a message of the server to all clients
+TO_ONE = 0x8000  # added to the receiver's index in a message of the server to one client
 RUN_BYTES = 12
-ATTEMPTS = 2**16  # a key has room for so many; then they are counted from 0 again
+ATTEMPTS = 2**16  # attempt numbers in keys wrap around here
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
 
 
@@ -21,37 +21,49 @@ class Phase(enum.IntEnum):
     TRAINING = 2
     EVALUATION = 3
     PREDICTION = 4
-    BACKWARD = 5  # the gradients of a training round; reported as training
+    BACKWARD = 5  # gradients of a training round
+    EVALUATION_SAMPLING = 6  # node sets of a sampled evaluation
 
-    reported: str  # the name under which reports add this phase up
+    reported: str  # the phase under which a report counts the message
 
 
+_REPORTED = {Phase.BACKWARD: "training", Phase.EVALUATION_SAMPLING: "evaluation"}
 for _phase in Phase:
-    _phase.reported = "training" if _phase is Phase.BACKWARD else _phase.name.lower()
+    _phase.reported = _REPORTED.get(_phase, _phase.name.lower())
 
 
 class Key(NamedTuple):
-    """One key names one message: (run, incarnation, phase, round, attempt, layer, chunk, client)."""
+    """Identify one message by (run, incarnation, phase, round, attempt, layer, chunk, client)."""
 
     run: bytes
     phase: Phase
     client: int
     round: int = 0
-    layer: int = -1  # -1: not about a layer
-    chunk: int = 0
+    layer: int = -1  # -1: the message is not about a layer
+    chunk: int = 0  # position among the chunks of one tensor
     incarnation: int = 0
     attempt: int = 0
 
+    @property
+    def topic(self) -> tuple[bytes, Phase, int, int, int]:
+        """The part that a message and its answer have in common: run, phase, round, layer, chunk."""
+        return self.run, self.phase, self.round, self.layer, self.chunk
+
+    def at(self, layer: int, chunk: int = 0) -> Key:
+        """Return the key for another layer and chunk."""
+        return self._replace(layer=layer, chunk=chunk)
+
     def about(self) -> bytes:
-        """Return what the message is about as bytes: the same when a restarted client sends it again."""
+        """Return the key as bytes without incarnation and attempt: a redone message has the same value."""
         return self._replace(incarnation=0, attempt=0).pack()
 
     def pack(self) -> bytes:
-        """Return the key as bytes of one fixed length."""
+        """Return the key as bytes of a fixed length."""
         return _LAYOUT.pack(
             self.run, self.incarnation, self.phase, self.round, self.attempt, self.layer, self.chunk, self.client
         )
 
     def __str__(self) -> str:
         sender = "server" if self.client >= TO_ONE else f"client {self.client}"
-        return f"{self.phase.name.lower()} round {self.round} layer {self.layer} chunk {self.chunk} from {sender}"
+        phase = self.phase.name.lower().replace("_", " ")
+        return f"{phase} round {self.round} layer {self.layer} chunk {self.chunk} from {sender}"

@@ -252,6 +252,7 @@ def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
         ("a", ["--on-nonsense", "stop"], "--on-nonsense: is for the server"),
         ("server", ["--expect", "run.toml"], "--expect: is for the parties"),
         ("server", ["--run", "00"], "--run: is for the parties"),
+        ("server", ["--max-memory", "4"], "--max-memory: is for the parties"),
         ("server", ["--metrics", "x"], "must be a port"),
     ],
 )

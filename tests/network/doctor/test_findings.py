@@ -210,6 +210,12 @@ def test_labels_that_are_not_there_are_bad_and_the_reason_stays_here(tmp_path):
     assert facts == {}
 
 
+def test_a_model_above_the_memory_limit_is_bad(tmp_path):
+    found, _ = settings_findings(settings(), tiny_parties()[0], ["a", "b", "c"], tmp_path, max_memory=1000)
+    assert levels(found) == {"settings": "bad"}
+    assert "model.hidden=" in found[0].detail
+
+
 def test_a_party_whose_labels_are_not_used_needs_none(tmp_path):
     found, facts = tried(tiny_parties(owner="b")[0], tmp_path, labels="b")
     assert levels(found) == {"settings": "good", "disk": "good"}

@@ -1,0 +1,151 @@
+"""The kinds of fields that messages have: how a field becomes arrays on the wire, and how large it can be.
+
+header (48 bytes)   magic, version, kind, number of sections, key, length of the rest
+section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError
+from glasu.wire import ids
+from glasu.wire.encodings import Encoding, Kind
+from glasu.wire.message_key import Phase
+
+Array = NDArray[Any]
+SECTION = struct.Struct("<BBxxII")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Counts of a run that limit the size of its messages. All roles know them after the handshake."""
+
+    num_nodes: int
+    num_classes: int
+    hidden: int
+    joint_width: int  # columns of H[l+1]
+    num_local_steps: int
+    prefetch: int
+    chunk_rows: int
+    encodings: Mapping[Kind, Encoding]
+
+
+Count = Callable[[Shapes], int]
+
+
+@dataclass(frozen=True)
+class TensorField:
+    """Some rows of a matrix, already in their wire encoding (`glasu.wire.encodings`)."""
+
+    kind: Kind
+    columns: Count
+    tag: str = "tensor"
+    dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1")
+
+    def to_sections(self, value: Array) -> list[Array]:
+        return [value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> Array:
+        (array,) = arrays
+        if array.ndim != 2:
+            raise ProtocolError("tensor section of 0 columns: expected some; tensors have columns.")
+        return array
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        """Return the number of sections and of bytes in them."""
+        return 1, value.nbytes
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        """Return the greatest number of sections and of bytes in them."""
+        rows = min(shapes.num_nodes, shapes.chunk_rows)
+        return 1, rows * shapes.encodings[self.kind].row_bytes(self.columns(shapes))
+
+
+@dataclass(frozen=True)
+class NodeSetsField:
+    """One sorted set of node numbers per round; each is sent as the gaps between its ids (`glasu.wire.ids`).
+
+    It is the last field of a message, because it has any number of sections; the other fields have one.
+    """
+
+    tag: str = "index"
+    dtypes: tuple[str, ...] = ("|u1",)
+
+    def to_sections(self, value: Sequence[Array]) -> list[Array]:
+        return [ids.encode(nodes) for nodes in value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> tuple[NDArray[np.int32], ...]:
+        return tuple(ids.decode(_vector(self.tag, array)) for array in arrays)
+
+    def measure(self, value: Sequence[Array]) -> tuple[int, int]:
+        return len(value), sum(map(ids.encoded_size, value))
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        # A set of ids below N has at most N bytes, because a gap g is encoded in at most g + 1 bytes.
+        sets = max(1, shapes.prefetch) if phase is Phase.SAMPLING else 1
+        return sets, sets * shapes.num_nodes
+
+
+@dataclass(frozen=True)
+class NumbersField:
+    """A vector of 64-bit floats."""
+
+    tag: str
+    count: Count
+    dtypes: tuple[str, ...] = ("<f8",)
+
+    def to_sections(self, value: Array) -> list[Array]:
+        return [value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> Array:
+        return _vector(self.tag, *arrays)
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        return 1, value.nbytes
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        return 1, 8 * self.count(shapes)
+
+
+@dataclass(frozen=True)
+class FlagField:
+    """One truth value."""
+
+    tag: str
+    dtypes: tuple[str, ...] = ("|u1",)
+
+    def to_sections(self, value: bool) -> list[Array]:
+        return [np.array([value], np.uint8)]
+
+    def from_sections(self, arrays: Sequence[Array]) -> bool:
+        flags = _vector(self.tag, *arrays)
+        if len(flags) != 1 or flags[0] > 1:
+            raise ProtocolError(f"expected one {self.tag} flag, 0 or 1, got {flags[:4].tolist()}.")
+        return bool(flags[0])
+
+    def measure(self, value: bool) -> tuple[int, int]:
+        return 1, 1
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        return 1, 1
+
+
+Content = TensorField | NodeSetsField | NumbersField | FlagField
+
+
+def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
+    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
+    return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
+
+
+def _vector(tag: str, array: Array) -> Array:
+    if array.ndim != 1:
+        raise ProtocolError(f"{tag} section of {array.shape[1]} columns: expected none; only tensors have columns.")
+    return array

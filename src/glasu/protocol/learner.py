@@ -1,0 +1,243 @@
+"""The local half of a client: the rows of its nodes, and its part of the model. Nothing here sends a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData, labelled
+from glasu.model.aggregation import aggregation_of
+from glasu.model.blocks import NodeSet
+from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.exact import FeatureRows, exact_layer, exact_start
+from glasu.model.fused.gcnii import TO_WRITE, FusedStep, Hand
+from glasu.model.layers import Convolution, Hidden
+from glasu.model.loss import loss_and_gradient
+from glasu.model.optimizer import Optimizer, schedule_factor
+from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sparse import SparseRows
+from glasu.model.split import NORMALIZATION, ClientModel, input_scale
+from glasu.model.step import AutogradStep, Inputs, Step
+from glasu.protocol.sample import Sample
+from glasu.randomness import EVERYONE, Stream, draw_distinct
+
+EMPTY: NodeSet = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Inputs):
+    """Everything that the layers read for one sample."""
+
+    round: int
+    labels: Tensor | None  # y[S[L]]
+
+
+@dataclass(eq=False)
+class NodeData:
+    """Features, labels and splits of one party's nodes, in the precision of the run."""
+
+    config: RunConfig
+    party: PartyData
+    has_labels: bool
+    scale: float  # factor of the features
+    stored: NDArray[np.float32] | SparseRows
+    all_rows: Hidden | None = field(default=None, repr=False)  # kept for sampler "full", which reads them every round
+
+    @classmethod
+    def of(cls, config: RunConfig, party: PartyData, *, has_labels: bool, scale: float | None = None) -> NodeData:
+        """Prepare the data of a party; `scale` replaces the input scale of the config."""
+        stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
+        factor = input_scale(config.model, party.mean_length()) if scale is None else scale
+        return cls(config, party, has_labels, factor, stored)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.config.wire.precision == "fp64" else torch.float32
+
+    @property
+    def num_nodes(self) -> int:
+        return self.party.num_nodes
+
+    def features(self, nodes: NodeSet) -> Hidden:
+        """Return the scaled rows of X_m at the nodes."""
+        if len(nodes) < self.num_nodes or self.config.train.sampler != "full":
+            return self._rows(nodes)
+        if self.all_rows is None:
+            self.all_rows = self._rows(nodes)
+        return self.all_rows
+
+    def _rows(self, nodes: NodeSet) -> Hidden:
+        stored, is_whole = self.stored, len(nodes) == self.num_nodes
+        if isinstance(stored, np.ndarray):
+            return torch.from_numpy(self._scale(stored if is_whole else stored[nodes]))
+        sparse = stored if is_whole else stored.rows(nodes)
+        return sparse.with_data(self._scale(sparse.data))
+
+    def _scale(self, values: NDArray[np.float32]) -> NDArray[Any]:
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        return np.multiply(values, kind(self.scale), dtype=kind)
+
+    def labels(self, nodes: NodeSet) -> Tensor:
+        """Return y at the nodes, in the dtype that the loss needs."""
+        assert self.party.labels is not None
+        labels = torch.from_numpy(self.party.labels[nodes])
+        return labels.to(self.dtype) if self.config.train.task == "multilabel" else labels
+
+    def training_nodes(self) -> NodeSet:
+        """Return the training nodes with known labels; empty at a client without labels."""
+        party = self.party
+        if not self.has_labels or party.splits is None or party.labels is None:
+            return EMPTY
+        known: NodeSet = party.splits.train[labelled(party.labels[party.splits.train])]
+        return known
+
+    def evaluation_nodes(self, split: str) -> NodeSet:
+        """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
+        splits, subset = self.party.splits, self.config.train.evaluate_nodes
+        if not self.has_labels or splits is None:
+            return EMPTY
+        if split == "test":
+            return splits.test.copy()  # torch refuses read-only arrays
+        if 0 < subset < len(splits.validation):
+            key = Stream(self.config.train.seed, "validation subset").key()
+            chosen: NodeSet = splits.validation[draw_distinct(key, len(splits.validation), subset)]
+            return chosen
+        return splits.validation.copy()
+
+
+class Learner:
+    """A client's layers, optimiser and sampler."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: NodeData,
+        *,
+        index: int,
+        num_clients: int,
+        num_outputs: int | None,
+        convolution: Convolution | None = None,
+    ) -> None:
+        """Draw the initial weights from the seeds in `config`.
+
+        Args:
+            config: the run's settings, resolved.
+            data: the rows of the client's nodes.
+            index: m.
+            num_clients: M.
+            num_outputs: the number of classes, or None for a client without labels.
+            convolution: builds the layers of backbone "custom".
+        """
+        self.config, self.data, self.index = config, data, index
+        self.aggregation = aggregation_of(config.model, num_clients, index)
+        self.model = ClientModel(
+            config.model,
+            num_clients=num_clients,
+            num_features=data.party.num_features,
+            num_outputs=num_outputs,
+            stream=self._initial_stream,
+            convolution=convolution,
+        ).to(data.dtype)
+        self.optimizer = Optimizer(config, self.model)
+        self.fused = Hand.of(self.model, directly=self.optimizer.is_plain)
+        self.sampler = Sampler(config, data.party.graph, index, NORMALIZATION[config.model.backbone])
+        self._gathered: tuple[Sample, Batch] | None = None
+
+    def _initial_stream(self, purpose: str, layer: int) -> Stream:
+        sharer = EVERYONE if purpose == "classifier" else self.index  # classifiers start equal at all clients
+        return Stream(self.config.train.seed, purpose, layer=layer, client=sharer)
+
+    @property
+    def aggregation_layers(self) -> tuple[int, ...]:
+        return self.config.model.aggregation_layers
+
+    def dropout(self, round_index: int, step: int | None) -> Dropout:
+        """Return the masks of one local step. JointInference uses those of step 0; an evaluation (None) uses none."""
+        if step is None:
+            return no_dropout()
+        seed, client = self.config.train.seed, self.index
+        return Dropout(
+            self.config.model.dropout,
+            lambda layer: Stream(seed, "dropout", round=round_index, step=step, layer=layer, client=client),
+        )
+
+    def draw_batch(self, training_nodes: NodeSet, round_index: int) -> NodeSet:
+        """Draw S[L], equal at all clients that know the training nodes; empty if there are none."""
+        return training_batch(self.config, training_nodes, round_index)
+
+    def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
+        """Gather blocks, features and labels of a sample; a repeated call for the same sample costs nothing.
+
+        A client calls it for the next round while the server's answer travels.
+        """
+        if self._gathered is None or self._gathered[0] is not sample:
+            blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
+            rows = [blocks[0].positions]  # of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
+            for block in blocks[1:]:
+                rows.append(rows[-1][block.positions])
+            labels = self.data.labels(nodes[-1]) if self.data.has_labels and with_labels else None
+            batch = Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels)
+            self._gathered = sample, batch
+        return self._gathered[1]
+
+    def forget_gathered(self) -> None:
+        """Free the batch that `gather` keeps."""
+        self._gathered = None
+
+    def step(self, batch: Batch, step: int | None) -> Step:
+        """Return local step q through the layers; None: a forward pass without dropout or gradients."""
+        dropout = self.dropout(batch.round, step)
+        dense = self.sampler.keeps_matrices and any(block.dense is not None for block in batch.blocks)
+        if self.fused is not None and not dense:
+            return FusedStep(
+                self.fused, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE
+            )
+        return AutogradStep(self.model, batch, dropout, recording=step is not None)
+
+    def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
+        """Return the loss at H_m[L] and its gradient there; the step keeps the classifier's gradient."""
+        assert batch.labels is not None
+        value, gradient = loss_and_gradient(self.config.train.task, step.logits(joint), batch.labels)
+        return value, step.back_from_logits(gradient)
+
+    def exact_start(self) -> tuple[Hidden | FeatureRows, Tensor | None]:
+        """Return H_m[0] and H_m^0 of all nodes. Features of a sampled graph stay in their file."""
+        if self.config.train.sampler != "full":
+            shape = (self.data.num_nodes, self.data.party.num_features)
+            return exact_start(self.model, FeatureRows(shape, self.data.features))
+        with torch.no_grad():
+            return self.model.encode(self.data.features(np.arange(self.data.num_nodes)), no_dropout())
+
+    def exact_layer(
+        self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield H_m^+[l] at `targets` with every edge, some rows at a time."""
+        return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+
+    @torch.no_grad()
+    def probabilities(self, joint: Tensor) -> Tensor:
+        """Return the class probabilities of this client's classifier."""
+        logits = self.model.classify(joint, no_dropout())
+        return logits.sigmoid() if self.config.train.task == "multilabel" else logits.softmax(dim=1)
+
+    def set_learning_rate(self, round_index: int) -> None:
+        """Apply the schedule, which is a function of the round alone."""
+        self.optimizer.learning_rate = self.config.train.learning_rate * schedule_factor(self.config, round_index)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def restore(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Continue with saved weights and a saved state of the optimiser."""
+        self.forget_gathered()
+        self.model.load_state_dict(dict(weights))
+        self.model.train()
+        self.optimizer.restore(optimizer)

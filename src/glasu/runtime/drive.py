@@ -1,0 +1,130 @@
+"""Resume scripts. This is the only module that does; everything else performs the requests that scripts yield."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import (
+    Broadcast,
+    Event,
+    Interleave,
+    Receive,
+    Request,
+    Save,
+    Scatter,
+    Script,
+    Send,
+    Timed,
+)
+from glasu.timing import Stopwatch
+
+Result = TypeVar("Result")
+Action = Send | Receive | Broadcast | Scatter | Save | Event  # the requests that a runtime performs
+Actions = Generator[Action, Any, Result]
+
+
+@dataclass(frozen=True)
+class Finished(Generic[Result]):
+    """The end of a script."""
+
+    value: Result
+
+
+def advance(script: Generator[Any, Any, Result], reply: Any = None) -> Any:
+    """Resume a script with the result of its last request; return its next request, or Finished."""
+    try:
+        return script.send(reply)
+    except StopIteration as stop:
+        return Finished(stop.value)
+
+
+def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatch, name: str = "compute") -> Result:
+    """Run a script to its end.
+
+    Args:
+        script: the script.
+        perform: carries out Send, Receive, Broadcast, Scatter, Save or an event, and returns its result.
+        watch: adds up the script's computing time.
+        name: the name under which the time is added up; `Timed` changes it.
+    """
+    actions = resolve(script, watch, name)
+    action = advance(actions)
+    while not isinstance(action, Finished):
+        action = advance(actions, perform(action))
+    result: Result = action.value
+    return result
+
+
+def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> Actions[Result]:
+    """Yield the actions of a script: `Interleave` and `Timed` are carried out here, and the time is measured."""
+    reply: Any = None
+    measurement = watch.measure(name)
+    while True:
+        with measurement:
+            request: Request | Finished[Result] = advance(script, reply)
+        if isinstance(request, Finished):
+            return request.value
+        if isinstance(request, Timed):
+            reply = yield from resolve(request.script, watch, request.name)
+        elif isinstance(request, Interleave):
+            reply = yield from interleave(resolve(request.main, watch, name), resolve(request.rider, watch, name))
+        else:
+            reply = yield request
+
+
+def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, Any]]:
+    """Run `main`, and let one exchange of `rider` join each exchange of `main` until the rider has finished.
+
+    The rider's messages go first in both directions. A client starts an exchange with its first Send after a Receive
+    and completes it with a Receive of chunk 0. The server starts one with its first Receive of chunk 0 after an answer.
+    Both roles follow the same rule, so their messages meet in order.
+    """
+    action, riding = advance(main), advance(rider)
+    joined = False  # the rider has joined the present exchange
+    at_server = isinstance(riding, Receive)
+    while not isinstance(action, Finished):
+        if isinstance(action, Send) and not joined:
+            while isinstance(riding, Send):
+                riding = advance(rider, (yield riding))
+            joined = True
+        elif isinstance(action, Receive) and action.key.chunk == 0 and joined is not at_server:
+            if isinstance(riding, Receive):
+                riding = advance(rider, (yield riding))
+            while isinstance(riding, Broadcast | Scatter):
+                riding = advance(rider, (yield replace(riding, rides=True)))
+            joined = at_server
+        elif isinstance(action, Broadcast | Scatter):
+            joined = False
+        action = advance(main, (yield action))
+    while not isinstance(riding, Finished):  # main had fewer exchanges than the rider
+        riding = advance(rider, (yield riding))
+    return action.value, riding.value
+
+
+def check_answer(request: Receive, message: Message) -> Message:
+    """Return a message that a client received; refuse one that does not match the request."""
+    if not isinstance(message, request.kinds):
+        raise ProtocolError(f"{request.key}: expected a {_names(request)}, got a {type(message).__name__}.")
+    if message.key.topic != request.key.topic:
+        raise ProtocolError(f"{request.key}: got the answer to another message: {message.key}.")
+    return message
+
+
+def check_contribution(request: Receive, message: Message, client: int, party: str) -> Message:
+    """Return a message that the server received; refuse one that does not match the request, and name the party."""
+    key = message.key
+    if not isinstance(message, request.kinds) or key.topic != request.key.topic or key.client != client:
+        wanted = request.key._replace(client=client)
+        raise ProtocolError(
+            f"party {party!r}: expected {_names(request)} for {wanted}, got {type(message).__name__} for {key}.",
+            party=party,
+        )
+    return message
+
+
+def _names(request: Receive) -> str:
+    return " or ".join(kind.__name__ for kind in request.kinds)

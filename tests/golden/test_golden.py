@@ -1,0 +1,88 @@
+"""Recorded runs: bytes, messages and exchanges of every setting are the same on every machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare import find_reason, read_changes
+from records import read_record, recorded_names
+from runs import differing_fields, fold_clients, run
+from settings import BASE, SETTINGS
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_sends_the_recorded_messages(name: str, tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(run(name, tmp_path)["recorded"]))
+    differences = differing_fields(read_record(name), recorded)
+    listed = "\n".join(f"  {field}: {change}" for field, change in differences.items())
+    remedy = f"If this is intended: python tests/golden/record.py {name}, and list it in tests/golden/CHANGES.md."
+    assert not differences, f"setting {name!r} differs from its record:\n{listed}\n{remedy}"
+
+
+def test_every_record_belongs_to_a_setting() -> None:
+    assert recorded_names() == SETTINGS.keys()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_traced_messages_add_up_to_the_counted_traffic(name: str) -> None:
+    record = read_record(name)
+    counted = {"bytes_to_server": 0, "bytes_to_clients": 0, "messages": 0, "exchanges": 0}
+    for line in record["trace"]["train"]:
+        message = re.fullmatch(r"to=(server|client) kind=\w+ .* client=(\S+) bytes=(\S+)", line)
+        if message is None:
+            assert re.fullmatch(r"exchange phase=\w+", line)
+            counted["exchanges"] += 1
+            continue
+        sizes = [int(size) for size in message[3].split(",")]
+        assert len(sizes) == len(message[2].split(","))
+        counted["messages"] += len(sizes)
+        counted["bytes_to_server" if message[1] == "server" else "bytes_to_clients"] += sum(sizes)
+    assert counted == {key: record["traffic"][key] for key in counted}
+
+
+def test_no_setting_ends_at_a_round_that_depends_on_the_cpu() -> None:
+    keys = {key for setting in SETTINGS.values() for key in BASE | setting.keys}
+    assert keys.isdisjoint({"train.patience", "train.stop_at"})
+
+
+def test_killed_runs_are_recorded_as_equal_to_unbroken_runs() -> None:
+    killed = [name for name, setting in SETTINGS.items() if setting.killed]
+    expected = {"differs_from_unbroken_run": [], "repeats_all_rounds": False}
+    assert killed
+    assert all(read_record(name)["resumed"] == expected for name in killed)
+
+
+def test_folding_joins_only_neighbours_that_differ_in_client_and_bytes() -> None:
+    lines = ["to=server kind=A client=0 bytes=3", "to=server kind=A client=1 bytes=4", "exchange phase=x"]
+    lines += ["to=server kind=A client=0 bytes=5"]
+    expected = [
+        "to=server kind=A client=0,1 bytes=3,4",
+        "exchange phase=x",
+        "to=server kind=A client=0 bytes=5",
+    ]
+    assert fold_clients(lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, {}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}}, {"a.b": "1 -> 3"}),
+        ({"a": {"b": 1}}, {"a": {}}, {"a.b": "1 -> 'absent'", "a": "'absent' -> {}"}),
+        ({"a": [1, 2]}, {"a": [1, 2, 4]}, {"a": "entry 2 of 2 -> 3: the end -> 4"}),
+    ],
+)
+def test_differences_are_named_by_field(old: dict[str, Any], new: dict[str, Any], fields: dict[str, str]) -> None:
+    assert differing_fields(old, new) == fields
+
+
+def test_a_listed_change_needs_setting_field_and_reason() -> None:
+    text = "Prose: with colons: stays prose.\n\n- gat*: traffic.by_kind.header: shorter header\n- gcn: losses:\n"
+    changes = read_changes(text)
+    assert changes == [("gat*", "traffic.by_kind.header", "shorter header")]
+    assert find_reason(changes, "gat_neighbor", "traffic.by_kind.header") == "shorter header"
+    assert find_reason(changes, "gcn", "traffic.by_kind.header") is None
