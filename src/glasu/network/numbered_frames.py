@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from glasu.errors import ProtocolError
 from glasu.network.handshake import Payload
-from glasu.protocol.message_bytes import Head, read_header, room_for
+from glasu.protocol.message_bytes import Head, allocate, read_header
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
@@ -238,7 +238,7 @@ class Assembler:
                 raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
             head = read_header(content, total)
             admit(head, total)
-            self.head, self._buffer, self._filled = head, room_for(total), 0
+            self.head, self._buffer, self._filled = head, allocate(total), 0
         if (offset, total) != (self._filled, len(self._buffer)) or offset + len(content) > total:
             raise ProtocolError(
                 f"{self.head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "

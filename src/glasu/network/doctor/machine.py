@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -47,6 +48,14 @@ def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) ->
     return Finding(
         check, "warning", f"{whose}, expires on {expires:%Y-%m-%d}, in {left.days} days; ask for a renewed kit soon"
     )
+
+
+def check_writable(out: Path) -> list[Finding]:
+    """Check that the role can write to its folder; nothing is written."""
+    parent = _existing_parent(out)
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return []
+    return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
 
 
 def check_disk(out: Path, needed: int) -> Finding:
