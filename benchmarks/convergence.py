@@ -34,8 +34,8 @@ from glasu.protocol.client import Client
 from glasu.protocol.rounds import client_script
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import one_thread_each, run_in_process
-from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from tables import markdown
 
@@ -81,7 +81,7 @@ def run(clients: Sequence[Client]) -> None:
     """Train to the end."""
     server = make_server(clients[0].config, clients)
     scripts = [client_script(client) for client in clients]
-    run_in_process(server_script(server), scripts, Meter(), Stopwatch(time.perf_counter))
+    run_in_process(server_script(server), scripts, TrafficCounter(), Stopwatch(time.perf_counter))
 
 
 class ExactGradient:

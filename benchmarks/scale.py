@@ -25,7 +25,7 @@ from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load
 from glasu.data.sources.reddit import STAND_IN
 from glasu.protocol.requests import Evaluated, Event, RoundDone
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
 from tables import markdown, place, positive, show
 
 OPENINGS = 5
@@ -146,7 +146,7 @@ def measured(config: RunConfig) -> str:
             evaluations.append(Moment.now())
 
     start = Moment.now()
-    report = simulate(parties, config, observe=observe).report
+    report = simulate(parties, config, SimulationOptions(observer=observe)).report
     step(f"train {config.train.num_rounds} rounds, evaluate twice", start)
     nodes, edges = parties[0].num_nodes, sum(party.graph.num_edges for party in parties)
     raw = 4 * edges + 4 * nodes * config.data.num_features

@@ -15,8 +15,8 @@ from glasu.protocol.rounds import client_script
 from glasu.protocol.sampling import Sample
 from glasu.protocol.server import server_script
 from glasu.runtime.inprocess import run_in_process
-from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import make_clients, make_server
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
 WINDOW = 16  # rounds whose node sets are drawn together: only whole windows are timed
@@ -88,14 +88,14 @@ class Timing:
 def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     """Train as many whole windows as fit into `train.num_rounds`, and time all but the first."""
     clock = time.perf_counter  # the system's CPU clock costs more than what is measured with it; it has the sum alone
-    watch, meter, last = Stopwatch(clock), Meter(), config.train.num_rounds // WINDOW * WINDOW
+    watch, meter, last = Stopwatch(clock), TrafficCounter(), config.train.num_rounds // WINDOW * WINDOW
     marks: list[tuple[float, dict[str, float], int, int]] = []
 
     def observe(event: Event) -> None:
         if isinstance(event, RoundDone) and event.round + 1 in (WINDOW, last):
             watches = [watch, *(client.watch for client in clients)]
             spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
-            marks.append((time.process_time(), {**spent, "all": clock()}, meter.total, meter.exchanges))
+            marks.append((time.process_time(), {**spent, "all": clock()}, meter.total_bytes, meter.exchanges))
 
     clients = make_clients(config, parties, clock)
     batches = [_noted(client) for client in clients]

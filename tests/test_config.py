@@ -443,48 +443,6 @@ def test_a_number_of_clients_that_contradicts_the_folders_is_refused(asked, tmp_
     assert len(RunConfig.from_toml(path).data.parties) == 4
 
 
-def test_a_centralized_run_has_one_client_and_says_what_it_changed():
-    config, overridden = resolve(RunConfig(train=TrainConfig(method="centralized")), 10)
-    assert (config.data.num_clients, config.model.aggregation_layers, config.train.num_local_steps) == (1, (), 1)
-    assert overridden == {
-        "data.num_clients": {"asked": 3, "used": 1},
-        "model.aggregation_layers": {"asked": (1, 3), "used": ()},
-        "train.num_local_steps": {"asked": 4, "used": 1},
-    }
-
-
-def test_a_standalone_run_aggregates_nowhere_but_keeps_its_local_steps():
-    config, overridden = resolve(RunConfig(train=TrainConfig(method="standalone")), 10)
-    assert (config.model.aggregation_layers, config.train.num_local_steps) == ((), 4)
-    assert list(overridden) == ["model.aggregation_layers"]
-
-
-def test_a_simulated_run_aggregates_everywhere_with_the_joint_gradient():
-    config, overridden = resolve(RunConfig(train=TrainConfig(method="simulated")), 10)
-    assert config.model.aggregation_layers == (0, 1, 2, 3)
-    assert (config.train.num_local_steps, config.train.backward) == (1, "joint")
-    assert config.data.edge_fraction == 1.0
-    assert overridden["data.edge_fraction"] == {"asked": 0.8, "used": 1.0}
-    assert set(overridden) == {
-        "data.edge_fraction", "model.aggregation_layers", "train.num_local_steps", "train.backward",
-    }  # fmt: skip
-
-
-def test_only_what_differs_counts_as_overridden():
-    asked = RunConfig(
-        data=DataConfig(edge_fraction=1.0),
-        model=ModelConfig(aggregation_layers=(0, 1, 2, 3)),
-        train=TrainConfig(method="simulated", num_local_steps=1, backward="joint"),
-    )
-    assert resolve(asked, 10)[1] == {}
-
-
-@pytest.mark.parametrize("method", ["glasu", "centralized", "standalone", "simulated"])
-def test_resolving_twice_changes_nothing_more(method):
-    once, _ = resolve(RunConfig(train=TrainConfig(method=method)), 10)
-    assert resolve(once, 10) == (once, {})
-
-
 # The digest
 
 

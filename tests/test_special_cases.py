@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from glasu.data.methods import prepare_parties
 from glasu.data.party import Graph
 from glasu.data.sources.catalog import load_parties
-from glasu.runtime.simulation import make_clients, prepare, simulate
+from glasu.runtime.simulation import make_clients, simulate
 from support.monolith import (
     ALL_LAYERS,
     Monolith,
@@ -319,7 +320,7 @@ def test_the_report_says_what_the_method_overrode_and_what_ran(method, overridde
     assert report.overridden == {key: {"asked": old, "used": new} for key, (old, new) in overridden.items()}
     for key, (_, used) in overridden.items():
         section, name = key.split(".")
-        assert report.config[section][name] == (list(used) if isinstance(used, tuple) else used)
+        assert getattr(getattr(report.config, section), name) == used
 
 
 @pytest.mark.parametrize(("method", "used"), [("glasu", 2), ("standalone", 2), ("centralized", 1)])
@@ -328,7 +329,7 @@ def test_the_report_says_how_many_parties_the_data_brought(method, used):
     asked = 1 if method == "centralized" else 3  # `settings` resolves, and centralized means one
     expected = {} if asked == used else {"data.num_clients": {"asked": asked, "used": used}}
     assert {key: value for key, value in report.overridden.items() if key == "data.num_clients"} == expected
-    assert report.config["data"]["num_clients"] == used
+    assert report.config.data.num_clients == used
 
 
 def test_centralized_says_how_many_clients_were_asked_for():
@@ -346,7 +347,7 @@ def test_centralized_ignores_who_has_the_labels():
 
 
 def test_glasu_1_with_joint_gradients_and_every_layer_is_simulated_where_all_have_all_edges():
-    parties = prepare(settings(method="simulated"), tiny_parties())
+    parties = prepare_parties(settings(method="simulated"), tiny_parties())
     simulated = simulate(parties, settings(method="simulated", num_rounds=3))
     glasu = run(settings(aggregation_layers=ALL_LAYERS, backward="joint", num_rounds=3), parties)
     assert identical([client.weights() for client in simulated.clients], glasu.final)

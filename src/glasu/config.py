@@ -23,6 +23,13 @@ SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 ONLY_WHERE_SAMPLED = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}  # keys of [train], defaults
 
 
+class Override(typing.TypedDict):
+    """A setting that the method or the sampler replaced."""
+
+    asked: Any
+    used: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
     """Which data, and how one graph is divided among the clients."""
@@ -273,7 +280,7 @@ class RunConfig:
             sections = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
-        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of thousands of digits, too deep
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
         for override in overrides:
             _apply(sections, override)
@@ -362,19 +369,19 @@ def _apply(sections: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: must look like section.key=value, for example train.seed=1.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # not TOML
+    except (ValueError, RecursionError):  # not TOML
         value = text.strip()
     keys = sections.setdefault(section, {})
     if isinstance(keys, dict):
         keys[key] = value
 
 
-def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dict[str, Any]]]:
-    """Replace "auto" by what it means for a graph of this size, and apply what the method prescribes.
+def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
+    """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
     Returns:
-        The config as it will run, and what the method, or a sampler that samples nothing, overrode:
-        {"train.num_local_steps": {"asked": 4, "used": 1}}.
+        The resolved settings, and the ones that were replaced because a sampler that samples nothing ignores them:
+        {"train.sampled_evaluation": {"asked": True, "used": False}}.
     """
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a bound on node sets asks for sampled ones
@@ -383,28 +390,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, dic
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
     unused = {key: value for key, value in ONLY_WHERE_SAMPLED.items() if getattr(train, key) != value}
     unused = unused if sampler == "full" else {}
-    overridden = {f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()}
-    config = config.replace(train={"sampler": sampler, "batch_size": batch_size, **unused})
-    every_layer = tuple(range(config.model.num_layers))
-    prescribed: dict[str, dict[str, dict[str, Any]]] = {
-        "glasu": {},
-        "centralized": {
-            "data": {"num_clients": 1},
-            "model": {"aggregation_layers": ()},
-            "train": {"num_local_steps": 1, "labels": "all", "backward": "local"},
-        },
-        "standalone": {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
-        "simulated": {
-            "data": {"edge_fraction": 1.0},
-            "model": {"aggregation_layers": every_layer},
-            "train": {"num_local_steps": 1, "backward": "joint"},
-        },
+    overridden: dict[str, Override] = {
+        f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()
     }
-    changes = prescribed[train.method]
-    overridden |= {
-        f"{section}.{key}": {"asked": getattr(getattr(config, section), key), "used": value}
-        for section, keys in changes.items()
-        for key, value in keys.items()
-        if getattr(getattr(config, section), key) != value
-    }
-    return config.replace(**changes), overridden
+    return config.replace(train={"sampler": sampler, "batch_size": batch_size, **unused}), overridden

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.report import RunReport, percent
+from glasu.report import HistoryEntry, RunReport, percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best at")
@@ -31,13 +31,12 @@ footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 
 def table_row(report: RunReport) -> tuple[str, ...]:
     """Return a run's figures as text, in the order of HEADINGS after the first."""
-    traffic = report.traffic
     return (
         percent(report.test.accuracy),
         percent(report.test.macro_f1),
-        f"{(traffic['bytes_to_server'] + traffic['bytes_to_clients']) / 1e6:.1f}",
-        f"{traffic['exchanges']}",
-        f"{report.seconds['total']:.1f}",
+        f"{report.traffic.total_bytes / 1e6:.1f}",
+        f"{report.traffic.exchanges}",
+        f"{report.seconds.total:.1f}",
         "-" if report.validation.round is None else f"{report.validation.round}",
     )
 
@@ -94,8 +93,8 @@ def _parties(reports: Mapping[str, RunReport]) -> str:
     """Say what each party holds, as the run with the most parties has it."""
     report = max(reports.values(), key=lambda item: len(item.parties))
     rows = "".join(
-        f"<tr><td>{html.escape(str(party['name']))}</td><td>{party['nodes']:,}</td><td>{party['features']:,}</td>"
-        f"<td>{party['edges']:,}</td></tr>"
+        f"<tr><td>{html.escape(party.name)}</td><td>{party.nodes:,}</td><td>{party.features or 0:,}</td>"
+        f"<td>{party.edges or 0:,}</td></tr>"
         for party in report.parties
     )
     head = "<tr><th>party</th><th>nodes</th><th>features</th><th>edges</th></tr>"
@@ -109,8 +108,8 @@ def _colours(reports: Mapping[str, RunReport]) -> list[str]:
 def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
     figure = go.Figure()
     for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
-        accuracy = [100 * entry["val_accuracy"] for entry in report.history]
-        silent = axis == "bytes" and not report.traffic["messages"]
+        accuracy = [100 * entry.metrics["accuracy"] for entry in report.history]
+        silent = axis == "bytes" and not report.traffic.messages
         if silent:
             figure.add_hline(max(accuracy), line={"color": colour, "width": 2, "dash": "dash"})
             continue
@@ -138,5 +137,5 @@ def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
     return figure
 
 
-def _positions(history: Sequence[dict[str, Any]], axis: str) -> list[float]:
-    return [entry[axis] / 1e6 if axis == "bytes" else entry[axis] for entry in history]
+def _positions(history: Sequence[HistoryEntry], axis: str) -> list[float]:
+    return [entry.bytes / 1e6 if axis == "bytes" else entry.round for entry in history]

@@ -16,6 +16,7 @@ X | Y                            the first alternative that fits
 Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a least and a greatest value
 Annotated[X, Length(...)]        X, with a greatest length
+any other class                  an instance of it, which the caller has put there
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from glasu.errors import DataError, GlasuError
 
 T = TypeVar("T")
+PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
 MAX_DEPTH = 32  # of nested values; the limit of json.loads is Python's recursion limit
 MAX_ITEMS = 1_000_000  # of one list or object, unless `Length` says otherwise
 MAX_TEXT = 1_000_000  # characters of one string, likewise
@@ -271,7 +273,7 @@ class _Reader:
     def read_mapping(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         key_type, value_type = typing.get_args(annotation)
         if key_type is not str:
-            if value == {}:  # `to_plain` cannot know the type of the keys of an empty mapping
+            if value == {}:  # `to_plain` cannot tell the type of the keys of an empty mapping
                 return {}
             pair = types.GenericAlias(tuple, (key_type, value_type))
             before = len(self.faults)
@@ -309,6 +311,8 @@ class _Reader:
             return self.read_float(typing.cast("float", value), path)
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
+        if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
+            return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
             return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

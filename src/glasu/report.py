@@ -1,4 +1,7 @@
-"""RunReport: config, metrics, traffic, time and releases of a run -> JSON and one line."""
+"""Reports of a run: typed figures in memory, the JSON of report.json at the edge, and one line for people.
+
+`build_report` serves a simulation and a server, `build_party_report` a party. Torch is not loaded here.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,168 @@ import importlib.metadata
 import json
 import math
 import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from glasu import __version__
+from glasu.config import Override, RunConfig
+from glasu.privacy.ledger import Ledger
+
+
+class JsonRecord(Mapping[str, Any]):
+    """A frozen dataclass that can also be read like its JSON object: `traffic.messages` or `traffic["messages"]`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; fields that are None are left out."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {key: value for key, value in values.items() if value is not None}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
 
 @dataclass(frozen=True)
-class SplitScores:
-    """How the selected model does on one split."""
+class SplitScores(JsonRecord):
+    """Scores of the selected model on one split."""
 
     accuracy: float
     macro_f1: float
     loss: float
     micro_f1: float | None = None  # multi-label tasks
-    round: int | None = None  # after how many rounds this model was reached
-    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of each client alone
+    round: int | None = None  # number of rounds after which this model was reached
+    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of every client
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float]) -> SplitScores:
+        """Build scores from the metrics of one evaluation."""
+        return cls(**dict[str, Any](metrics))
+
+
+@dataclass(frozen=True)
+class Traffic(JsonRecord):
+    """Messages and bytes of a run, as they are encoded on the wire. Evaluation and repeated rounds count too."""
+
+    bytes_to_server: int = 0
+    bytes_to_clients: int = 0
+    messages: int = 0
+    exchanges: int = 0
+    by_kind: Mapping[str, int] = field(default_factory=dict)
+    by_phase: Mapping[str, int] = field(default_factory=dict)
+    exchanges_by_phase: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.bytes_to_server + self.bytes_to_clients
+
+
+@dataclass(frozen=True)
+class Seconds(JsonRecord):
+    """Seconds of a run: in total, and by activity."""
+
+    total: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures that there are."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        """Return the total and the activities on one level."""
+        return {"total": self.total, **self.parts}
+
+
+@dataclass(frozen=True)
+class HistoryEntry(JsonRecord):
+    """One evaluation on the validation split, and the cost of the run until then."""
+
+    round: int
+    loss: float
+    metrics: Mapping[str, float]
+    bytes: int
+    exchanges: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry with the metrics as val_<name>."""
+        values = super().to_dict()
+        metrics = {f"val_{name}": value for name, value in values.pop("metrics").items()}
+        return {"round": values.pop("round"), "loss": values.pop("loss"), **metrics, **values}
+
+
+@dataclass(frozen=True)
+class PartySummary(JsonRecord):
+    """The data of one party; a server knows only some of it."""
+
+    name: str
+    nodes: int
+    features: int | None = None
+    edges: int | None = None
+    labels: bool = True
+
+
+@dataclass(frozen=True)
+class LedgerSummary(JsonRecord):
+    """The releases of one party, added up."""
+
+    party: str
+    head: str
+    releases: tuple[Mapping[str, str | int], ...]
+
+    @classmethod
+    def of(cls, party: str, ledger: Ledger) -> LedgerSummary:
+        """Summarise the ledger of a party."""
+        return cls(party, ledger.head.hex(), tuple(ledger.rows()))
+
+
+@dataclass(frozen=True)
+class PrivacySummary(JsonRecord):
+    """Protection of the released tensors; the server has no ledger."""
+
+    secure_aggregation: str
+    ledger: tuple[LedgerSummary, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Results and cost of a run, as telemetry recorded them."""
+
+    test: SplitScores
+    validation: SplitScores
+    history: tuple[HistoryEntry, ...]
+    losses: tuple[float, ...]  # the mean training loss of every round
+    traffic: Traffic
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run did, found and cost."""
+    """Settings, results and cost of a run, in a simulation or at the server."""
 
-    config: dict[str, Any]  # as it ran
-    overridden: dict[str, dict[str, Any]]  # what was asked, and what method or sampler used instead
-    parties: tuple[dict[str, Any], ...]
-    notes: tuple[str, ...]  # what a reader should know about the data
+    config: RunConfig  # as it ran
+    overridden: Mapping[str, Override]
+    parties: tuple[PartySummary, ...]
+    notes: tuple[str, ...]  # about the data
     test: SplitScores
     validation: SplitScores
-    history: tuple[dict[str, Any], ...]
-    losses: tuple[float, ...]  # the mean training loss of every round
-    traffic: dict[str, Any]
-    seconds: dict[str, float]
+    history: tuple[HistoryEntry, ...]
+    losses: tuple[float, ...]
+    traffic: Traffic
+    seconds: Seconds
     weights_sha256: tuple[str, ...]
-    privacy: dict[str, Any]
-    versions: dict[str, str] = field(default_factory=dict)
+    privacy: PrivacySummary
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values; what is not a number becomes null."""
-        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        values["test"], values["validation"] = self.test.to_dict(), self.validation.to_dict()
-        result: dict[str, Any] = plain(values)
-        return result
+        """Return the report as plain values; a float that is not finite becomes None."""
+        return _to_json_object(self)
 
     def to_json(self) -> str:
-        """Return the report as it is written to report.json."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        """Return the content of report.json."""
+        return _to_json(self)
 
     def _selected(self) -> str:
         chosen = self.validation.round
@@ -62,13 +179,115 @@ class RunReport:
 
     def summary(self) -> str:
         """Return the run in one line."""
-        traffic = self.traffic
-        moved = (traffic["bytes_to_server"] + traffic["bytes_to_clients"]) / 1e6
         return (
-            f"{self.config['train']['method']}: test accuracy {percent(self.test.accuracy)} "
+            f"{self.config.train.method}: test accuracy {percent(self.test.accuracy)} "
             f"(validation {percent(self.validation.accuracy)}, {self._selected()}), "
-            f"{moved:.1f} MB in {traffic['exchanges']} exchanges, {self.seconds['total']:.1f} s"
+            f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
+            f"{self.seconds.total:.1f} s"
         )
+
+
+@dataclass(frozen=True)
+class PartyReport:
+    """Settings, results and cost of one party's part of a run between machines."""
+
+    config: RunConfig
+    party: str
+    parties: tuple[str, ...]
+    run: str
+    test: SplitScores | None  # None at a party without labels
+    traffic: Traffic
+    seconds: Seconds
+    weights_sha256: tuple[str, ...]
+    privacy: PrivacySummary
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values; a float that is not finite becomes None."""
+        return _to_json_object(self)
+
+    def to_json(self) -> str:
+        """Return the content of report.json."""
+        return _to_json(self)
+
+
+def build_report(
+    config: RunConfig,
+    measured: Measurements,
+    parties: Sequence[PartySummary],
+    weights_sha256: Sequence[str],
+    *,
+    overridden: Mapping[str, Override] | None = None,
+    notes: Sequence[str] = (),
+    ledgers: Sequence[LedgerSummary] | None = None,
+) -> RunReport:
+    """Build the report of a simulation or of a server.
+
+    Args:
+        config: the settings as they ran.
+        measured: the parts that telemetry recorded.
+        parties: in client order.
+        weights_sha256: digests of the selected weights, in client order.
+        overridden: settings that the method or the sampler replaced, by name.
+        notes: lines about the data for the reader of the report.
+        ledgers: releases by party; None at a server.
+    """
+    return RunReport(
+        config=config,
+        overridden=dict(overridden or {}),
+        parties=tuple(parties),
+        notes=tuple(notes),
+        test=measured.test,
+        validation=measured.validation,
+        history=measured.history,
+        losses=measured.losses,
+        traffic=measured.traffic,
+        seconds=measured.seconds,
+        weights_sha256=tuple(weights_sha256),
+        privacy=_privacy(config, ledgers),
+        versions=versions(),
+    )
+
+
+def build_party_report(
+    config: RunConfig,
+    *,
+    party: str,
+    parties: Sequence[str],
+    run: str,
+    test: SplitScores | None,
+    traffic: Traffic,
+    seconds: Seconds,
+    weights_sha256: str,
+    ledger: LedgerSummary,
+) -> PartyReport:
+    """Build the report of one party's part of a run between machines."""
+    return PartyReport(
+        config=config,
+        party=party,
+        parties=tuple(parties),
+        run=run,
+        test=test,
+        traffic=traffic,
+        seconds=seconds,
+        weights_sha256=(weights_sha256,),
+        privacy=_privacy(config, [ledger]),
+        versions=versions(),
+    )
+
+
+def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> PrivacySummary:
+    return PrivacySummary(config.privacy.secure_aggregation, None if ledgers is None else tuple(ledgers))
+
+
+def _to_json_object(report: RunReport | PartyReport) -> dict[str, Any]:
+    values = {item.name: getattr(report, item.name) for item in dataclasses.fields(report)}
+    result: dict[str, Any] = plain({**values, "config": report.config.to_dict(), "test": report.test or {}})
+    return result
+
+
+def _to_json(report: RunReport | PartyReport) -> str:
+    return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
 def percent(share: float) -> str:
@@ -77,8 +296,8 @@ def percent(share: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: what is not a number becomes null."""
-    if isinstance(value, dict):
+    """Return a value as JSON has it; a float that is not finite becomes None."""
+    if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
@@ -88,6 +307,9 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a run."""
-    packages = ("glasu", "torch", "torch_geometric", "numpy", "scipy")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    """Return the versions that decide the bits of a run; a server installation has neither torch nor scipy."""
+    found = {"python": platform.python_version(), "glasu": __version__}
+    for package in ("torch", "torch_geometric", "numpy", "scipy"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

@@ -413,7 +413,7 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
     out = tmp_path / "run"
     config = RunConfig.from_toml(run_file)
     with pytest.raises(CrashError):
-        simulate(load_parties(config), config, observe=crash, checkpoints=out / "checkpoints")
+        simulate(load_parties(config), config, observer=crash, checkpoints=out / "checkpoints")
     kept = sorted(path.name for path in (out / "checkpoints").glob("*.checkpoint"))
     assert kept == ["round-00000002.checkpoint", "round-00000003.checkpoint"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -85,8 +86,69 @@ def test_a_folder_of_another_role_or_kind_is_refused_and_left_as_it_is(world, co
     assert files(world) == before
 
 
-def test_the_same_command_may_write_to_its_own_folder_again(world):
-    assert glasu("train", world / "run.toml", "--out", world / "trained", "--quiet").returncode == 0
+def test_the_same_command_may_write_to_its_own_folder_again_and_says_so(world):
+    before = json.loads((world / "trained" / "report.json").read_bytes())["weights_sha256"]
+    again = glasu("train", world / "run.toml", "--out", world / "trained", "--quiet")
+    assert again.returncode == 0
+    assert f"{world / 'trained'}: holds a finished run with these settings; it runs again" in again.stderr
+    assert json.loads((world / "trained" / "report.json").read_bytes())["weights_sha256"] == before
+
+
+@pytest.fixture
+def finished(world, tmp_path):
+    """Return the folder of a finished run of its own for this test."""
+    return shutil.copytree(world / "trained", tmp_path / "finished")
+
+
+@pytest.mark.parametrize(
+    ("setting", "difference"),
+    [
+        ("train.seed=1", "train.seed = 0 there, 1 here"),
+        ("model.aggregation_layers=[1]", "model.aggregation_layers = [0, 1] there, [1] here"),
+        ("train.method=centralized", "train.method = 'glasu' there, 'centralized' here"),
+        ("train.sampler=shared", "train.sampler = 'full' there, 'shared' here"),  # it was "auto"
+    ],
+)
+def test_a_finished_run_with_other_settings_is_not_replaced_unless_told_so(setting, difference, world, finished):
+    before = files(finished)
+    command = ["train", world / "run.toml", "--set", setting, "--out", finished, "--quiet"]
+    refused(
+        glasu(*command), f"--out {finished}: holds a finished run with other", difference, "another --out", "--fresh"
+    )
+    assert files(finished) == before
+    assert glasu(*command, "--fresh").returncode == 0
+    assert files(finished) != before
+    assert glasu(*command).returncode == 0  # it is this run's folder now
+
+
+@pytest.mark.parametrize("setting", ["train.sampler=full", "train.batch_size=0", "data.root=elsewhere"])
+def test_settings_that_mean_the_same_run_are_no_difference(setting, world, finished):
+    assert glasu("train", world / "run.toml", "--set", setting, "--out", finished, "--quiet").returncode == 0
+
+
+def test_a_method_that_replaces_settings_can_run_again(world, tmp_path):
+    command = ["train", world / "run.toml", "--set", "train.method=centralized", "--out", tmp_path / "out", "--quiet"]
+    assert [glasu(*command).returncode for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "{}", '{"config": 3}', "[" * 5000, '{"config": {}, "overridden": {}, "parties": []}'],
+    ids=["cut", "list", "empty", "type", "deep", "no party"],
+)
+def test_a_report_that_cannot_be_read_is_not_overwritten(content, world, tmp_path):
+    (tmp_path / "report.json").write_text(content)
+    refused(glasu("train", world / "run.toml", "--out", tmp_path), f"{tmp_path / 'report.json'}: ", "--fresh")
+    assert (tmp_path / "report.json").read_text() == content
+
+
+def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
+    """The old report is gone once the new run starts; it would refuse the same command without --fresh."""
+    command = ["train", world / "run.toml", "--set", "train.learning_rate=1e30", "--out", finished, "--quiet"]
+    assert glasu(*command, "--fresh").returncode == 1  # it diverges
+    assert not (finished / "report.json").exists()
+    assert not (finished / "model" / "model.toml").exists()
+    assert glasu(*command).returncode == 1
 
 
 @pytest.mark.parametrize("name", ["nodes.parquet", "edges.csv"])

@@ -153,7 +153,7 @@ def test_the_own_gradient_is_that_of_merge(kind):
 
 def test_the_server_loads_neither_torch_nor_pyg_nor_numba():
     program = (
-        "import glasu.protocol.server, glasu.protocol.message_bytes, glasu.runtime.meter, glasu.model.aggregation, sys;"
+        "import glasu.protocol.server, glasu.protocol.message_bytes, glasu.runtime.telemetry, glasu.model.aggregation, sys;"
         "loaded = {'torch', 'torch_geometric', 'numba'} & set(sys.modules); assert not loaded, loaded"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

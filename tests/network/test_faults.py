@@ -16,7 +16,7 @@ from glasu.network import serve as serving
 from glasu.network import transport as streams
 from glasu.pki.kit import open_kit
 from glasu.protocol.requests import Evaluated, RoundDone
-from glasu.runtime import checkpoint as checkpoints
+from glasu.runtime import checkpointing as checkpoints
 from glasu.runtime.simulation import simulate
 from network.test_runs import tiny
 from support.cluster import Cluster, Killed, SeenHub

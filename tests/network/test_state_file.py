@@ -16,8 +16,7 @@ from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportErro
 from glasu.network import client_session as sessions
 from glasu.network import server_session as hubs
 from glasu.protocol.requests import RoundDone
-from glasu.runtime.checkpoint import Store
-from glasu.runtime.saver import Saver
+from glasu.runtime.checkpointing import Saver, Store
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
 from network.test_faults import same_end

@@ -90,7 +90,7 @@ def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(
 def test_an_evaluation_in_several_products_tells_how_far_each_party_is(chunks, layers):
     def seen(config):
         events = []
-        simulate(tiny_parties(), config, observe=events.append, workers=1)
+        simulate(tiny_parties(), config, observer=events.append, workers=1)
         return events
 
     config = settings(aggregation_layers=layers, sampler="neighbor", num_rounds=1)

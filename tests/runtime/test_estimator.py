@@ -54,10 +54,10 @@ def test_named_settings_override_those_of_the_config_and_the_rest_stays():
     config = settings(sampler="shared", labels="b", num_rounds=50, hidden=32)
     model = GLASUClassifier(config=config, **QUICK).fit(tiny_parties(owner="b"))
     ran = model.report_.config
-    assert ran["train"]["sampler"] == "shared"
-    assert ran["train"]["labels"] == "b"
-    assert ran["train"]["num_rounds"] == 4
-    assert ran["model"]["hidden"] == 8
+    assert ran.train.sampler == "shared"
+    assert ran.train.labels == "b"
+    assert ran.train.num_rounds == 4
+    assert ran.model.hidden == 8
 
 
 def test_what_is_not_given_is_as_in_the_config_or_else_the_default():

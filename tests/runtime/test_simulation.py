@@ -411,8 +411,8 @@ def test_a_client_refuses_an_answer_to_another_question():
 def test_train_returns_a_report_that_is_plain_json():
     report = glasu.train(tiny_parties(), RunConfig().replace(train={"num_rounds": 3}, model={"hidden": 8}))
     assert 0 <= report.test.accuracy <= 1
-    assert report.config["train"]["sampler"] == "full"  # "auto" resolved
-    assert report.config["data"]["num_clients"] == 3
+    assert report.config.train.sampler == "full"  # "auto" resolved
+    assert report.config.data.num_clients == 3
     assert len(report.weights_sha256) == 3
     assert [entry["round"] for entry in report.history] == [3]
     assert report.traffic["bytes_to_server"] > 0
@@ -535,7 +535,7 @@ def test_a_clients_time_is_that_between_messages_by_what_it_does(monkeypatch):
 def alone(**keys):
     heard = []
     config = settings(method="standalone", evaluate_every=1, optimizer="adam", **keys)
-    return simulate(tiny_parties(num_nodes=40, seed=5), config, observe=heard.append).report, heard
+    return simulate(tiny_parties(num_nodes=40, seed=5), config, observer=heard.append).report, heard
 
 
 def by_party(heard, split="validation"):
@@ -550,7 +550,7 @@ def test_every_evaluation_of_a_party_alone_names_it():
     _, heard = alone(num_rounds=3)
     assert list(by_party(heard)) == list(by_party(heard, "test")) == ["a", "b", "c"]
     together = []
-    simulate(tiny_parties(), settings(num_rounds=2), observe=together.append)
+    simulate(tiny_parties(), settings(num_rounds=2), observer=together.append)
     assert list(by_party(together)) == [None]
 
 
@@ -597,7 +597,9 @@ def test_a_party_that_has_stopped_keeps_its_figures_in_the_history():
 
 def test_the_observer_hears_of_every_round_and_every_evaluation():
     heard = []
-    glasu.train(tiny_parties(), settings(aggregation_layers=(3,), num_rounds=4, evaluate_every=3), observe=heard.append)
+    glasu.train(
+        tiny_parties(), settings(aggregation_layers=(3,), num_rounds=4, evaluate_every=3), observer=heard.append
+    )
     assert [type(event).__name__ for event in heard] == [
         *["RoundDone"] * 2,
         *["Evaluated", "RoundDone"],

@@ -10,9 +10,9 @@ import pytest
 from torch_geometric.nn import SAGEConv
 
 from glasu.errors import AlignmentError, ConfigError, DataError
-from glasu.runtime.meter import Meter
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from support.monolith import Monolith, settings, tiny_parties
 
@@ -84,7 +84,7 @@ def test_after_standalone_training_each_party_predicts_with_its_own_model():
 @pytest.mark.parametrize("party", [None, "z"])
 def test_a_standalone_model_must_be_told_who_predicts(party):
     model, parties, _ = fitted("standalone")
-    with pytest.raises(ConfigError, match=f"party={party!r}: each party trained .*whose model predicts: a, b, c"):
+    with pytest.raises(ConfigError, match=f"party={party!r}: each party trained its own model.*: a, b, c"):
         model.predict_proba(parties, party=party)
     with pytest.raises(ConfigError, match="a, b, c"):
         model.predict(parties, party=party)
@@ -103,8 +103,8 @@ def test_prediction_needs_no_labels(name):
 
 def test_prediction_is_metered_as_prediction():
     model, parties, _ = fitted()
-    meter = Meter()
-    model.predict_proba(parties, np.arange(5), meter=meter)
+    meter = TrafficCounter()
+    model.predict_proba(parties, np.arange(5), traffic=meter)
     assert set(meter.by_phase) == {"prediction"}
     assert meter.exchanges == 3  # two aggregation layers and the probabilities
     assert meter.by_kind["tensor"] == 2 * 3 * 4 * ((24 + 5) * 6 + 5 * 3)
@@ -236,30 +236,55 @@ def test_a_folder_of_another_schema_is_refused(folder):
     text = manifest.read_text()
     assert tomllib.loads(text)["schema"] == 1
     manifest.write_text(text.replace("schema = 1", "schema = 2"))
-    with pytest.raises(ConfigError, match=r"model\.toml: schema 2 is not known here"):
+    with pytest.raises(ConfigError, match=r"model\.toml: has schema 2, and this version of glasu reads 1"):
         TrainedModel.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "fault"),
     [
-        ("schema = 1", ""),
-        ("schema = 1", "schema = "),  # not TOML
-        (r"classes = \[[^\]]*\]", ""),
-        (r"input_scale = .*\n", ""),
-        (r"weights_sha256 = .*\n", ""),
-        (r"columns_sha256 = .*\n", ""),
-        (r"\[\[client\]\](.|\n)*", ""),
-        (r"name = \"a\"\n", ""),
+        ("schema = 1", "", "schema: is missing"),
+        ("schema = 1", 'schema = "1"', "schema: must be 1, not '1'"),
+        ("schema = 1", "schema = ", "is not valid TOML"),
+        ("schema = 1", "schema = 1\nextra = 2", "has the unknown key 'extra'"),
+        ("schema = 1", f"schema = 1\nextra = {'[' * 3000}{']' * 3000}", "is nested too deeply"),
+        (r"classes = \[[^\]]*\]", "", "classes: is missing"),
+        (r"classes = \[[^\]]*\]", "classes = [1]", r"classes\[0\]: must be a string, not 1"),
+        (r"input_scale = .*\n", "", r"client\[0\]\.input_scale: is missing; client\[1\]\.input_scale: is missing"),
+        (r"input_scale = .*\n", "input_scale = nan\n", r"client\[0\]\.input_scale: is nan and must be finite"),
+        (r"num_features = .*\n", "num_features = -1\n", r"client\[0\]\.num_features: is -1 and must lie in 0\.\."),
+        (r"weights_sha256 = .*\n", "", r"client\[2\]\.weights_sha256: is missing"),
+        (
+            r"columns_sha256 = .*\n",
+            "columns_sha256 = []\n",
+            r"columns_sha256: must be a string, not a list",
+        ),
+        (r"\[\[client\]\](.|\n)*", "", "client: is missing"),
+        (r"\[\[client\]\](.|\n)*", "[client]\nname = 1", "client: must be a list, not an object"),
+        (r"name = \"a\"\n", "", r"client\[0\]\.name: is missing"),
+        (r"name = \"a\"\n", 'name = "../a"\n', r"client\[0\]: party '\.\./a': files bear"),
+        (r"\[config.wire\]", "[config]\nwire = 3\n[config.other]", "config"),
     ],
 )
-def test_a_damaged_manifest_is_refused(folder, old, new):
+def test_a_damaged_manifest_is_refused_with_the_place_of_every_fault(folder, old, new, fault):
     manifest = folder / "model.toml"
     text = manifest.read_text()
-    damaged = re.sub(old, new, text)
+    damaged = re.sub(old, lambda match: new, text)
     assert damaged != text
     manifest.write_text(damaged)
-    with pytest.raises(DataError, match=r"model\.toml: is not the manifest of a model"):
+    with pytest.raises(DataError, match=rf"model\.toml: .*{fault}") as raised:
+        TrainedModel.load(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden", 2**31 - 1), ("hidden", 20_000), ("num_layers", 2**30)])
+def test_a_manifest_with_the_settings_of_a_larger_model_is_refused_before_it_is_built(folder, key, value):
+    manifest = folder / "model.toml"
+    text = re.sub(rf"\b{key} = \d+", f"{key} = {value}", manifest.read_text())
+    if key == "num_layers":
+        text = re.sub(r"aggregation_layers = \[[^\]]*\]", f"aggregation_layers = [{value - 1}]", text)
+    manifest.write_text(text)
+    with pytest.raises(DataError, match=rf"model\.toml: config\.model\..*{value}.*at least \d+ weights, and a\."):
         TrainedModel.load(folder)
 
 
@@ -281,7 +306,7 @@ def test_damaged_weights_are_refused(folder, damage):
 def test_weights_of_another_party_are_refused(folder):
     """The file of party b in the place of that of party a: both are valid."""
     (folder / "a.safetensors").write_bytes((folder / "b.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"a\.safetensors: these are not the weights that model\.toml names"):
+    with pytest.raises(DataError, match=r"a\.safetensors: its weights are not the ones that model\.toml names"):
         TrainedModel.load(folder)
 
 
@@ -290,7 +315,7 @@ def test_weights_of_another_run_are_refused(folder, tmp_path):
     other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])))
     other.save(tmp_path / "other")
     (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"c\.safetensors: these are not the weights that model\.toml names"):
+    with pytest.raises(DataError, match=r"c\.safetensors: its weights are not the ones that model\.toml names"):
         TrainedModel.load(folder)
     TrainedModel.load(tmp_path / "other")
 
@@ -375,8 +400,8 @@ def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_as
     nodes = np.array([17, 3, 22, 0, 9, 3])  # in no order, one of them twice
     expected = Monolith(model.config, parties, model.weights).probabilities().numpy()
     np.testing.assert_allclose(model.predict_proba(parties, nodes), expected[nodes], rtol=1e-9)
-    meter = Meter()
-    model.predict_proba(parties, meter=meter)
+    meter = TrafficCounter()
+    model.predict_proba(parties, traffic=meter)
     assert meter.by_kind["index"] == 0  # no node set was agreed upon
 
 

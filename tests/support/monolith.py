@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.data.methods import override_settings
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
@@ -228,7 +229,8 @@ def settings(**keys: Any) -> RunConfig:
     known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
-    return resolve(RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()}), num_nodes=100)[0]
+    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
+    return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 
 @dataclass(frozen=True)

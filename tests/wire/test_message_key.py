@@ -12,8 +12,8 @@ import pytest
 from glasu.errors import ProtocolError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Metrics, Proposal, Verdict
-from glasu.runtime.meter import Meter
 from glasu.runtime.simulation import simulate
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 from support.monolith import run, settings, tiny_parties
@@ -143,15 +143,15 @@ def test_node_sets_of_different_numbers_of_rounds_are_refused():
         run(settings(aggregation_layers=(1, 3), sampler="neighbor"), tiny_parties(), carry=shorten)
 
 
-class Witness(Meter):
+class Witness(TrafficCounter):
     """Remembers what was sent under which key."""
 
     def __init__(self, contents):
         super().__init__()
         self.contents = contents
 
-    def to_server(self, message):
-        super().to_server(message)
+    def sent_to_server(self, message):
+        super().sent_to_server(message)
         self.contents[message.key.about()].add(encode(message))
 
 
@@ -160,8 +160,8 @@ def test_one_key_has_one_content_also_in_runs_on_other_data_and_in_predictions_o
     config = settings(num_rounds=2, precision="fp32", aggregation_layers=(1, 3), seed=4)
     for seed in (0, 1):  # the same settings, other data
         parties = tiny_parties(seed=seed)
-        model = TrainedModel.of(simulate(parties, config, meter=Witness(contents)))
+        model = TrainedModel.of(simulate(parties, config, traffic=Witness(contents)))
         for nodes in ([3, 5, 8], [3, 5, 9], [5, 3, 8], [3, 5, 8]):
-            model.predict_proba(parties, nodes, meter=Witness(contents))
+            model.predict_proba(parties, nodes, traffic=Witness(contents))
     assert len(contents) > 50
     assert all(len(found) == 1 for found in contents.values())

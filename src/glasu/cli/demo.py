@@ -58,13 +58,13 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
     from glasu.html_report import HEADINGS, render, table_row
-    from glasu.runtime.simulation import simulate
+    from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
     for name, changes in METHODS.items():
         config = base.replace(train=changes)
         with shown(name, config.train.num_rounds) as observe:
-            reports[name] = simulate(load_parties(config), config, observe=observe).report
+            reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
         folder = name.lower().replace(" q=", "-")
         write_atomically(out / folder / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render(TITLE, INTRODUCTION, reports).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from rich.progress import (
 from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
 
 if TYPE_CHECKING:
-    from glasu.runtime.inprocess import Observer
+    from glasu.runtime.simulation import Observer
     from glasu.timing import Clock
 
 SILENCE = 30.0  # seconds between two lines about one long evaluation, where there is no terminal
@@ -60,6 +61,22 @@ def say(lines: Iterable[str], console: Console | None = None) -> None:
     console = console or Console(stderr=True)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def log_shown(command: str) -> Iterator[None]:
+    """Write the library's log lines for people to standard error while the block lasts."""
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: say([f"{command}: {record.getMessage()}"])  # type: ignore[method-assign]
+    logger = logging.getLogger("glasu")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

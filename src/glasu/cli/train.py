@@ -1,7 +1,8 @@
 """glasu train: train all parties in one process, as RUN.toml says.
 
 Writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. While it
-trains, checkpoints lie there too: the same command started again goes on from them. They are removed at the end.
+trains, checkpoints lie there too: the same command started again goes on from them. They are removed at the end. A
+finished run with other settings is replaced only with --fresh.
 """
 
 from __future__ import annotations
@@ -19,41 +20,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and model/"
     )
-    parser.add_argument("--fresh", action="store_true", help="start over, even if DIR holds an unfinished run")
+    parser.add_argument("--fresh", action="store_true", help="start over and replace the run that DIR holds")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
-    from glasu.runtime.output_dir import refuse_contents_of_others
+    from glasu.cli.progress import log_shown, shown
+    from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
-    out = output_folder(args.out)
+    with log_shown("glasu train"):
+        if not args.fresh:
+            refuse_other_finished_run(args.out, config)
+        out = output_folder(args.out)
 
-    from glasu.cli.progress import say, shown
-    from glasu.data.sources.catalog import load
-    from glasu.data.statistics import summary
-    from glasu.files import write_atomically
-    from glasu.runtime.keeper import checkpoint_folder
-    from glasu.runtime.simulation import simulate
-    from glasu.runtime.trained_model import TrainedModel
+        from glasu.data.sources.catalog import load
+        from glasu.data.statistics import summary
+        from glasu.files import write_atomically
+        from glasu.runtime.simulation import SimulationOptions, simulate
+        from glasu.runtime.simulation_checkpoints import checkpoint_folder
+        from glasu.runtime.trained_model import TrainedModel, remove_model
 
-    loaded = load(config)
-    about = (summary(loaded.statistics, config.data.name), *loaded.notes)
-    with checkpoint_folder(out / "checkpoints") as checkpoints:
-        with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observe:
-            simulation = simulate(
-                loaded.parties,
-                config,
-                observe=observe,
-                notes=loaded.notes,
-                checkpoints=checkpoints,
-                fresh=args.fresh,
-                tell=lambda line: say([f"glasu train: {line}"]),
-            )
-        TrainedModel.of(simulation).save(out / "model")
-        write_atomically(out / "report.json", simulation.report.to_json().encode())
-        for finished in checkpoints.glob("*.checkpoint"):
-            finished.unlink()
+        loaded = load(config)
+        about = (summary(loaded.statistics, config.data.name), *loaded.notes)
+        with checkpoint_folder(out / "checkpoints") as checkpoints:
+            if args.fresh:  # an interrupted new run must not look like the finished old one
+                remove_finished_run(out)
+                remove_model(out / "model")
+            with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
+                options = SimulationOptions(
+                    observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
+                )
+                simulation = simulate(loaded.parties, config, options)
+            TrainedModel.of(simulation).save(out / "model")
+            write_atomically(out / "report.json", simulation.report.to_json().encode())
+            for finished in checkpoints.glob("*.checkpoint"):
+                finished.unlink()
     print(simulation.report.summary())

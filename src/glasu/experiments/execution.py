@@ -17,7 +17,7 @@ from glasu.errors import TrainingError
 from glasu.experiments.plan import Run
 from glasu.experiments.processes import end_with_the_parent, interrupts_blocked
 from glasu.experiments.results import Result, result_of, store, stored
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
 
 Progress = Callable[[int, int, str], None]  # how many of how many are done, and the last of them in a line
 
@@ -79,7 +79,8 @@ def _outcome(run: Run, workers: int | None) -> Result | TrainingError:
     asked = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
     loaded = _loaded(RunConfig(data=run.config.data, train=asked))
     try:
-        simulation = simulate(loaded.parties, run.config, workers=workers, notes=loaded.notes, clock=time.process_time)
+        options = SimulationOptions(workers=workers, notes=loaded.notes, clock=time.process_time)
+        simulation = simulate(loaded.parties, run.config, options)
     except TrainingError as error:
         return error
     return result_of(run, simulation.report)

@@ -22,8 +22,8 @@ from glasu.experiments.space import config_at
 from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.requests import Evaluated, Event
 from glasu.protocol.state import Selection
-from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Clock
 
 Report = Callable[[Sequence[int], float], bool]  # marks that were reached, score so far -> whether to give up
@@ -122,7 +122,7 @@ class _Run:
         self, config: RunConfig, num_parties: int, max_bytes: int | None, gives_up: Callable[[float], bool]
     ) -> None:
         self.config, self.num_parties, self.max_bytes, self.gives_up = config, num_parties, max_bytes, gives_up
-        self.meter = Meter()
+        self.traffic = TrafficCounter()
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.selections: dict[str | None, Selection] = {}
         self.pruned = self.over_budget = self.ended = False
@@ -132,7 +132,8 @@ class _Run:
         """Train until nothing more can count."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, TrainingError tells
-                simulate(parties, self.config, observe=self, workers=workers, meter=self.meter)
+                options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
+                simulate(parties, self.config, options)
         except _Enough:
             pass
 
@@ -155,7 +156,7 @@ class _Run:
     def __call__(self, event: Event) -> None:
         """Note an evaluation; leave the run where it is over."""
         with self._lock:
-            if self.max_bytes is not None and self.meter.total > self.max_bytes:
+            if self.max_bytes is not None and self.traffic.total_bytes > self.max_bytes:
                 self.over_budget = self.ended = True
             elif isinstance(event, Evaluated) and event.split == "validation" and not self.ended:
                 self._note(event)
@@ -167,7 +168,7 @@ class _Run:
         score = event.metrics[SELECTED_BY[train.task]]
         if math.isnan(score):
             raise DataError("a search compares validation scores, but there are no validation nodes; see data.split.")
-        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.meter.total, score))
+        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.traffic.total_bytes, score))
         self.selections[party] = self.selections.get(party, Selection()).after(score, event.round)
         training = [who for who, selection in self.selections.items() if not selection.stops(train)]
         behind = [who for who in training if self.evaluations[who][-1].round < event.round]
@@ -178,5 +179,5 @@ class _Run:
             return
         share = event.round / train.num_rounds
         if self.max_bytes is not None:
-            share = max(share, self.meter.total / self.max_bytes)
+            share = max(share, self.traffic.total_bytes / self.max_bytes)
         self.pruned = self.ended = self.gives_up(share)

@@ -10,7 +10,7 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError
 from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
-from glasu.runtime.checkpoint import SUFFIX
+from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, OTHER_DATA, PREDICTING, SERVING
 
 CHECKPOINTS = "checkpoints"

@@ -1,4 +1,4 @@
-"""GLASUClassifier: training and prediction after scikit-learn's conventions."""
+"""GLASUClassifier: training and prediction with scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.metrics import SELECTED_BY, evaluate
 from glasu.report import RunReport
-from glasu.runtime.simulation import simulate
+from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
 
 
 class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
 
-    Labels and splits are the parties' own: `fit` trains on the training nodes and selects on the validation nodes.
-    What is None here is as in `config`, or else the default of `RunConfig`. After `fit`, `report_` tells what training
-    found and cost, `model_` is a `TrainedModel`, and `classes_` names the classes.
+    Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
+    A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
+    `report_` is the `RunReport`, `model_` the `TrainedModel`, and `classes_` has the names of the classes.
     """
 
     classes_: NDArray[Any]
@@ -67,8 +67,8 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (self.config or RunConfig()).replace(model=model, train=train)
 
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
-        """Train on the parties' labels; `y` is there for scikit-learn's sake and must stay None."""
-        simulation = simulate(parties, self._config(), convolution=self.convolution)
+        """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
+        simulation = simulate(parties, self._config(), SimulationOptions(convolution=self.convolution))
         self.report_, self.model_ = simulation.report, TrainedModel.of(simulation, self.convolution)
         self.classes_ = np.asarray(self.model_.classes)
         return self

@@ -14,7 +14,7 @@ import torch
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send
 from glasu.runtime.drive import Actions, Finished, advance, check_answer, check_contribution, resolve
-from glasu.runtime.meter import Meter
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
 Perform = Callable[[Save | Event], None]  # carries out what is not a message
@@ -93,7 +93,7 @@ def run_together(
     server: Script[Any],
     clients: Sequence[Running],
     roster: Sequence[str],
-    meter: Meter,
+    traffic: TrafficCounter,
     watch: Stopwatch,
     perform: Perform,
     each: Map = map,
@@ -106,7 +106,7 @@ def run_together(
         server: the server's script.
         clients: the clients, in client order.
         roster: the names of the parties.
-        meter: counts messages.
+        traffic: counts messages.
         watch: adds up the server's seconds.
         perform: carries out the server's saves and events.
         each: `map`, or a `map` that runs clients in parallel.
@@ -131,15 +131,15 @@ def run_together(
         messages = [inbox.popleft() for inbox in inboxes]
         for client, message in enumerate(messages):
             check_contribution(request, message, client, roster[client])
-            meter.to_server(message)
+            traffic.sent_to_server(message)
         return messages
 
     def send(messages: Sequence[Message], *, rides: bool) -> None:
         for outbox, message in zip(outboxes, messages, strict=True):
-            meter.to_client(message)
+            traffic.sent_to_clients(message)
             outbox.append(message if carry is None else carry(message))
         if not rides and messages[0].key.chunk == 0:
-            meter.exchanged(messages[0].key)
+            traffic.exchange(messages[0].key)
 
     action: Any = advance(actions)
     while not isinstance(action, Finished):

@@ -1,13 +1,18 @@
-"""What a folder holds, by the files in it: no command writes among what belongs to another; no torch here."""
+"""Output folders: a command never writes into the folder of another role or over another run. No torch here."""
 
 from __future__ import annotations
 
-import json
-import tomllib
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from glasu.config import RunConfig, resolve
 from glasu.errors import ConfigError
+from glasu.records import RecordError, parse_json, parse_toml, read_record
+from glasu.report import PartySummary
 
 Writer = Literal["train", "server", "party", "provision"]
 SERVING, JOINING, PREDICTING = "serving.json", "joining.json", "predicting.json"
@@ -15,29 +20,115 @@ REPORT = "report.json"
 PARTY, KIT = "party.toml", "kit.toml"
 KITS = "the CA and the kits of `glasu provision`"
 OTHER_DATA = (
-    "holds a run that began with other data: this party's features, edges, labels or ids are not those of then; bring "
-    "those back, or start over with --fresh at the server and at every party"
+    "holds a run that started with other data: this party's features, edges, labels or ids have changed since then; "
+    "restore them, or start over with --fresh at the server and at every party"
 )
+SHOWN_DIFFERENCES = 4
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UsedSetting:
+    """A setting that the method or the sampler replaced."""
+
+    asked: Any
+    used: Any
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The parts of report.json that tell which run it was."""
+
+    config: Mapping[str, Mapping[str, Any]]
+    overridden: Mapping[str, UsedSetting]
+    parties: tuple[PartySummary, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parties:
+            raise ConfigError("parties is empty.")
 
 
 def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = None) -> None:
-    """Refuse an --out folder in which something else lies than this writer's own earlier results.
+    """Refuse an --out folder that holds anything but earlier results of the same writer.
 
     Args:
         out: the folder, which need not exist.
-        writer: who would write to it.
-        party: of a party its name, where that is known.
+        writer: the role that would write to it.
+        party: the name of the party, if it is known.
     """
-    for owner, words in _contents(out):
+    for owner, words in _find_contents(out):
         if owner != writer:
             raise ConfigError(f"--out {out}: holds {words}; choose another --out.")
-    there = _party_of(out)
+    there = _find_party(out)
     if writer == "party" and None not in (party, there) and party != there:
-        raise ConfigError(f"--out {out}: holds {_results(there)}, and this is party {party!r}; choose another --out.")
+        raise ConfigError(
+            f"--out {out}: holds {_describe_results(there)}, and this is party {party!r}; choose another --out."
+        )
 
 
-def _contents(out: Path) -> list[tuple[Writer | None, str]]:
-    """Return what lies in a folder, and who may go on there."""
+def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
+    """Refuse to replace the report and model of a finished run by those of other settings.
+
+    The same settings may run again: they give the same results.
+    """
+    path = out / REPORT
+    try:
+        run = _read_finished_run(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from None
+    except RecordError as error:
+        raise ConfigError(f"{error} Choose another --out, or replace this run with --fresh.") from None
+    differences = _find_differences(run, config)
+    if differences:
+        more = len(differences) - SHOWN_DIFFERENCES
+        listed = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+        raise ConfigError(
+            f"--out {out}: holds a finished run with other settings: {listed}. Choose another --out, or replace that "
+            "run with --fresh."
+        )
+    log.info("%s: holds a finished run with these settings; it runs again, and its results are replaced.", out)
+
+
+def remove_finished_run(out: Path) -> None:
+    """Remove the report of a finished run, because another run starts in its folder."""
+    (out / REPORT).unlink(missing_ok=True)
+
+
+def _read_finished_run(path: Path) -> FinishedRun:
+    value = parse_json(path.read_bytes(), str(path))
+    names = {field.name for field in dataclasses.fields(FinishedRun)}
+    if isinstance(value, dict):  # the rest of a report does not tell which run it was
+        value = {name: item for name, item in value.items() if name in names}
+    return read_record(FinishedRun, value, str(path))
+
+
+def _find_differences(run: FinishedRun, config: RunConfig) -> list[str]:
+    """Compare the settings of a finished run with the asked ones.
+
+    A report holds the settings as they ran. They are compared with the asked ones, resolved for the same number of
+    nodes. A setting that the method or the data replaced is the same if the same value was asked for.
+    """
+    from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
+
+    used = _flatten(override_settings(resolve(config, run.parties[0].nodes)[0])[0].to_dict())
+    asked, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
+    there = {**defaults, **_flatten(run.config)}
+    found = []
+    for name in sorted({*there, *used} - {"data.root"}):
+        asked_there = run.overridden[name].asked if name in run.overridden else there.get(name)
+        if used.get(name) != there.get(name) and asked.get(name) != asked_there:
+            found.append(f"{name} = {asked_there!r} there, {asked.get(name)!r} here")
+    return found
+
+
+def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+
+
+def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
+    """Return a description of everything in a folder, and the role that may continue there."""
     found: list[tuple[Writer | None, str]] = []
     if (out / PARTY).is_file():
         found.append((None, f"a party's data ({PARTY})"))
@@ -50,41 +141,37 @@ def _contents(out: Path) -> list[tuple[Writer | None, str]]:
     if (out / SERVING).is_file() or (out / PREDICTING).is_file():
         found.append(("server", "results of a server (glasu serve)"))
     if (out / JOINING).is_file():
-        found.append(("party", _results(_party_of(out))))
+        found.append(("party", _describe_results(_find_party(out))))
     traces = (REPORT, "model/model.toml", "checkpoints/run.json")
     if not found and any((out / trace).is_file() for trace in traces):
         found.append(("train", "results of glasu train"))
     return found
 
 
-def _results(party: str | None) -> str:
-    whose = "a party" if party is None else f"party {party!r}"
-    return f"results of {whose} (glasu join)"
+def _describe_results(party: str | None) -> str:
+    owner = "a party" if party is None else f"party {party!r}"
+    return f"results of {owner} (glasu join)"
 
 
-def _party_of(out: Path) -> str | None:
-    """Return whose part of a run lies in a folder, if that can be read."""
+def _find_party(out: Path) -> str | None:
+    """Return the party whose part of a run is in a folder, if a file names it."""
     for name in (JOINING, REPORT):
-        party = _read(out / name).get("party")
+        try:
+            value = parse_json((out / name).read_bytes(), name)
+        except (OSError, RecordError):
+            continue
+        party = value.get("party") if isinstance(value, dict) else None
         if isinstance(party, str):
             return party
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def refuse_file_of_a_party(path: Path) -> None:
     """Refuse to write over the nodes or edges of a party's folder."""
     try:
-        manifest = tomllib.loads((path.parent / PARTY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = parse_toml((path.parent / PARTY).read_bytes(), PARTY)
+    except (OSError, RecordError):
         return
-    named = {str(manifest[table]) for table in ("nodes", "edges") if table in manifest}
+    named = {str(manifest.get(table)) for table in ("nodes", "edges")} if isinstance(manifest, dict) else set()
     if path.name in named or path.stem in ("nodes", "edges"):
         raise ConfigError(f"--out {path}: is a party's data ({path.parent / PARTY} is beside it); choose another file.")

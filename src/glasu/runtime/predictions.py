@@ -1,4 +1,4 @@
-"""Class probabilities as a table that a user reads: id, prediction, and p_<class> for each class."""
+"""Predictions as a table for users: id, prediction, and p_<class> for each class."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from glasu.files import put_in_place
 def write_predictions(
     path: Path, ids: NDArray[Any], probabilities: NDArray[Any], classes: Sequence[str], task: str
 ) -> None:
-    """Write a .parquet or .csv file, whole or not at all, for its owner's eyes only; one row per id."""
+    """Write one row per id to a .parquet or .csv file, atomically and readable for its owner only."""
     if task == "multilabel":
-        said = [" ".join(name for name, yes in zip(classes, row > 0.5, strict=True) if yes) for row in probabilities]
+        predicted = [
+            " ".join(name for name, yes in zip(classes, row > 0.5, strict=True) if yes) for row in probabilities
+        ]
     else:
-        said = [classes[index] for index in probabilities.argmax(axis=1)]
-    columns: dict[str, Any] = {"id": ids.tolist(), "prediction": said}
+        predicted = [classes[index] for index in probabilities.argmax(axis=1)]
+    columns: dict[str, Any] = {"id": ids.tolist(), "prediction": predicted}
     columns |= {f"p_{name}": probabilities[:, index] for index, name in enumerate(classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)

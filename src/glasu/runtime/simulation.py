@@ -1,19 +1,19 @@
-"""All parties in one process: drive the scripts, count what they would send, and report."""
+"""Simulate a run: all parties in one process, with the scripts, messages and counts of a run between machines."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.data.alignment import check_parties, keep_labels
 from glasu.data.digest import data_digest
-from glasu.data.partition import pool_parties, share_edges
+from glasu.data.methods import METHODS, Prepared, apply_method
 from glasu.data.party import PartyData
 from glasu.errors import DataError
 from glasu.model.layers import Convolution
@@ -22,16 +22,30 @@ from glasu.protocol.client import Client
 from glasu.protocol.requests import Evaluating, Event, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
-from glasu.report import RunReport, versions
-from glasu.runtime.accounts import Accounts
-from glasu.runtime.inprocess import Carry, Perform, Running, cores, one_thread_each, run_alone, run_together
-from glasu.runtime.keeper import SERVER, Keeper, Tell, keeping
-from glasu.runtime.meter import Meter
-from glasu.runtime.saver import Role
+from glasu.protocol.state import ClientState
+from glasu.report import LedgerSummary, PartySummary, RunReport, build_report
+from glasu.runtime.inprocess import Carry, Map, Perform, Running, cores, one_thread_each, run_alone, run_together
+from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
+from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
 
 Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """Options of a simulation that change neither weights nor messages."""
+
+    convolution: Convolution | None = None  # backbone "custom": (width in, width out) -> PyG convolution
+    observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
+    workers: int | None = None  # clients that compute at the same time; None: one per core
+    notes: Sequence[str] = ()  # lines about the data for the report
+    clock: Clock = field(default=time.perf_counter)
+    traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
+    checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
+    fresh: bool = False  # remove earlier checkpoints and start over
+    carry: Carry | None = None  # applied to every message, in place of a network
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,79 @@ class Simulation:
     clients: tuple[Client, ...]
 
 
+def simulate(
+    parties: Sequence[PartyData], config: RunConfig, options: SimulationOptions | None = None, **changes: Any
+) -> Simulation:
+    """Train one model over all parties in this process.
+
+    Args:
+        parties: the data of each party, aligned.
+        config: the settings.
+        options: see `SimulationOptions`.
+        changes: fields of `options`, by name.
+    """
+    options = dataclasses.replace(options or SimulationOptions(), **changes)
+    prepared = prepare_run(config, as_parties(parties))
+    config, parties = prepared.config, prepared.parties
+    joint = bool(config.model.aggregation_layers)
+    evaluated: list[str | None] = [None] if joint else [party.name for party in parties]
+    telemetry = Telemetry(options.clock, evaluated, options.traffic)
+    with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
+        clients = make_clients(config, parties, options.clock, options.convolution)
+        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
+        for client in clients:
+            telemetry.add_watch(client.watch)
+        server = make_server(config, clients) if joint else None
+        checkpoints = None
+        if options.checkpoints is not None and config.train.checkpoint_every:
+            checkpoints = SimulationCheckpoints(options.checkpoints, config, parties, telemetry, server=joint)
+            _restore(checkpoints, clients, server, fresh=options.fresh)
+            stack.enter_context(checkpoints.running())
+        _run_scripts(clients, server, telemetry, checkpoints, options, each)
+    alone = not joint and not METHODS[config.train.method].one_party
+    report = build_report(
+        config,
+        telemetry.measurements(None if server is None else server.progress.losses, per_client=alone),
+        [_summarize(party) for party in parties],
+        [weights_digest(client.progress.best_weights) for client in clients],
+        overridden=prepared.overridden,
+        notes=options.notes,
+        ledgers=[LedgerSummary.of(client.party.name, client.release.ledger) for client in clients],
+    )
+    return Simulation(report, tuple(clients))
+
+
+def train(
+    parties: Sequence[PartyData],
+    config: RunConfig | None = None,
+    *,
+    convolution: Convolution | None = None,
+    observer: Observer | None = None,
+    workers: int | None = None,
+    checkpoints: str | Path | None = None,
+) -> RunReport:
+    """Train one model over all parties in this process and return the report.
+
+    Args:
+        parties: the data of each party, from `split_vertically`, `load_parties` or `read_party`.
+        config: the settings.
+        convolution: for backbone "custom": (width in, width out) -> a PyG convolution without self loops of its own.
+        observer: called with every round and evaluation, perhaps from another thread.
+        workers: clients that compute at the same time; by default one per core. The number changes no bit.
+        checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
+            resumes from there. None: save nothing.
+    """
+    options = SimulationOptions(
+        convolution=convolution,
+        observer=observer,
+        workers=workers,
+        checkpoints=None if checkpoints is None else Path(checkpoints),
+    )
+    return simulate(parties, config or RunConfig(), options).report
+
+
 def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Return the parties as a list, or say how to make them out of what was given."""
+    """Return the parties as a list, or tell the caller how to create them."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
     raise DataError(
@@ -52,13 +137,11 @@ def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
     )
 
 
-def prepare(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give the parties what the method prescribes: everything to one, or all edges to everyone."""
-    if config.train.method == "centralized" and len(parties) > 1:
-        return [pool_parties(parties)]
-    if config.train.method == "simulated":
-        return share_edges(parties)
-    return list(parties)
+def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
+    """Check the parties, apply the method, and replace "auto" by its value for this graph."""
+    prepared = apply_method(config, parties)
+    resolved, unused = resolve(prepared.config, prepared.parties[0].num_nodes)
+    return Prepared(resolved, prepared.parties, {**unused, **prepared.overridden})
 
 
 def make_clients(
@@ -86,152 +169,6 @@ def make_clients(
     ]
 
 
-def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Name a run in one process by the digests of all that decides what is sent: then one key has one content."""
-    run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
-    for client in clients:
-        client.identity.run = run
-
-
-def _without_test_labels(party: PartyData) -> PartyData:
-    """Return what training reads: the labels of the test split are read once, at the end, and do not name the run."""
-    if party.labels is None or party.splits is None:
-        return party
-    labels = party.labels.copy()
-    labels[party.splits.test] = -1
-    return replace(party, labels=labels)
-
-
-def simulate(
-    parties: Sequence[PartyData],
-    config: RunConfig,
-    *,
-    convolution: Convolution | None = None,
-    observe: Observer = lambda event: None,
-    workers: int | None = None,
-    notes: Sequence[str] = (),
-    clock: Clock = time.perf_counter,
-    meter: Meter | None = None,
-    checkpoints: Path | None = None,
-    fresh: bool = False,
-    tell: Tell = lambda line: None,
-    carry: Carry | None = None,
-) -> Simulation:
-    """Train one model over all parties in this process.
-
-    Args:
-        parties: what each party owns, aligned.
-        config: the settings.
-        convolution: builds the layers of backbone "custom": (width in, width out) -> PyG convolution.
-        observe: is told of every round and evaluation, perhaps from another thread.
-        workers: how many clients compute at once; by default as many as there are cores. It changes no bit.
-        notes: what a reader of the report should know about the data.
-        clock: tells the seconds for the report.
-        meter: counts what is sent, for a caller who reads it while the run lasts.
-        checkpoints: the folder to save states in, and to go on from where it holds this run; None: save nothing.
-        fresh: start over, whatever the folder holds.
-        tell: is told in one line what became of earlier checkpoints.
-        carry: replaces every message, as a wire might.
-    """
-    parties = as_parties(parties)
-    pooled = config.train.method == "centralized" and len(parties) == 1  # whoever had the labels
-    labels = "all" if pooled else config.train.labels
-    check_parties(parties, labels, config.train.task)
-    parties = prepare(config, keep_labels(parties, labels))
-    asked = config.data.num_clients
-    config, overridden = resolve(config, parties[0].num_nodes)
-    if config.data.num_clients != len(parties):
-        overridden["data.num_clients"] = {"asked": asked, "used": len(parties)}
-        config = config.replace(data={"num_clients": len(parties)})
-    joint = bool(config.model.aggregation_layers)
-    names: list[str | None] = [party.name for party in parties]
-    accounts = Accounts(clock, [None] if joint else names, meter or Meter())
-    with one_thread_each(_workers(config, len(parties), workers)) as each, ExitStack() as stack:
-        clients = make_clients(config, parties, clock, convolution)
-        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
-        server = make_server(config, clients) if joint else None
-        watches = [client.watch for client in clients]
-        keeper = None
-        if checkpoints is not None and config.train.checkpoint_every:
-            roles: dict[str, Role] = {client.party.name: client for client in clients}
-            if server is not None:
-                roles[SERVER] = server
-            keeper = Keeper(checkpoints, config, parties, roles, lambda: accounts.state(watches))
-            counted = keeper.open(fresh=fresh, tell=tell)
-            if counted is not None:
-                accounts.restore(counted)
-            stack.enter_context(keeping(keeper, tell))
-
-        def note(event: Event) -> None:
-            accounts.recorder(event)
-            observe(event)
-
-        def performer(name: str, *, joint: bool) -> Perform:
-            """Return the function that saves the states of a role and passes its events on."""
-
-            def perform(action: Save | Event) -> None:
-                if isinstance(action, Save):
-                    if keeper is not None and joint:
-                        keeper.save(name, action.state)
-                elif name == SERVER or not joint:
-                    note(action)
-                elif isinstance(action, Evaluating):  # the server reports the other events
-                    observe(action)
-
-            return perform
-
-        running = [
-            Running(client_script(client), performer(client.name, joint=joint), client.watch) for client in clients
-        ]
-        if server is None:
-            run_alone(running, each, keeper.after_round if keeper else None)
-        else:
-            run_together(
-                server_script(server),
-                running,
-                server.roster,
-                accounts.meter,
-                accounts.watch,
-                performer(SERVER, joint=True),
-                each,
-                keeper.settle if keeper else None,
-                carry,
-            )
-    losses = tuple(server.progress.losses) if server is not None else accounts.recorder.mean_losses()
-    alone = not joint and config.train.method != "centralized"
-    report = RunReport(
-        config=config.to_dict(),
-        overridden=overridden,
-        parties=tuple(_describe(party) for party in parties),
-        notes=tuple(notes),
-        test=accounts.recorder.scores("test", alone=alone),
-        validation=accounts.recorder.scores("validation", alone=alone),
-        history=accounts.recorder.history(),
-        losses=losses,
-        traffic=accounts.meter.to_dict(),
-        seconds=accounts.seconds(watches),
-        weights_sha256=tuple(weights_digest(client.progress.best_weights) for client in clients),
-        privacy={
-            "secure_aggregation": config.privacy.secure_aggregation,
-            "ledger": [_ledger(client) for client in clients],
-        },
-        versions=versions(),
-    )
-    return Simulation(report, tuple(clients))
-
-
-def _ledger(client: Client) -> dict[str, Any]:
-    ledger = client.release.ledger
-    return {"party": client.party.name, "head": ledger.head.hex(), "releases": ledger.rows()}
-
-
-def _workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
-    """Return how many clients compute at once."""
-    if config.model.backbone == "custom":  # layers of other libraries draw from torch's one generator
-        return 1
-    return max(1, min(num_clients, cores() if asked is None else asked))
-
-
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     """Build the server for these clients: it learns counts, no data."""
     knows = next(client for client in clients if client.has_labels)
@@ -243,42 +180,107 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 
 
-def _describe(party: PartyData) -> dict[str, Any]:
-    return {
-        "name": party.name,
-        "nodes": party.num_nodes,
-        "features": party.num_features,
-        "edges": party.graph.num_edges,
-        "labels": party.labels is not None,
-    }
+def name_run(clients: Sequence[Client], *digests: str) -> None:
+    """Derive the run id from the digests of everything that decides the messages: one key has one content."""
+    run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
+    for client in clients:
+        client.identity.run = run
 
 
-def train(
-    parties: Sequence[PartyData],
-    config: RunConfig | None = None,
-    *,
-    convolution: Convolution | None = None,
-    observe: Observer = lambda event: None,
-    workers: int | None = None,
-    checkpoints: str | Path | None = None,
-) -> RunReport:
-    """Train one model over all parties in this process and return what it found and cost.
+def _without_test_labels(party: PartyData) -> PartyData:
+    """Hide the test labels, which training does not read, from the run id."""
+    if party.labels is None or party.splits is None:
+        return party
+    labels = party.labels.copy()
+    labels[party.splits.test] = -1
+    return replace(party, labels=labels)
 
-    Args:
-        parties: what each party owns, as `split_vertically`, `load_parties` or `read_party` gives it.
-        config: the settings; the defaults are what works best.
-        convolution: for backbone "custom": (width in, width out) -> a PyG convolution without self loops of its own.
-        observe: is told of every round and evaluation, perhaps from another thread.
-        workers: how many clients compute at once; by default as many as there are cores. It changes no bit.
-        checkpoints: a folder to save the state in, every `train.checkpoint_every` rounds; where it holds this run,
-            training goes on from there. None: nothing is saved.
-    """
-    folder = None if checkpoints is None else Path(checkpoints)
-    return simulate(
-        parties,
-        config or RunConfig(),
-        convolution=convolution,
-        observe=observe,
-        workers=workers,
-        checkpoints=folder,
-    ).report
+
+def _restore(
+    checkpoints: SimulationCheckpoints, clients: Sequence[Client], server: Server | None, *, fresh: bool
+) -> None:
+    """Bring all roles to the last checkpoint, if there is one."""
+    state = checkpoints.open(fresh=fresh)
+    if state is None:
+        return
+    for client in clients:
+        client.restore(state.clients[client.party.name])
+    if server is not None and state.server is not None:
+        server.restore(state.server)
+
+
+def _run_scripts(
+    clients: Sequence[Client],
+    server: Server | None,
+    telemetry: Telemetry,
+    checkpoints: SimulationCheckpoints | None,
+    options: SimulationOptions,
+    each: Map,
+) -> None:
+    """Run the scripts of all roles to their end."""
+    alone: list[tuple[str, ClientState]] = []  # states of clients without a server, saved after the round
+
+    def observe(event: Event) -> None:
+        telemetry.observe(event)
+        if options.observer is not None:
+            options.observer(event)
+
+    def perform_for_server(action: Save | Event) -> None:
+        if not isinstance(action, Save):
+            observe(action)
+        elif checkpoints is not None:
+            checkpoints.save(None, action.state)
+
+    def perform_for_client(client: Client) -> Perform:
+        def perform(action: Save | Event) -> None:
+            if isinstance(action, Save):
+                if server is None:
+                    alone.append((client.name, action.state))
+                elif checkpoints is not None:
+                    checkpoints.save(client.name, action.state)
+            elif server is None:
+                observe(action)
+            elif isinstance(action, Evaluating) and options.observer is not None:  # the server reports the rest
+                options.observer(action)
+
+        return perform
+
+    def after_round() -> None:
+        # A client yields Save before RoundDone. Its loss must be recorded before the telemetry is saved.
+        while alone:
+            name, state = alone.pop(0)
+            if checkpoints is not None:
+                checkpoints.save(name, state)
+
+    running = [Running(client_script(client), perform_for_client(client), client.watch) for client in clients]
+    if server is None:
+        run_alone(running, each, after_round)
+        return
+    run_together(
+        server_script(server),
+        running,
+        server.roster,
+        telemetry.traffic,
+        telemetry.watch,
+        perform_for_server,
+        each,
+        None if checkpoints is None else checkpoints.settle,
+        options.carry,
+    )
+
+
+def _count_workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
+    """Return the number of clients that compute at the same time."""
+    if config.model.backbone == "custom":  # layers of other libraries draw from torch's global generator
+        return 1
+    return max(1, min(num_clients, cores() if asked is None else asked))
+
+
+def _summarize(party: PartyData) -> PartySummary:
+    return PartySummary(
+        name=party.name,
+        nodes=party.num_nodes,
+        features=party.num_features,
+        edges=party.graph.num_edges,
+        labels=party.labels is not None,
+    )

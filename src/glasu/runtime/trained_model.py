@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tomli_w
@@ -24,8 +23,10 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
+from glasu.data.methods import prepare_parties
 from glasu.data.party import PartyData
-from glasu.errors import AlignmentError, ConfigError, DataError
+from glasu.data.party_name import check_party_name
+from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
@@ -33,18 +34,49 @@ from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.requests import Event, Save
+from glasu.records import Bounds, parse_toml, read_record, to_plain
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
-from glasu.runtime.meter import Meter
-from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run, prepare
+from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run
+from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
+MANIFEST = "model.toml"
+
+
+@dataclass(frozen=True)
+class ClientEntry:
+    """One client in the manifest."""
+
+    name: str
+    file: str
+    input_scale: float
+    num_features: Annotated[int, Bounds(0, 2**31)]
+    columns_sha256: str  # empty where the features have no names
+    weights_sha256: str
+
+    def __post_init__(self) -> None:
+        check_party_name(self.name)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of model.toml."""
+
+    schema: Literal[1]
+    classes: tuple[str, ...]
+    config: Mapping[str, Mapping[str, Any]]
+    client: tuple[ClientEntry, ...]
+
+    def __post_init__(self) -> None:
+        if not self.client:
+            raise DataError("client: a model needs at least one client.")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """Everything that prediction needs besides the parties' data."""
+    """The selected weights of all clients, and everything else that prediction needs but the parties' data."""
 
     config: RunConfig  # resolved
     classes: tuple[str, ...]
@@ -76,17 +108,17 @@ class TrainedModel:
         nodes: NodeSet | NDArray[np.bool_] | None = None,
         *,
         party: str | None = None,
-        meter: Meter | None = None,
+        traffic: TrafficCounter | None = None,
     ) -> NDArray[Any]:
         """Return class probabilities by exact joint inference, shape (n, classes).
 
         Args:
             parties: their data, in the order of training; labels and splits are not read.
-            nodes: positions of the asked nodes, or a mask over all nodes; all by default.
-            party: after standalone training, whose model predicts.
-            meter: counts what is sent.
+            nodes: positions of the requested nodes, or a mask over all nodes; all by default.
+            party: after standalone training, the party whose model predicts.
+            traffic: counts the messages.
         """
-        parties = prepare(self.config, as_parties(parties))
+        parties = prepare_parties(self.config, as_parties(parties))
         self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._alone(party)
@@ -106,24 +138,24 @@ class TrainedModel:
             if self.config.model.aggregation_layers:
                 server = make_server(self.config, clients)
                 script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
-                counted = meter or Meter()
+                counted = TrafficCounter() if traffic is None else traffic
                 run_together(script, running, server.roster, counted, Stopwatch(time.perf_counter), _ignore)
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # without an owner, any
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
         probabilities: NDArray[Any] = found.result
         return probabilities
 
     def _alone(self, party: str | None) -> int | None:
-        """Return who predicts where every party has a model of its own, else None."""
+        """Return the index of the party whose own model predicts, or None if the parties have one model."""
         if self.config.model.aggregation_layers or len(self.names) == 1:
             if party is not None:
                 raise ConfigError(f"party={party!r}: the parties trained one model together; leave the party out.")
             return None
         if party not in self.names:
             raise ConfigError(
-                f"party={party!r}: each party trained a model of its own, and nothing joins them; "
-                f"name whose model predicts: {', '.join(self.names)}."
+                f"party={party!r}: each party trained its own model; choose the one that predicts: "
+                f"{', '.join(self.names)}."
             )
         return self.names.index(party)
 
@@ -142,7 +174,7 @@ class TrainedModel:
         return names
 
     def labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
-        """Give every party the classes; prediction reads no label, and none has to be there."""
+        """Give every party the classes and unknown labels; prediction reads no label."""
         shape = (
             (parties[0].num_nodes, len(self.classes))
             if self.config.train.task == "multilabel"
@@ -169,9 +201,9 @@ class TrainedModel:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as a folder, for its owner's eyes only; a model that lies there already is replaced.
+        """Write the model to a folder, readable for its owner only. An earlier model in the folder is replaced.
 
-        The manifest comes last and holds the digest of every file, so that a mixture of two models is noticed.
+        The manifest is written last and holds the digest of every file, so a mixture of two models is detected.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,58 +211,61 @@ class TrainedModel:
             section: {key: value for key, value in keys.items() if value is not None}
             for section, keys in self.config.to_dict().items()
         }
-        clients = [
-            {
-                "name": name,
-                "file": f"{name}.safetensors",
-                "input_scale": self.scales[index],
-                "num_features": self.num_features[index],
-                "columns_sha256": self.columns[index],
-                "weights_sha256": weights_digest(self.weights[index]),
-            }
+        clients = tuple(
+            ClientEntry(
+                name=name,
+                file=f"{name}.safetensors",
+                input_scale=self.scales[index],
+                num_features=self.num_features[index],
+                columns_sha256=self.columns[index],
+                weights_sha256=weights_digest(self.weights[index]),
+            )
             for index, name in enumerate(self.names)
-        ]
+        )
         for client, weights in zip(clients, self.weights, strict=True):
-            write_atomically(folder / str(client["file"]), save(weights), mode=0o600)
-        manifest = {"schema": SCHEMA, "classes": list(self.classes), "config": sections, "client": clients}
-        former = _files_of(folder / "model.toml")
-        write_atomically(folder / "model.toml", tomli_w.dumps(manifest).encode(), mode=0o600)
-        for name in former - {str(client["file"]) for client in clients}:  # of a former model with other parties
+            write_atomically(folder / client.file, save(weights), mode=0o600)
+        manifest = Manifest(schema=SCHEMA, classes=self.classes, config=sections, client=clients)
+        former = _list_files(folder)
+        write_atomically(folder / MANIFEST, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
+        for name in former - {client.file for client in clients}:  # of an earlier model with other parties
             (folder / name).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, convolution: Convolution | None = None) -> TrainedModel:
-        """Read a model that `save` wrote; the folder of a run will do, for its model is in model/."""
+        """Read a model that `save` wrote, from its folder or from the folder of the run."""
         folder = Path(folder)
-        if (folder / "model" / "model.toml").is_file():
+        if (folder / "model" / MANIFEST).is_file():
             folder = folder / "model"
-        manifest_file = folder / "model.toml"
-        if not manifest_file.is_file():
+        if not (folder / MANIFEST).is_file():
             raise DataError(
-                f"{folder}: holds no model, neither model/model.toml nor model.toml; give the --out folder of a `glasu "
-                "train` or `glasu join` that has come to its end, or restore it."
+                f"{folder}: holds no model, neither model/{MANIFEST} nor {MANIFEST}; give the --out folder of a "
+                "finished `glasu train` or `glasu join`."
             )
         try:
-            manifest = tomllib.loads(manifest_file.read_text(encoding="utf-8"))
-            schema, clients = manifest["schema"], manifest["client"]
-            if schema != SCHEMA:
-                raise ConfigError(f"{manifest_file}: schema {schema} is not known here; this version reads {SCHEMA}.")
+            manifest = _read_manifest(folder / MANIFEST)
+            config = RunConfig.from_dict(manifest.config, str(folder / MANIFEST))
             return cls(
-                config=RunConfig.from_dict(manifest["config"], str(manifest_file)),
-                classes=tuple(manifest["classes"]),
-                names=tuple(client["name"] for client in clients),
-                scales=tuple(client["input_scale"] for client in clients),
-                num_features=tuple(client["num_features"] for client in clients),
-                columns=tuple(client["columns_sha256"] for client in clients),
-                weights=tuple(_load_weights(folder, client) for client in clients),
+                config=config,
+                classes=manifest.classes,
+                names=tuple(client.name for client in manifest.client),
+                scales=tuple(client.input_scale for client in manifest.client),
+                num_features=tuple(client.num_features for client in manifest.client),
+                columns=tuple(client.columns_sha256 for client in manifest.client),
+                weights=tuple(_read_weights(folder, client, config) for client in manifest.client),
                 convolution=convolution,
             )
         except OSError as error:
             raise DataError(
                 f"{error.filename}: cannot be read ({error.strerror}); restore it, or train again."
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{manifest_file}: is not the manifest of a model: {error}.") from None
+
+
+def remove_model(folder: Path) -> None:
+    """Remove a saved model; files that it did not write stay."""
+    files = _list_files(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
 
 
 def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
@@ -239,33 +274,55 @@ def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
         client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes
         raise DataError(
-            f"party {client.party.name!r}: its weights do not fit the model; are they another party's?"
+            f"party {client.party.name!r}: its weights do not fit the model; they may be another party's."
         ) from None
 
 
-def _files_of(manifest_file: Path) -> set[str]:
-    """Return the files that a manifest names; none where there is no manifest."""
+def _read_manifest(path: Path) -> Manifest:
+    value = parse_toml(path.read_bytes(), str(path))
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if type(schema) is int and schema != SCHEMA:
+        raise ConfigError(f"{path}: has schema {schema}, and this version of glasu reads {SCHEMA}; train again.")
+    return read_record(Manifest, value, str(path))
+
+
+def _list_files(folder: Path) -> set[str]:
+    """Return the weight files that a manifest names; none if there is no manifest, or a damaged one."""
     try:
-        clients = tomllib.loads(manifest_file.read_text(encoding="utf-8"))["client"]
-        return {Path(client["file"]).name for client in clients}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {Path(client.file).name for client in _read_manifest(folder / MANIFEST).client}
+    except (OSError, GlasuError):
         return set()
 
 
-def _load_weights(folder: Path, client: dict[str, Any]) -> dict[str, Tensor]:
+def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[str, Tensor]:
     """Read one client's weights and compare them with the manifest."""
-    file = folder / Path(client["file"]).name
+    file = folder / Path(client.file).name  # a manifest cannot name a file elsewhere
     try:
         weights: dict[str, Tensor] = load(file.read_bytes())
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
-    if weights_digest(weights) != client["weights_sha256"]:
-        raise DataError(f"{file}: these are not the weights that model.toml names; train again, or restore it.")
+    if weights_digest(weights) != client.weights_sha256:
+        raise DataError(f"{file}: its weights are not the ones that {MANIFEST} names; train again, or restore it.")
+    _refuse_larger_model(config, client, weights, folder / MANIFEST)
     return weights
 
 
+def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
+    """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
+    model = config.model
+    if model.backbone == "custom":  # the weights of a user's convolution are unknown
+        return
+    least = model.hidden * (client.num_features + (model.num_layers - 1) * model.hidden)
+    found = sum(tensor.numel() for tensor in weights.values())
+    if least > found:
+        raise DataError(
+            f"{manifest}: config.model.hidden={model.hidden}, config.model.num_layers={model.num_layers}: such a model "
+            f"has at least {least} weights, and {client.file} has {found}; restore {MANIFEST}, or train again."
+        )
+
+
 def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
-    """Return the asked nodes as positions."""
+    """Return the requested nodes as positions."""
     if nodes is None:
         return np.arange(num_nodes)
     nodes = np.asarray(nodes)

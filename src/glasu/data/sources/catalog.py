@@ -20,7 +20,8 @@ from glasu.data.cache.entries import (
     open_splits_of,
     open_synthetic,
 )
-from glasu.data.partition import WholeGraph, pool_parties, share_edges, splits_per_class
+from glasu.data.methods import METHODS, override_settings
+from glasu.data.partition import WholeGraph, splits_per_class
 from glasu.data.paths import cache_folder, data_root
 from glasu.data.sources import herigraph, reddit
 from glasu.data.sources.demo import news_service
@@ -82,24 +83,21 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
 
 def load(config: RunConfig, *, for_prediction: bool = False) -> Loaded:
     """Return the parties as `load_parties` does, with the statistics of the whole and notes on where it comes from."""
-    data, train = config.data, config.train
+    data, method = config.data, METHODS[config.train.method]
     opened, notes = _opened(config, with_labels=not for_prediction)
-    if isinstance(opened, list) and train.method != "centralized" and data.num_clients != type(data).num_clients:
+    if isinstance(opened, list) and not method.one_party and data.num_clients != type(data).num_clients:
         refuse_other_count(data.num_clients, len(opened), f"the parties of {data.name or 'data.parties'!r} number")
-    if isinstance(opened, WholeGraph):
-        if train.method == "centralized":
-            parties = [opened.as_party()]
-        else:
-            fraction = 1.0 if train.method == "simulated" else data.edge_fraction
-            parties = keep_labels(open_partition(opened, data.num_clients, fraction, config.data_seed), train.labels)
-    elif train.method == "centralized":
-        parties = [pool_parties(opened)]
-    elif train.method == "simulated":
-        parties = share_edges(opened)
+    used, _ = override_settings(config)
+    if isinstance(opened, list):
+        parties = method.prepare(opened)
+    elif method.one_party:
+        parties = [opened.as_party()]
     else:
-        parties = opened
+        fraction = used.data.edge_fraction
+        parties = open_partition(opened, data.num_clients, fraction, config.data_seed)
+        parties = keep_labels(parties, config.train.labels)
     if not for_prediction:
-        check_parties(parties, "all" if train.method == "centralized" else train.labels, train.task)
+        check_parties(parties, used.train.labels, used.train.task)
     return Loaded(parties, describe(opened), notes)
 
 

@@ -20,7 +20,7 @@ from glasu.network.run_folder import (
     open_joining,
     open_serving,
 )
-from glasu.runtime.checkpoint import SUFFIX
+from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import OTHER_DATA
 
 NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"

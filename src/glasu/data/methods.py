@@ -1,0 +1,96 @@
+"""The methods of `train.method`: the settings that each one prescribes, and the data that its parties see.
+
+A method is a special case of the algorithm, so it is a row of METHODS and has no code elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from glasu.config import ModelConfig, Override, RunConfig
+from glasu.data.alignment import check_parties, keep_labels
+from glasu.data.partition import pool_parties, share_edges
+from glasu.data.party import PartyData
+
+Settings = Mapping[str, Mapping[str, Any]]  # {"train": {"num_local_steps": 1}}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method."""
+
+    prescribe: Callable[[ModelConfig], Settings] = lambda model: {}
+    prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # give each party its view
+    one_party: bool = False  # one party holds all data
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run after its method was applied."""
+
+    config: RunConfig
+    parties: list[PartyData]
+    overridden: dict[str, Override]
+
+
+def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
+    return [pool_parties(parties)] if len(parties) > 1 else list(parties)
+
+
+METHODS: dict[str, Method] = {
+    "glasu": Method(),
+    "centralized": Method(
+        prescribe=lambda model: {
+            "data": {"num_clients": 1},
+            "model": {"aggregation_layers": ()},
+            "train": {"num_local_steps": 1, "labels": "all", "backward": "local"},
+        },
+        prepare=_pool,
+        one_party=True,
+    ),
+    "standalone": Method(
+        prescribe=lambda model: {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
+    ),
+    "simulated": Method(  # Ni et al.: every layer aggregates, and every client has all edges
+        prescribe=lambda model: {
+            "data": {"edge_fraction": 1.0},
+            "model": {"aggregation_layers": tuple(range(model.num_layers))},
+            "train": {"num_local_steps": 1, "backward": "joint"},
+        },
+        prepare=share_edges,
+    ),
+}
+
+
+def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
+    """Check the parties, give each one the data that the method lets it see, and apply the prescribed settings."""
+    method = METHODS[config.train.method]
+    # Parties that were pooled before have the labels of their owner, but not its name.
+    labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
+    check_parties(parties, labels, config.train.task)
+    prepared = method.prepare(keep_labels(parties, labels))
+    asked = config.data.num_clients
+    config, overridden = override_settings(config)
+    if config.data.num_clients != len(prepared):
+        overridden["data.num_clients"] = {"asked": asked, "used": len(prepared)}
+        config = config.replace(data={"num_clients": len(prepared)})
+    return Prepared(config, prepared, overridden)
+
+
+def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
+    """Apply the settings that the method prescribes; also return the ones that differ from the asked ones."""
+    prescribed = METHODS[config.train.method].prescribe(config.model)
+    overridden: dict[str, Override] = {
+        f"{section}.{key}": {"asked": getattr(getattr(config, section), key), "used": value}
+        for section, keys in prescribed.items()
+        for key, value in keys.items()
+        if getattr(getattr(config, section), key) != value
+    }
+    return config.replace(**prescribed), overridden
+
+
+def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
+    """Give each party the data that the method lets it see; labels are not checked."""
+    return METHODS[config.train.method].prepare(parties)

@@ -1,0 +1,159 @@
+"""The registry of choices: it maps a seam and a name to an implementation and loads the implementation on first use.
+
+A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table beside
+its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
+Python module of the user. It calls `register` when it is imported:
+
+    from glasu import registry
+
+    registry.register("sampler", "hubs", "my_module:HubSampler")
+
+An extension is named on this machine, with `load_extension` or with an entry point of the group "glasu.extensions".
+No message can name one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from glasu.errors import ConfigError
+
+TABLES = {
+    "aggregation": "glasu.model.aggregation:AGGREGATIONS",
+    "backbone": "glasu.model.backbones:BACKBONES",
+    "encoding": "glasu.wire.encodings:ENCODINGS",
+    "sampler": "glasu.model.sampler:SAMPLERS",
+    "task": "glasu.model.task:TASKS",
+}
+ENTRY_POINTS = "glasu.extensions"
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_registered: dict[str, dict[str, Any]] = {seam: {} for seam in TABLES}  # choices that extensions added
+_extensions: dict[str, Extension] = {}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A loaded extension. Parties that train together must have equal ones."""
+
+    name: str  # of the module
+    version: str  # empty: the module states none
+    digest: str  # SHA-256 of the source files, in hexadecimal
+
+
+def choices(seam: str) -> tuple[str, ...]:
+    """Return the names of a seam: those of GLASU first, then those of extensions."""
+    load_entry_points()
+    return (*_table(seam), *_registered[seam])
+
+
+def is_choice(seam: str, name: str) -> bool:
+    """Return whether a seam has a choice of this name."""
+    # Entry points are read only for names that are not known yet. A run that uses no extension imports none.
+    return name in _table(seam) or name in _registered[seam] or name in choices(seam)
+
+
+def load(seam: str, name: str) -> Any:
+    """Return the implementation of a choice; import it if needed."""
+    if not is_choice(seam, name):
+        listed = ", ".join(choices(seam))
+        raise ConfigError(
+            f"{seam} {name!r} is not known; known are {listed}. Load the extension that registers {name!r}, or "
+            "correct the name."
+        )
+    table = _table(seam)
+    target = table[name] if name in table else _registered[seam][name]
+    return resolve(target, f"{seam} {name!r}") if isinstance(target, str) else target
+
+
+def register(seam: str, name: str, target: object) -> None:
+    """Add a choice to a seam.
+
+    Args:
+        seam: a key of `TABLES`.
+        name: the value in the config; lower-case letters, digits, "_" and "-".
+        target: the implementation, or "module:attribute" to import it on first use.
+    """
+    if seam not in TABLES:
+        raise ConfigError(f"there is no seam {seam!r}; the seams are {', '.join(TABLES)}.")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{seam} {name!r}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
+        )
+    # Two implementations under one name would let parties compute different things with equal settings.
+    if name in _table(seam) or _registered[seam].get(name, target) != target:
+        raise ConfigError(f"{seam} {name!r} is registered already; choose another name.")
+    _registered[seam][name] = target
+
+
+def load_extension(name: str) -> Extension:
+    """Import an extension by the name of its module and note its version and the digest of its source."""
+    return _load_extension(name, "")
+
+
+def load_entry_points() -> None:
+    """Load the extensions that installed packages offer in the entry-point group "glasu.extensions"."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        _load_extension(entry.module, "" if entry.dist is None else entry.dist.version)
+
+
+def extensions() -> tuple[Extension, ...]:
+    """Return the extensions that are loaded, sorted by name, for the handshake to compare."""
+    return tuple(_extensions[name] for name in sorted(_extensions))
+
+
+def resolve(target: str, what: str) -> Any:
+    """Return the attribute that "module:attribute" names; `what` names it in an error."""
+    name, colon, attribute = target.partition(":")
+    module = _import(name, what)
+    if not colon or not hasattr(module, attribute):
+        raise ConfigError(f"{what}: {target!r} names no attribute of a module; write 'module:attribute'.")
+    return getattr(module, attribute)
+
+
+def _load_extension(name: str, version: str) -> Extension:
+    if name not in _extensions:
+        module = _import(name, f"extension {name!r}")
+        stated = version or str(getattr(module, "__version__", ""))
+        _extensions[name] = Extension(name, stated, _source_digest(module))
+    return _extensions[name]
+
+
+def _source_digest(module: ModuleType) -> str:
+    """Return the SHA-256 of a module's source file, or of all Python files of a package.
+
+    Other modules that it imports are not covered: keep an extension in one module or package.
+    """
+    file = Path(module.__file__ or "")
+    root = file.parent
+    files = sorted(root.rglob("*.py")) if file.name == "__init__.py" else [file]
+    if file.suffix != ".py":
+        raise ConfigError(f"extension {module.__name__!r} has no Python source file, so its digest cannot be compared.")
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _table(seam: str) -> dict[str, Any]:
+    table: dict[str, Any] = resolve(TABLES[seam], f"seam {seam!r}")
+    return table
+
+
+def _import(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what}: cannot import {name!r} ({error}); install it, or put its folder on PYTHONPATH."
+        ) from error
+    except (TypeError, ValueError) as error:  # an empty or relative name
+        raise ConfigError(f"{what}: {name!r} is not the name of a module ({error}).") from error

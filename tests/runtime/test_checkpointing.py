@@ -1,0 +1,207 @@
+"""A state is saved whole or not at all, read back as it was, and a damaged or foreign file is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glasu.errors import CheckpointError, ConfigError
+from glasu.protocol.state import ClientState, Selection, ServerState
+from glasu.runtime.checkpointing import (
+    HEAD,
+    MAGIC,
+    START,
+    Store,
+    find_common_round,
+    from_arrays,
+    to_arrays,
+)
+
+
+@dataclass(frozen=True)
+class Count:
+    number: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Extended:
+    round: int
+    inner: tuple[Count, ...]
+    buffers: Mapping[str, Tensor]
+    table: NDArray[np.int64]
+    maybe: bytes | None = None
+
+
+CLIENT = ClientState(
+    config_digest="ab",
+    round=3,
+    weights={"layers.0/weight": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(0.5)},
+    optimizer={"steps": torch.tensor(4)},
+    best_weights={},
+    selection=Selection(math.nan, 2, 1),
+    stopped=False,
+    incarnation=1,
+    key_epoch=0,
+    noise_secret=b"\0\xff",
+    traffic={"bytes": 1, "by_kind": {"tensor": 2}},
+    ledger_head=bytes(32),
+    ledger_totals={("training", "representation", 1, "none"): (1, 2, 3)},
+)
+SERVER = ServerState(
+    run=b"\1" * 12,
+    config_digest="cd",
+    roster=("a", "b"),
+    round=7,
+    selection=Selection(),
+    stopped=True,
+    losses=(0.1, 0.2),
+    traffic={"evaluations": [{"round": 1, "loss": math.nan}]},
+)
+
+
+def same(one, other) -> bool:
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("state", [CLIENT, SERVER], ids=["client", "server"])
+def test_a_saved_state_is_read_back_bit_by_bit(state, tmp_path):
+    store = Store(tmp_path, "somebody")
+    store.save(state.round, state)
+    again = store.load(state.round, type(state))
+    for item in fields(state):
+        assert same(getattr(again, item.name), getattr(state, item.name)), item.name
+
+
+def test_a_new_field_of_any_type_needs_no_code():
+    state = Extended(1, (Count(1), Count(2)), {"x": torch.ones(2, dtype=torch.int16)}, np.arange(4))
+    again = from_arrays(Extended, *to_arrays(state), "here")
+    assert again.inner == state.inner
+    assert same(again.buffers, state.buffers)
+    assert again.table.tolist() == [0, 1, 2, 3]
+    assert again.maybe is None
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+from glasu.protocol.state import Selection, ServerState
+from glasu.runtime.checkpointing import Store
+state = ServerState(b"r", "", ("a",), 1, Selection(), False, (0.5,), {})
+store = Store(Path(sys.argv[1]), "the server")
+store.save(1, state)
+assert store.load(1, ServerState).losses == (0.5,)
+"""
+
+
+def test_the_server_saves_and_loads_where_torch_cannot_be_imported(tmp_path):
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], check=True)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path):
+    store = Store(tmp_path, "somebody")
+    store.save(1, Count())
+    (path,) = tmp_path.iterdir()
+    body = path.read_bytes()[HEAD.size :]
+    path.write_bytes(HEAD.pack(MAGIC, 1, hashlib.sha256(struct.pack("<I", 1) + body).digest()) + body)
+    for read in (lambda: store.open(1), store.digests, lambda: store.load(1, Count)):
+        with pytest.raises(ConfigError, match=r"has schema 1, and this version of glasu reads 2; finish .*--fresh"):
+            read()
+    assert store.clear() == [path]
+
+
+@pytest.mark.parametrize("syscall", ["fsync", "write", "replace"])
+def test_a_write_that_breaks_leaves_the_file_of_before_and_no_other(syscall, tmp_path, monkeypatch):
+    store = Store(tmp_path, "somebody")
+    store.save(1, Count(3))
+    before = (tmp_path / "round-00000001.checkpoint").read_bytes()
+
+    def fail(*arguments):
+        raise OSError(5, "Input/output error")
+
+    target = {"fsync": "os.fsync", "write": "os.fdopen", "replace": "pathlib.Path.replace"}[syscall]
+    monkeypatch.setattr(target, fail)
+    with pytest.raises(CheckpointError, match=r"Input/output error"):
+        store.save(1, Count(4))
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001.checkpoint"]
+    assert (tmp_path / "round-00000001.checkpoint").read_bytes() == before
+    assert (tmp_path / "round-00000001.checkpoint").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
+    Store(tmp_path / "a", "a").save(1, Count())
+    (tmp_path / "a").rename(tmp_path / "b")
+    damaged: list[str] = []
+    assert Store(tmp_path / "b", "b").digests(damaged) == {0: START}
+    assert "of a, not of b" in damaged[0]
+
+
+def test_a_checkpoint_that_was_just_written_stays_and_so_do_those_of_somebody_else(tmp_path):
+    for round_index in (0, 59, 60):
+        Store(tmp_path, f"another run, {round_index}").save(round_index, Count())
+    store = Store(tmp_path, "this run")
+    for round_index in (1, 2, 3):
+        store.save(round_index, Count(round_index))
+        assert store.load(round_index, Count) == Count(round_index)
+    assert [int(path.stem[-8:]) for path in sorted(tmp_path.iterdir())] == [0, 2, 3, 59, 60]
+
+
+KILLED_WHILE_IT_WRITES = """
+import os, signal, sys
+from pathlib import Path
+from glasu.report import Seconds
+from glasu.runtime.checkpointing import Store
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+Store(Path(sys.argv[1]), "somebody").save(2, Seconds())
+"""
+
+
+@pytest.mark.parametrize("look", ["open", "clear"])
+def test_what_a_killed_process_had_begun_to_write_does_not_stay(look, tmp_path):
+    store = Store(tmp_path, "somebody")
+    store.save(1, Count())
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, str(tmp_path)])
+    assert len(list(tmp_path.iterdir())) == 2
+    found = store.open(1)[0] if look == "open" else store.clear()
+    assert len(found) == (2 if look == "open" else 1)
+    assert len(list(tmp_path.iterdir())) == (1 if look == "open" else 0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "common"),
+    [
+        ([{3: "", 4: ""}, {3: "", 4: ""}], 4),
+        ([{3: "", 4: ""}, {4: "", 5: ""}], 4),
+        ([{3: "", 4: ""}, {5: "", 6: ""}], None),
+        ([{0: ""}, {0: "", 1: ""}], 0),
+        ([{0: ""}, {1: "", 2: ""}], None),
+    ],
+)
+def test_the_greatest_common_round(rounds, common):
+    assert find_common_round(rounds) == common
+
+
+def test_the_beginning_counts_as_a_checkpoint_until_two_are_there(tmp_path):
+    store = Store(tmp_path, "somebody")
+    expected = [{0}, {0, 1}, {1, 2}, {2, 3}]
+    for number, rounds in enumerate(expected):
+        if number:
+            store.save(number, Count())
+        assert set(store.digests()) == rounds

@@ -1,0 +1,152 @@
+"""Telemetry counts every message once, and a resumed run adds to the figures of earlier processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from glasu.protocol.message_bytes import encode
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Evaluated, RoundDone
+from glasu.records import read_record, to_plain
+from glasu.report import Seconds, Traffic
+from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
+from glasu.timing import Stopwatch
+from glasu.wire.message_key import SERVER, Key, Phase
+
+
+def tensor(kind, client, phase=Phase.TRAINING):
+    return kind(key=Key(bytes(12), phase, client, 1, 0), value=np.zeros((3, 2), np.float32))
+
+
+def validation(round_index, accuracy, party=None, *, improved=False):
+    metrics = {"accuracy": accuracy, "macro_f1": accuracy, "loss": 1 - accuracy}
+    return Evaluated(round_index, "validation", metrics, 0.5, improved, party)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_broadcast_counts_once_per_client_and_an_exchange_once():
+    counter = TrafficCounter()
+    partial, joint = tensor(Partial, 0), tensor(Joint, SERVER)
+    counter.sent_to_server(partial)
+    counter.sent_to_clients(joint, 3)
+    counter.exchange(joint.key)
+    traffic = counter.snapshot()
+    assert traffic.bytes_to_server == len(encode(partial))
+    assert traffic.bytes_to_clients == 3 * len(encode(joint))
+    assert (traffic.messages, traffic.exchanges, traffic.exchanges_by_phase) == (4, 1, {"training": 1})
+    assert sum(traffic.by_kind.values()) == sum(traffic.by_phase.values()) == traffic.total_bytes
+
+
+def test_gradients_count_as_training():
+    counter = TrafficCounter()
+    counter.exchange(Key(bytes(12), Phase.BACKWARD, 0))
+    assert counter.snapshot().exchanges_by_phase == {"training": 1}
+
+
+def test_the_wire_log_has_one_line_per_message_and_exchange(caplog):
+    counter = TrafficCounter()
+    with caplog.at_level(logging.DEBUG, "glasu.wire"):
+        counter.sent_to_server(tensor(Partial, 2))
+        counter.sent_to_clients(tensor(Joint, SERVER), 2)
+        counter.exchange(Key(bytes(12), Phase.TRAINING, SERVER))
+    size = len(encode(tensor(Partial, 2)))
+    about = "phase=training round=1 layer=0 chunk=0"
+    assert caplog.messages == [
+        f"to=server kind=Partial {about} client=2 bytes={size}",
+        f"to=client kind=Joint {about} client=all bytes={size}",
+        f"to=client kind=Joint {about} client=all bytes={size}",
+        "exchange phase=training",
+    ]
+
+
+def recorded():
+    clock = Clock()
+    telemetry = Telemetry(clock)
+    clock.now = 2.0
+    telemetry.sent_to_server(tensor(Partial, 0))
+    with telemetry.watch.measure("communication"):
+        clock.now = 5.0
+    telemetry.observe(RoundDone(0, 0.7))
+    telemetry.observe(validation(1, 0.5, improved=True))
+    return telemetry
+
+
+def test_a_restored_run_adds_to_the_figures_of_before():
+    state = recorded().state()
+    clock = Clock()
+    resumed = Telemetry(clock)
+    resumed.restore(state)
+    assert resumed.state() == state
+    clock.now = 1.0
+    resumed.sent_to_server(tensor(Partial, 0))
+    assert resumed.traffic.messages == 2
+    assert resumed.seconds() == Seconds(6.0, {"sampling": 0.0, "compute": 0.0, "communication": 3.0, "evaluation": 0.0})
+
+
+def test_the_state_survives_json():
+    state = recorded().state()
+    assert read_record(TelemetryState, json.loads(json.dumps(to_plain(state))), "state") == state
+
+
+def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
+    telemetry = recorded()
+    state = telemetry.state()
+    telemetry.observe(validation(2, 0.9, improved=True))
+    telemetry.sent_to_server(tensor(Partial, 0))
+    telemetry.rewind(state)
+    assert [entry.round for entry in telemetry.history()] == [1]
+    assert telemetry.traffic.messages == 2
+    telemetry.rewind(TelemetryState())
+    assert telemetry.history() == ()
+    assert telemetry.mean_losses() == ()
+
+
+def test_an_entry_of_the_history_has_the_cost_until_then():
+    (entry,) = recorded().history()
+    size = len(encode(tensor(Partial, 0)))
+    assert entry.to_dict() == {
+        "round": 1, "loss": 0.5, "val_accuracy": 0.5, "val_macro_f1": 0.5, "val_loss": 0.5, "bytes": size,
+        "exchanges": 0, "seconds": 5.0,
+    }  # fmt: skip
+
+
+def test_parties_alone_are_averaged_and_listed_in_their_order():
+    telemetry = Telemetry(Clock(), ["a", "b"])
+    telemetry.observe(validation(1, 0.8, "b", improved=True))
+    telemetry.observe(validation(1, 0.4, "a", improved=True))
+    telemetry.observe(validation(2, 0.6, "a", improved=True))
+    telemetry.observe(RoundDone(0, 1.0, "a"))
+    telemetry.observe(RoundDone(0, 3.0, "b"))
+    scores = telemetry.scores("validation", per_client=True)
+    assert scores.per_client == (0.6, 0.8)
+    assert scores.accuracy == pytest.approx(0.7)
+    assert scores.round is None  # each has its own
+    assert telemetry.mean_losses() == (2.0,)
+    assert [entry.metrics["accuracy"] for entry in telemetry.history()] == pytest.approx([0.6, 0.7])
+
+
+def test_the_seconds_of_the_clients_in_this_process_are_added():
+    clock = Clock()
+    telemetry, watch = Telemetry(clock), Stopwatch(clock)
+    telemetry.add_watch(watch)
+    for each in (watch, telemetry.watch):
+        with each.measure("compute"):
+            clock.now += 2.0
+    assert telemetry.seconds().parts["compute"] == 4.0
+
+
+def test_the_figures_of_a_report_can_be_read_like_its_json():
+    traffic = Traffic(bytes_to_server=1, by_kind={"tensor": 1})
+    assert traffic["bytes_to_server"] == traffic.bytes_to_server == 1
+    assert dict(traffic) == traffic.to_dict()
+    assert dict(Seconds(2.0, {"waiting": 1.0})) == {"total": 2.0, "waiting": 1.0}
