@@ -27,6 +27,7 @@ from glasu.network.connection_codes import (
 )
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.numbered_frames import (
+    ACK,
     CONTROL,
     ROOM,
     Channel,
@@ -177,10 +178,16 @@ class Connection:
             self._line.stream.close(pack_frame(CONTROL, pack_control(kind, **fields)))
             self._line.close(LAST_WORD)
 
-    def close(self, seconds: float = 0.0) -> None:
-        """End the connection, after up to `seconds` for what was sent."""
+    def hang_up(self, seconds: float) -> None:
+        """Acknowledge everything, and end the connection after up to `seconds`."""
         if self._line is not None:
+            self._line.stream.close(pack_frame(ACK, acknowledged=self.channel.received))
             self._line.close(seconds)
+
+    def close(self) -> None:
+        """End the connection at once."""
+        if self._line is not None:
+            self._line.close()
 
     # --- helpers --------------------------------------------------------------------------------
 

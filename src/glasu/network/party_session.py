@@ -67,6 +67,7 @@ class ClientSession:
         self._assembler = Assembler()
         self._max_bytes: MaxBytes | None = None  # known when the party is prepared
         self._run = ""
+        self.farewell: Payload = {}  # what the server said with its goodbye
 
     # --- before messages flow -----------------------------------------------------------------
 
@@ -161,8 +162,10 @@ class ClientSession:
         self._connection.send_last_word("declined", reason=printable(error.public, SENTENCES), table=table)
 
     def close(self) -> None:
-        """End the connection."""
-        self._connection.close(FAREWELL if self._machine.state is PeerState.DISMISSED else 0.0)
+        """End the connection. A dismissed party acknowledges that first: the server waits for it."""
+        if self._machine.state is PeerState.DISMISSED:
+            self._connection.hang_up(FAREWELL)
+        self._connection.close()
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -228,6 +231,8 @@ class ClientSession:
             if self._max_bytes is not None:
                 self._state_again()
         elif control.kind == "goodbye":
+            farewell = control.fields.get("payload")
+            self.farewell = farewell if isinstance(farewell, dict) else {}
             self._machine.advance(PeerEvent.DISMISS)
         else:
             raise ProtocolError(f"the server sent a control message of unknown kind {printable(control.kind, 60)!r}.")

@@ -312,7 +312,7 @@ class PeerFrames:
         """Tell a party that the run is complete; it hears so on this stream or a later one."""
         if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
             peer.machine.advance(PeerEvent.DISMISS)
-            peer.send_control("goodbye")
+            peer.send_control("goodbye", payload=dict(self._roster.farewell))
             self._roster.changed.notify_all()
 
     def _detach(self, peer: Peer, stream: Stream) -> None:

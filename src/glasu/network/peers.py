@@ -139,6 +139,11 @@ class Peer:
     def is_connected(self) -> bool:
         return self.stream is not None
 
+    @property
+    def has_heard_all(self) -> bool:
+        """Tell whether its process has acknowledged every frame."""
+        return self.conversation.channel.outbox.held == 0
+
     def send_control(self, kind: str, **fields: object) -> None:
         """Send a control message in the sequence: it arrives, over this stream or a later one."""
         self.conversation.channel.outbox.put_control(kind, **fields)

@@ -123,7 +123,8 @@ class ServerSession:
                 peer.result = None
                 peer.send_control("begin", attempt=number, round=round_index, digest=digest)
             roster.changed.notify_all()
-            self._wait_for(lambda peer: peer.state is PeerState.RUNNING, f"to go on after round {round_index}")
+            started = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
+            self._wait_for(lambda peer: peer.state in started, f"to go on after round {round_index}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:
@@ -170,15 +171,22 @@ class ServerSession:
             self._roster.note(f"the run goes on from the last common checkpoint when {peer.name} is back.")
         return True
 
-    def dismiss(self, seconds: float) -> None:
-        """Tell every party that the run is complete; wait a little for all to hang up, and for absent ones to come."""
+    def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
+        """Tell every party that the run is complete; wait a little for all to hang up, and for absent ones to come.
+
+        Args:
+            seconds: how long to wait.
+            farewell: a payload for every party, which its `ClientSession.farewell` returns.
+        """
         roster = self._roster
         with roster.changed:
+            roster.farewell = farewell or {}
             roster.run.advance(RunEvent.CLOSE)
             for peer in roster.peers.values():
                 self._frames.dismiss(peer)
             self._wait_for_end(
-                lambda peer: peer.state is PeerState.DISMISSED and not peer.is_connected, roster.clock() + seconds
+                lambda peer: peer.state is PeerState.DISMISSED and not peer.is_connected and peer.has_heard_all,
+                roster.clock() + seconds,
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
