@@ -129,7 +129,7 @@ def _train(options: ServeOptions, log: Log, metrics: str | None) -> None:
     views: list[Callable[[], View]] = []
 
     def observe(event: RoleEvent) -> None:
-        if isinstance(event, Serving):
+        if isinstance(event, Serving) and event.view is not None:
             views.append(event.view)
         options.emit(event)
 

@@ -23,8 +23,21 @@ from glasu.runtime.inprocess import one_thread_each
 def join(options: JoinOptions) -> dict[str, Any]:
     """Take part in one training to its end, write report.json and model/, and return the content of report.json."""
     _check_name(options)
+    return join_as(TrainingParty(options))
+
+
+def join_as(
+    role: TrainingParty, performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
+) -> dict[str, Any]:
+    """Take part in one training as a role that may state, compute or send something else than `TrainingParty` does.
+
+    Args:
+        role: the party's.
+        performer: performs the requests of its script.
+        dialing: how to connect; None: as the role's options say.
+    """
+    options = role.options
     with one_thread_each():
-        role = TrainingParty(options)
         if role.run.is_closed:
             report = read_report(options)
             _check_finished_settings(options, report)
@@ -33,7 +46,7 @@ def join(options: JoinOptions) -> dict[str, Any]:
         count_start(role.run.state)
         finished = False
         try:
-            _take_part(options, role)
+            _take_part(options, role, performer, dialing)
             finished = True
         except TransportError as error:
             if not role.run.is_finished:
@@ -47,11 +60,16 @@ def join(options: JoinOptions) -> dict[str, Any]:
 def join_prediction(options: JoinOptions, query: Query) -> Predicted:
     """Take part in one prediction; write prediction.json and, if this party receives any, predictions.<format>."""
     _check_name(options)
+    return join_prediction_as(PredictionParty(options, query))
+
+
+def join_prediction_as(role: PredictionParty, performer: type[PartyPerformer] = PartyPerformer) -> Predicted:
+    """Take part in one prediction as a role that may send something else than `PredictionParty` does."""
+    options = role.options
     with one_thread_each():
-        role = PredictionParty(options, query)
         count_start(role.state)
         try:
-            _take_part(options, role)
+            _take_part(options, role, performer)
         except TransportError as error:
             if role.predicted is None:
                 raise
@@ -85,17 +103,23 @@ class _Declining:
             raise
 
 
-def _take_part(options: JoinOptions, role: PartyRole) -> None:
+def _take_part(
+    options: JoinOptions,
+    role: PartyRole,
+    performer: type[PartyPerformer] = PartyPerformer,
+    dialing: Dialing | None = None,
+) -> None:
     """Run attempts until the server says that every party is finished."""
     handshake = _Declining(role)
-    session = ClientSession(Dialing(options.kit, options.server, options.wait, options.log), handshake)
+    dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
+    session = ClientSession(dialing, handshake)
     try:
         session.open()
         limits = role.limits
         session.prepare(lambda kind, key: limits.of(kind, key.phase)[1])
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
-            attempt = _run_attempt(session, role, attempt)
+            attempt = _run_attempt(session, role, attempt, performer(session, role))
     except Exception as error:
         if handshake.declined is not None:
             session.decline(handshake.declined)
@@ -106,9 +130,10 @@ def _take_part(options: JoinOptions, role: PartyRole) -> None:
         session.close()
 
 
-def _run_attempt(session: ClientSession, role: PartyRole, attempt: ProposedAttempt) -> ProposedAttempt | None:
+def _run_attempt(
+    session: ClientSession, role: PartyRole, attempt: ProposedAttempt, perform: PartyPerformer
+) -> ProposedAttempt | None:
     """Run one attempt; return the next one, or None when every party is finished."""
-    perform = PartyPerformer(session, role)
     try:
         script = role.begin(attempt)
         session.confirm(attempt)

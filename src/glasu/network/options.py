@@ -28,9 +28,10 @@ DEFAULT_WAIT = 600.0  # seconds
 
 @dataclass(frozen=True)
 class Serving:
-    """Event: the server process has started. `view` may be called from any thread."""
+    """Event: the server process has started. Any thread may call its functions."""
 
-    view: Callable[[], View]
+    view: Callable[[], View] | None  # returns the server at this moment; None in a prediction
+    stop: Callable[[str], None]  # ends the run for all roles, for this reason
 
 
 @dataclass(frozen=True)

@@ -57,12 +57,12 @@ class PartyPerformer:
     """Performs the requests of a party's script over a session."""
 
     def __init__(self, session: ClientSession, role: PartyRole) -> None:
-        self._session, self._role = session, role
+        self.session, self.role = session, role
         self._exchange: Key | None = None  # the last answer of the exchange that is not counted yet
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
-        role = self._role
+        role = self.role
         if isinstance(request, Receive):
             return self._receive(request)
         self.count_exchange()
@@ -71,7 +71,7 @@ class PartyPerformer:
                 role.settle()  # a checkpoint must be durable before the next message leaves
                 role.telemetry.sent_to_server(message)
                 with role.telemetry.watch.measure("communication"):
-                    self._session.send(message)
+                    self.session.send(message)
             case Save(state):
                 role.save(state)
             case _:
@@ -79,9 +79,9 @@ class PartyPerformer:
         return None
 
     def _receive(self, request: Receive) -> Message:
-        with self._role.telemetry.watch.measure("communication"):
-            message = check_answer(request, self._session.receive(request))
-        self._role.telemetry.sent_to_clients(message)
+        with self.role.telemetry.watch.measure("communication"):
+            message = check_answer(request, self.session.receive(request))
+        self.role.telemetry.sent_to_clients(message)
         if request.key.chunk == 0:  # in an exchange with a rider, the answer to the main script comes last
             self._exchange = request.key
         return message
@@ -89,5 +89,5 @@ class PartyPerformer:
     def count_exchange(self) -> None:
         """Count the exchange whose answers have all arrived. Called after the script's end, too."""
         if self._exchange is not None:
-            self._role.telemetry.exchange(self._exchange)
+            self.role.telemetry.exchange(self._exchange)
             self._exchange = None

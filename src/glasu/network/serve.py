@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from glasu.errors import GlasuError
+from glasu.errors import GlasuError, TrainingError
 from glasu.network.options import Listening, ServeOptions, Serving
 from glasu.network.payloads import Finished, read_payload
 from glasu.network.prediction_server import PredictionServer, ServerPredictionReport
@@ -24,9 +24,13 @@ Report = TypeVar("Report")
 
 def serve(options: ServeOptions) -> RunReport | None:
     """Serve one training to its end and write report.json; return None if it was finished before."""
-    role = TrainingServer(options)
-    session = open_session(options, role)
-    options.emit(Serving(lambda: _view(role, session)))
+    return serve_as(TrainingServer(options))
+
+
+def serve_as(role: TrainingServer) -> RunReport | None:
+    """Serve one training with a role object that reads the folder its own way."""
+    options, session = role.options, _open_session(role.options, role)
+    options.emit(Serving(lambda: _view(role, session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
     if not role.is_finished:
         return _serve_run(options, role, session)
     options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", options.out)
@@ -39,10 +43,12 @@ def serve(options: ServeOptions) -> RunReport | None:
 def serve_prediction(options: ServeOptions) -> ServerPredictionReport:
     """Serve one prediction with the parties' trained models and write prediction.json."""
     role = PredictionServer(options)
-    return _serve_run(options, role, open_session(options, role))
+    session = _open_session(options, role)
+    options.emit(Serving(None, lambda why: session.announce_failure(TrainingError(why), 0.0)))
+    return _serve_run(options, role, session)
 
 
-def open_session(options: ServeOptions, role: ServerRole[Any]) -> ServerSession:
+def _open_session(options: ServeOptions, role: ServerRole[Any]) -> ServerSession:
     """Return the session of a role."""
     return ServerSession(
         options.kit.roster,
