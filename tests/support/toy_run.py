@@ -183,13 +183,13 @@ class ToyServer:
         with self.listener:
             try:
                 results = self._finish()
-                self.session.dismiss(5.0)
+                self.session.dismiss(2.0)
                 return results
             except Killed:
                 self.session.leave()
                 raise
             except Exception as error:
-                self.session.announce_failure(error, 5.0)
+                self.session.announce_failure(error, 2.0)
                 raise
 
     def _finish(self) -> list[Payload]:

@@ -29,7 +29,6 @@ from glasu.network.handshake import Payload, RefusalError
 from glasu.network.numbered_frames import (
     ACK,
     CONTROL,
-    ROOM,
     Channel,
     Control,
     Frame,
@@ -166,11 +165,6 @@ class Connection:
             welcome = self.connect(ended)
             if not welcome.resumed:
                 return welcome
-
-    @property
-    def is_inbound_full(self) -> bool:
-        """Tell whether so much waits to be used that the server gets no acknowledgement. Needs the lock."""
-        return self.channel.waiting >= ROOM
 
     def send_last_word(self, kind: str, **fields: object) -> None:
         """Send a control message ahead of everything that waits, and end the connection."""

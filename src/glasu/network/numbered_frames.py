@@ -32,7 +32,6 @@ CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and s
 WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
 ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
 OVERHEAD = 512  # bytes that a waiting frame or message costs beside its content
-ACK_BYTES = WINDOW // 16  # an ack is sent alone when so much was received and nothing goes the other way
 HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
 
@@ -99,7 +98,9 @@ def _refuse_constant(name: str) -> None:
 class Outbox:
     """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
+        """Begin; at most `window` bytes and one frame are on their way at a time."""
+        self._window = window
         self._frames: deque[tuple[int, Body, Body]] = deque()  # kind and body in two parts, of all not acknowledged
         self._first = 1  # number of the first of them
         self._sent = 0  # how many of them went out on the present stream
@@ -124,11 +125,11 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Tell whether a sender should wait before it appends more."""
-        return self.held > WINDOW
+        return self.held > self._window
 
     def take_next(self, acknowledged: int) -> bytes | None:
         """Return the next frame to send on the present stream, if there is one and the window is open."""
-        if self._sent == len(self._frames) or self._in_flight > WINDOW:
+        if self._sent == len(self._frames) or self._in_flight > self._window:
             return None
         kind, head, rest = self._frames[self._sent]
         number = self._first + self._sent
@@ -166,8 +167,9 @@ class Channel:
     because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
     """
 
-    def __init__(self) -> None:
-        self.outbox = Outbox()
+    def __init__(self, window: int = WINDOW, room: int = ROOM) -> None:
+        self._window, self._room = window, room
+        self.outbox = Outbox(window)
         self.received = 0  # number of the last frame that came
         self.waiting = 0  # bytes that came and wait to be used
         self._acknowledged = 0  # number that the last frame sent has acknowledged
@@ -193,16 +195,22 @@ class Channel:
         self.waiting -= size + OVERHEAD
 
     @property
+    def is_full(self) -> bool:
+        """Tell whether so much waits to be used that nothing more is acknowledged."""
+        return self.waiting >= self._room
+
+    @property
     def is_overrun(self) -> bool:
         """Tell whether more waits than the other side may have sent."""
-        return self.waiting > ROOM + WINDOW + 2 * MAX_FRAME
+        return self.waiting > self._room + self._window + 2 * MAX_FRAME
 
     def take_next(self) -> bytes | None:
         """Return the next frame to send, or an ack where one is due."""
-        may_acknowledge = self.waiting < ROOM
+        may_acknowledge = not self.is_full
         acknowledged = self.received if may_acknowledge else self._acknowledged
         frame = self.outbox.take_next(acknowledged)
-        if frame is None and may_acknowledge and self._unacknowledged >= ACK_BYTES:
+        # An ack is sent alone when a part of the window came and nothing goes the other way.
+        if frame is None and may_acknowledge and self._unacknowledged >= self._window // 16:
             frame = pack_frame(ACK, acknowledged=acknowledged)
         if frame is not None and may_acknowledge:
             self._acknowledged, self._unacknowledged = acknowledged, 0

@@ -113,7 +113,7 @@ class ClientSession:
         connection, content = self._connection, encode(message)
         with self._noting_the_end():
             renewed = connection.wait_until(
-                lambda: not connection.channel.outbox.is_full or connection.is_inbound_full,
+                lambda: not connection.channel.outbox.is_full or connection.channel.is_full,
                 f"to send {type(message).__name__} for {message.key}",
             )
         if renewed is not None:
