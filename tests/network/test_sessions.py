@@ -8,11 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from glasu.errors import AbsenceError, EquivocationError, ProtocolError, TrainingError
-from glasu.network.handshake import RefusalError
-from glasu.network.numbered_frames import ROOM, WINDOW
-from glasu.protocol.messages import Gradient, Partial
-from support.toy_run import Federation, Killed, Role, Toy, ToyServerHandshake, breaking_lines, key
+from glasu.network.frames import ROOM, WINDOW
+from glasu.protocol.messages import Partial
+from support.toy_run import Federation, Killed, Role, Toy, breaking_lines, key
 
 
 @pytest.fixture

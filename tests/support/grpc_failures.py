@@ -193,6 +193,6 @@ def scenarios(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        recorded = {name: reported for name, reported in scenarios(Path(folder))}
+        recorded = dict(scenarios(Path(folder)))
     json.dump({"version": grpc.__version__, "reported": recorded}, sys.stdout)
     print()

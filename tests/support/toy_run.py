@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
 from glasu.network.connection import Dialing
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.party_session import ClientSession, NewAttempt, ProposedAttempt
-from glasu.network.serving_session import RestartAttempt, ServerSession
-from glasu.network.streams import Line, Listener
+from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Joint, Message, Partial
 from glasu.protocol.requests import Receive

@@ -85,7 +85,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.network.doctor.server import examine
     from glasu.network.findings import Verdict
     from glasu.network.options import Listening, RoleEvent, ServeOptions
-    from glasu.network.streams import check_address
+    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     if args.log_format == "json":
@@ -134,7 +134,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     from glasu.network.doctor.folder import check_joining_folder
     from glasu.network.doctor.machine import check_kit, check_writable, current_time
     from glasu.network.findings import Verdict
-    from glasu.network.streams import check_address
+    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.server, "--server")

@@ -25,8 +25,7 @@ from glasu.network.connection_codes import (
     describe_absence,
     describe_refusal,
 )
-from glasu.network.handshake import Payload, RefusalError
-from glasu.network.numbered_frames import (
+from glasu.network.frames import (
     ACK,
     CONTROL,
     Channel,
@@ -37,9 +36,10 @@ from glasu.network.numbered_frames import (
     read_control,
     read_frame,
 )
+from glasu.network.handshake import Payload, RefusalError
 from glasu.network.sanitize import SENTENCES, printable, printable_lines
 from glasu.network.session_hello import PROTOCOL, Welcome, read_welcome
-from glasu.network.streams import Line, Stream
+from glasu.network.transport import Line, Stream
 from glasu.pki.kit import Kit
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect

@@ -6,13 +6,13 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
+from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
 from glasu.network.compatibility import compare_with_agreed, in_one_line
 from glasu.network.connection import Dialing
 from glasu.network.fencing import count_start
 from glasu.network.handshake import Payload
 from glasu.network.options import JoinOptions
 from glasu.network.party_role import PartyPerformer, PartyRole
-from glasu.network.party_session import ClientSession, NewAttempt, ProposedAttempt
 from glasu.network.prediction_party import Predicted, PredictionParty, Query
 from glasu.network.training_party import TrainingParty
 from glasu.records import parse_json, to_plain

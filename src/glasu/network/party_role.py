@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from glasu.network.client_session import ClientSession, ProposedAttempt
 from glasu.network.handshake import ClientHandshake
-from glasu.network.party_session import ClientSession, ProposedAttempt
 from glasu.network.payloads import Finished
 from glasu.protocol.limits import Limits
 from glasu.protocol.messages import Message

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from glasu.data.digest import data_digest
 from glasu.errors import CheckpointError, DataError
+from glasu.network.client_session import ProposedAttempt
 from glasu.network.fencing import note_welcome
 from glasu.network.options import JoinOptions
-from glasu.network.party_session import ProposedAttempt
 from glasu.network.run_folder import CHECKPOINTS, check_party_folder, open_joining
 from glasu.network.sanitize import printable
 from glasu.protocol.client import Client

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from glasu.errors import EquivocationError, GlasuError, ProtocolError, TrainingError, public_reason
-from glasu.network.handshake import Payload, RefusalError, ServerHandshake
-from glasu.network.numbered_frames import (
+from glasu.network.frames import (
     CONTROL,
     CONTROL_BYTES,
     Assembler,
@@ -27,12 +26,13 @@ from glasu.network.numbered_frames import (
     read_control,
     read_frame,
 )
-from glasu.network.peers import Arrival, Conversation, Peer
+from glasu.network.handshake import Payload, RefusalError, ServerHandshake
+from glasu.network.peer import Arrival, Conversation, Peer
 from glasu.network.roster import Attempt, Roster, last_word
 from glasu.network.sanitize import SENTENCES, printable, printable_lines
 from glasu.network.session_hello import PROTOCOL, read_hello
 from glasu.network.states import PeerEvent, PeerState, RunState
-from glasu.network.streams import Stream
+from glasu.network.transport import Stream
 from glasu.protocol.message_bytes import Head, decode
 from glasu.wire.message_key import ATTEMPTS
 

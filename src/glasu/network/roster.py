@@ -2,7 +2,7 @@
 
 Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
 short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
-log line and call the handshake (which writes a small file), and takes no other lock. The reception of `streams.py`
+log line and call the handshake (which writes a small file), and takes no other lock. The reception of `transport.py`
 has a lock of its own and calls the session without holding it.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glasu.errors import AbsenceError, GlasuError
+from glasu.network.frames import CONTROL, MaxBytes, pack_control, pack_frame
 from glasu.network.handshake import Payload
 from glasu.network.log_limit import LogLimit
-from glasu.network.numbered_frames import CONTROL, MaxBytes, pack_control, pack_frame
-from glasu.network.peers import Peer
+from glasu.network.peer import Peer
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
 from glasu.protocol.requests import Receive

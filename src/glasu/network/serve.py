@@ -11,10 +11,10 @@ from glasu.network.options import Listening, ServeOptions, Serving
 from glasu.network.payloads import Finished, read_payload
 from glasu.network.prediction_server import PredictionServer, ServerPredictionReport
 from glasu.network.server_role import ServerPerformer, ServerRole
-from glasu.network.serving_session import RestartAttempt, ServerSession
+from glasu.network.server_session import RestartAttempt, ServerSession
 from glasu.network.status import View
-from glasu.network.streams import Listener
 from glasu.network.training_server import TrainingServer
+from glasu.network.transport import Listener
 from glasu.report import RunReport
 from glasu.runtime.drive import drive
 
@@ -27,12 +27,17 @@ def serve(options: ServeOptions) -> RunReport | None:
     return serve_as(TrainingServer(options))
 
 
-def serve_as(role: TrainingServer) -> RunReport | None:
-    """Serve one training with a role object that reads the folder its own way."""
+def serve_as(role: TrainingServer, performer: type[ServerPerformer] = ServerPerformer) -> RunReport | None:
+    """Serve one training as a role that may do something else than `TrainingServer` does.
+
+    Args:
+        role: the server's.
+        performer: performs the requests of its script.
+    """
     options, session = role.options, _open_session(role.options, role)
     options.emit(Serving(lambda: _view(role, session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
     if not role.is_finished:
-        return _serve_run(options, role, session)
+        return _serve_run(options, role, session, performer)
     options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", options.out)
     with _listen(options, role, session):
         session.dismiss(GOODBYE_SECONDS)
@@ -42,8 +47,12 @@ def serve_as(role: TrainingServer) -> RunReport | None:
 
 def serve_prediction(options: ServeOptions) -> ServerPredictionReport:
     """Serve one prediction with the parties' trained models and write prediction.json."""
-    role = PredictionServer(options)
-    session = _open_session(options, role)
+    return serve_prediction_as(PredictionServer(options))
+
+
+def serve_prediction_as(role: PredictionServer) -> ServerPredictionReport:
+    """Serve one prediction as a role that may do something else than `PredictionServer` does."""
+    options, session = role.options, _open_session(role.options, role)
     options.emit(Serving(None, lambda why: session.announce_failure(TrainingError(why), 0.0)))
     return _serve_run(options, role, session)
 
@@ -60,11 +69,16 @@ def _open_session(options: ServeOptions, role: ServerRole[Any]) -> ServerSession
     )
 
 
-def _serve_run(options: ServeOptions, role: ServerRole[Report], session: ServerSession) -> Report:
+def _serve_run(
+    options: ServeOptions,
+    role: ServerRole[Report],
+    session: ServerSession,
+    performer: type[ServerPerformer] = ServerPerformer,
+) -> Report:
     finished = False
     with _listen(options, role, session):
         try:
-            report = _run_attempts(options, role, session)
+            report = _run_attempts(options, role, session, performer(session, role))
             session.dismiss(GOODBYE_SECONDS)
             finished = True
         except Exception as error:  # also a full disk or a bug: no party must wait for more
@@ -89,9 +103,10 @@ def _listen(options: ServeOptions, role: ServerRole[Any], session: ServerSession
         yield
 
 
-def _run_attempts(options: ServeOptions, role: ServerRole[Report], session: ServerSession) -> Report:
+def _run_attempts(
+    options: ServeOptions, role: ServerRole[Report], session: ServerSession, perform: ServerPerformer
+) -> Report:
     """Run attempts until one succeeds."""
-    perform = ServerPerformer(session, role)
     while True:
         try:
             session.gather()

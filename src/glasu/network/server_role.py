@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from glasu.network.admission import Admission
 from glasu.network.payloads import Finished
-from glasu.network.serving_session import ServerSession
+from glasu.network.server_session import ServerSession
 from glasu.protocol.limits import Limits
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
@@ -79,27 +79,27 @@ class ServerPerformer:
     """Performs the requests of a server's script over a session."""
 
     def __init__(self, session: ServerSession, role: ServerRole[Any]) -> None:
-        self._session, self._role = session, role
+        self.session, self.role = session, role
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
-        role = self._role
+        role = self.role
         match request:
             case Receive():
                 return self._receive(request)
             case Broadcast(message, rides):
                 role.settle()  # a checkpoint must be durable before the next message leaves
-                role.telemetry.sent_to_clients(message, self._session.num_parties)
+                role.telemetry.sent_to_clients(message, self.session.num_parties)
                 self._count_exchange(message.key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
-                    self._session.broadcast(message)
+                    self.session.broadcast(message)
             case Scatter(messages, rides):
                 role.settle()
                 for message in messages:
                     role.telemetry.sent_to_clients(message)
                 self._count_exchange(messages[0].key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
-                    self._session.scatter(messages)
+                    self.session.scatter(messages)
             case Save(state):
                 role.save(state)
             case _:
@@ -107,12 +107,12 @@ class ServerPerformer:
         return None
 
     def _receive(self, request: Receive) -> Any:
-        with self._role.telemetry.watch.measure("waiting"):
-            messages = self._session.receive(request)
+        with self.role.telemetry.watch.measure("waiting"):
+            messages = self.session.receive(request)
         for message in messages:
-            self._role.telemetry.sent_to_server(message)
+            self.role.telemetry.sent_to_server(message)
         return messages
 
     def _count_exchange(self, key: Key, *, rides: bool) -> None:
         if key.chunk == 0 and not rides:
-            self._role.telemetry.exchange(key)
+            self.role.telemetry.exchange(key)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from glasu.errors import ProtocolError
+from glasu.network.frames import Control
 from glasu.network.handshake import Payload
-from glasu.network.numbered_frames import Control
 
 PROTOCOL = 1  # of frames and control messages; other versions are refused
 MOST = 2**63

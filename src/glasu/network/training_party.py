@@ -10,6 +10,7 @@ from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import TransportError
 from glasu.model.split import weights_digest
+from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import (
     compare_with_agreed,
     read_offered_config,
@@ -20,7 +21,6 @@ from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.options import JoinOptions
 from glasu.network.party_run import PartyRun
-from glasu.network.party_session import ProposedAttempt
 from glasu.network.party_setup import build_client, check_memory, label_facts, party_facts, resolve_for_party
 from glasu.network.payloads import Code, Finished, Hello, Prepared, Welcome, read_payload
 from glasu.network.sanitize import SENTENCES, printable

@@ -13,13 +13,13 @@ from pathlib import Path
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError, ProtocolError
+from glasu.network.client_session import ClientSession
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.connection import Dialing
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import check_connection, judge_clock
 from glasu.network.findings import Finding, PartyReport, Verdict, sanitize_findings
 from glasu.network.handshake import Payload
-from glasu.network.party_session import ClientSession
 from glasu.network.party_setup import party_facts
 from glasu.network.payloads import Hello, Welcome, read_payload
 from glasu.network.sanitize import printable

@@ -15,8 +15,8 @@ from glasu.network.findings import TOGETHER, Finding, PartyReport, Verdict, sani
 from glasu.network.handshake import Payload
 from glasu.network.options import Listening, ServeOptions
 from glasu.network.payloads import Hello, Welcome, read_payload
-from glasu.network.serving_session import ServerSession
-from glasu.network.streams import Listener
+from glasu.network.server_session import ServerSession
+from glasu.network.transport import Listener
 from glasu.records import to_plain
 from glasu.report import versions
 

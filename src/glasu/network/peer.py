@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from glasu.errors import EquivocationError
+from glasu.network.frames import Assembler, Channel
 from glasu.network.handshake import Payload
-from glasu.network.numbered_frames import Assembler, Channel
 from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
-from glasu.network.streams import Stream
+from glasu.network.transport import Stream
 from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from glasu.errors import ProtocolError
-from glasu.network.numbered_frames import (
+from glasu.network.frames import (
     ACK,
     CONTROL,
     CONTROL_BYTES,

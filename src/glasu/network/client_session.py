@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, public_reason
 from glasu.network.connection import Connection, Dialing
-from glasu.network.handshake import ClientHandshake, Payload, RefusalError
-from glasu.network.numbered_frames import (
+from glasu.network.frames import (
     CONTROL,
     Assembler,
     Control,
@@ -23,6 +22,7 @@ from glasu.network.numbered_frames import (
     describe_expected,
     read_control,
 )
+from glasu.network.handshake import ClientHandshake, Payload, RefusalError
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.session_hello import Welcome
 from glasu.network.states import PeerEvent, PeerState, peer_machine

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.network.frames import MaxBytes, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
-from glasu.network.numbered_frames import MaxBytes, check_expected, describe_expected
+from glasu.network.peer import Peer
 from glasu.network.peer_frames import OnInvalidMessage, PeerFrames
-from glasu.network.peers import Peer
 from glasu.network.roster import Attempt, RestartAttempt, Roster, last_word
 from glasu.network.states import PeerEvent, PeerState, RunEvent
-from glasu.network.streams import Host
+from glasu.network.transport import Host
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive

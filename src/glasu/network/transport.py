@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.network.connection_codes import ConnectionCode, Disconnection
-from glasu.network.numbered_frames import ACK, MAX_FRAME, Channel, pack_frame
+from glasu.network.frames import ACK, MAX_FRAME, Channel, pack_frame
 from glasu.pki.kit import Kit, with_revocations_of_now
 from glasu.pki.peer_certificate import PATIENCE, hosts_presented, party_context
 from glasu.pki.refusal import peer_name, refusal
