@@ -21,7 +21,9 @@ from glasu.network.join import join_as, join_prediction_as
 from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
 from glasu.network.party_role import PartyPerformer
 from glasu.network.prediction_party import PredictionParty, Query
-from glasu.network.serve import serve_as, serve_prediction
+from glasu.network.prediction_server import PredictionServer
+from glasu.network.serve import serve_as, serve_prediction_as
+from glasu.network.server_role import ServerPerformer
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
@@ -95,13 +97,18 @@ class Cluster:
     lines: dict[str, list[str]] = field(default_factory=dict)
     serving: list[Serving] = field(default_factory=list)  # of the servers that were started
 
-    def serve(self, role: type[TrainingServer] = TrainingServer, **options: Any) -> Role:
+    def serve(
+        self,
+        role: type[TrainingServer] = TrainingServer,
+        performer: type[ServerPerformer] = ServerPerformer,
+        **options: Any,
+    ) -> Role:
         """Start the server of a training, and return when it listens."""
-        return self._start_server(lambda ready: serve_as(role(self._serve_options(ready, options))))
+        return self._start_server(lambda ready: serve_as(role(self._serve_options(ready, options)), performer))
 
-    def serve_prediction(self, **options: Any) -> Role:
+    def serve_prediction(self, role: type[PredictionServer] = PredictionServer, **options: Any) -> Role:
         """Start the server of a prediction, and return when it listens."""
-        return self._start_server(lambda ready: serve_prediction(self._serve_options(ready, options)))
+        return self._start_server(lambda ready: serve_prediction_as(role(self._serve_options(ready, options))))
 
     def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
         observer = changes.get("observer")
@@ -189,6 +196,14 @@ class Cluster:
                 return work()
 
         return Role(run, name)
+
+    def predict(self, **requested: Any) -> tuple[Any, dict[str, Any]]:
+        """Predict without a fault; parties that are not named request nothing. Every call uses a free port."""
+        self.port = 0
+        server = self.serve_prediction()
+        roles = {party.name: self.predict_with(party.name, requested.get(party.name, NOBODY)) for party in self.parties}
+        found = {name: role.outcome() for name, role in roles.items()}
+        return server.outcome(), found
 
     def until(self, who: str, words: str, seconds: float = 100.0) -> None:
         """Wait until a role has logged something."""
