@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.network.frames import ROOM, WINDOW
-from glasu.protocol.messages import Partial
-from support.toy_run import Federation, Killed, Role, Toy, breaking_lines, key
+from support.toy_run import Federation, Killed, Role, Toy, breaking_lines
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_a_tensor_of_many_windows_passes_without_deadlock_in_bounded_memory(kits
         federation.join("c"),
     ]
     federation.finish(server, parties)
-    message = toy.max_bytes(Partial, key(0, 0))
+    message = toy.max_bytes
     assert toy.chunks * message > 2 * (ROOM + WINDOW)
     assert most["waiting"] <= ROOM + WINDOW + message
     assert most["held"] <= WINDOW + message + 100_000

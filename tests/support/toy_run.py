@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from glasu.errors import ProtocolError
 from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
 from glasu.network.connection import Dialing
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.server_session import RestartAttempt, ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
-from glasu.protocol.messages import Joint, Message, Partial
+from glasu.protocol.message_bytes import Head
+from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import SERVER, Key, Phase
 
@@ -63,8 +65,13 @@ class Toy:
             arrays = [self.mix(own, mean, client) for client, own in enumerate(arrays)]
         return [digest(own) for own in arrays]
 
-    def max_bytes(self, kind: type[Message], about: Key) -> int:
+    @property
+    def max_bytes(self) -> int:
         return 100 + self.rows * self.columns * 4
+
+    def check_limits(self, head: Head, size: int) -> None:
+        if size > self.max_bytes:
+            raise ProtocolError(f"{head}: expected at most {self.max_bytes} bytes, got {size}.")
 
 
 def combine(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -198,7 +205,7 @@ class ToyServer:
                 self.session.gather()
                 common, digests = self._common()
                 self.state["attempt"] = self.state.get("attempt", 0) + 1
-                self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.max_bytes)
+                self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.check_limits)
                 for index in range(common, self.toy.num_rounds):
                     self._round(index)
                 return self.session.collect_results()
@@ -248,7 +255,7 @@ class ToyParty:
         try:
             session.open()
             self.after("open", 0, 0)
-            session.prepare(self.toy.max_bytes)
+            session.prepare(self.toy.check_limits)
             proposed = session.await_attempt()
             while proposed is not None:
                 try:

@@ -15,10 +15,9 @@ from glasu.network.connection import Connection, Dialing
 from glasu.network.frames import (
     CONTROL,
     Assembler,
+    CheckLimits,
     Control,
-    MaxBytes,
     check_expected,
-    check_size,
     describe_expected,
     read_control,
 )
@@ -65,7 +64,7 @@ class ClientSession:
         self._connection = Connection(dialing, handshake.hello)
         self._machine = peer_machine()
         self._assembler = Assembler()
-        self._max_bytes: MaxBytes | None = None  # known when the party is prepared
+        self._check_limits: CheckLimits | None = None  # known when the party is prepared
         self._run = ""
         self.farewell: Payload = {}  # what the server said with its goodbye
 
@@ -77,13 +76,13 @@ class ClientSession:
             welcome = self._connection.connect()
         self._renew(welcome)
 
-    def prepare(self, max_bytes: MaxBytes) -> None:
+    def prepare(self, check_limits: CheckLimits) -> None:
         """State what this party would run.
 
         Args:
-            max_bytes: returns the greatest size of a message, or refuses one that cannot exist in this run.
+            check_limits: refuses a message, by its header and size, that is too long for this run.
         """
-        self._max_bytes = max_bytes
+        self._check_limits = check_limits
         self._state_again()
 
     def await_attempt(self) -> ProposedAttempt | None:
@@ -189,7 +188,7 @@ class ClientSession:
         self._machine.advance(PeerEvent.ADMIT)
         self._assembler, self._run = Assembler(), welcome.run
         self._handshake.welcome(welcome.payload)
-        if self._max_bytes is not None:
+        if self._check_limits is not None:
             self._state_again()
 
     def _state_again(self) -> None:
@@ -216,10 +215,10 @@ class ClientSession:
 
     def _admit(self, expected: Receive | None, head: Head, size: int) -> None:
         """Refuse a message that is not expected, by its header, before memory is allocated for it."""
-        if expected is None or self._max_bytes is None:
+        if expected is None or self._check_limits is None:
             raise ProtocolError(f"expected no message, got {head}.")
         check_expected(expected, head.kind, head.key)
-        check_size(head, size, self._max_bytes)
+        self._check_limits(head, size)
 
     def _take_control(self, control: Control) -> None:
         if control.kind == "begin":
@@ -228,7 +227,7 @@ class ClientSession:
             raise NewAttempt(attempt)
         if control.kind == "report":
             self._machine.advance(PeerEvent.REGATHER)
-            if self._max_bytes is not None:
+            if self._check_limits is not None:
                 self._state_again()
         elif control.kind == "goodbye":
             farewell = control.fields.get("payload")

@@ -35,7 +35,7 @@ OVERHEAD = 512  # bytes that a waiting frame or message costs beside its content
 HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
 
-MaxBytes = Callable[[type[Message], Key], int]  # greatest size of a message; raises ProtocolError if none can exist
+CheckLimits = Callable[[Head, int], None]  # raises ProtocolError for a message that is too long for its kind
 Body = bytes | memoryview
 
 
@@ -275,9 +275,3 @@ def describe_expected(expected: Receive) -> str:
 
 def _about(key: Key) -> tuple[int, int, int, int]:
     return int(key.phase), key.round, key.layer, key.chunk
-
-
-def check_size(head: Head, size: int, max_bytes: MaxBytes) -> None:
-    """Refuse a message that is longer than one of its kind can be."""
-    if size > (most := max_bytes(head.kind, head.key)):
-        raise ProtocolError(f"{head}: expected at most {most} bytes, got {size}.")

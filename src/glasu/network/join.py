@@ -115,8 +115,7 @@ def _take_part(
     session = ClientSession(dialing, handshake)
     try:
         session.open()
-        limits = role.limits
-        session.prepare(lambda kind, key: limits.of(kind, key.phase)[1])
+        session.prepare(role.limits.check)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, role, attempt, performer(session, role))

@@ -20,7 +20,6 @@ from glasu.network.frames import (
     Control,
     Frame,
     check_expected,
-    check_size,
     pack_control,
     pack_frame,
     read_control,
@@ -188,7 +187,7 @@ class PeerFrames:
         inbox = peer.conversation.inbox
         if expected is not None and inbox.is_empty and not inbox.receipts.knows(key):
             check_expected(expected, head.kind, key)
-        check_size(head, size, attempt.max_bytes)
+        attempt.check_limits(head, size)
 
     def _decode(self, peer: Peer, conversation: Conversation, arrival: Arrival, whole: memoryview, head: Head) -> None:
         """Decode a message without the lock, and put it in its place."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glasu.errors import AbsenceError, GlasuError
-from glasu.network.frames import CONTROL, MaxBytes, pack_control, pack_frame
+from glasu.network.frames import CONTROL, CheckLimits, pack_control, pack_frame
 from glasu.network.handshake import Payload
 from glasu.network.log_limit import LogLimit
 from glasu.network.peer import Peer
@@ -37,7 +37,7 @@ class Attempt:
     number: int
     round: int  # after which it goes on
     digests: tuple[str | None, ...]  # of the parties' checkpoints of that round, in client order
-    max_bytes: MaxBytes
+    check_limits: CheckLimits
 
 
 class Roster:

@@ -111,7 +111,7 @@ def _run_attempts(
         try:
             session.gather()
             plan = role.plan()
-            session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.max_bytes)
+            session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
             options.log.info(
                 "attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round
             )

@@ -10,7 +10,6 @@ from glasu.network.admission import Admission
 from glasu.network.payloads import Finished
 from glasu.network.server_session import ServerSession
 from glasu.protocol.limits import Limits
-from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.runtime.telemetry import Telemetry
 from glasu.wire.message_key import Key
@@ -27,10 +26,6 @@ class Plan:
     digests: tuple[str, ...]  # of the parties' checkpoints of that round, in client order
     limits: Limits
     script: Script[Any]
-
-    def max_bytes(self, kind: type[Message], key: Key) -> int:
-        """Return the greatest size of a message of this attempt."""
-        return self.limits.of(kind, key.phase)[1]
 
 
 class ServerRole(Protocol[Report]):

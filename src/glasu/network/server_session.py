@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, public_reason
-from glasu.network.frames import MaxBytes, check_expected, describe_expected
+from glasu.network.frames import CheckLimits, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.peer import Peer
 from glasu.network.peer_frames import OnInvalidMessage, PeerFrames
@@ -102,21 +102,23 @@ class ServerSession:
             roster.changed.notify_all()
             self._wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
 
-    def begin_attempt(self, number: int, round_index: int, digests: Sequence[str | None], max_bytes: MaxBytes) -> None:
+    def begin_attempt(
+        self, number: int, round_index: int, digests: Sequence[str | None], check_limits: CheckLimits
+    ) -> None:
         """Propose an attempt to the gathered parties, and wait until every party has confirmed it.
 
         Args:
             number: of the attempt; greater than all before.
             round_index: the round after which it goes on.
             digests: of the parties' checkpoints of that round, in client order. A party must confirm its own.
-            max_bytes: returns the greatest size of a message, or refuses one that cannot exist in this run.
+            check_limits: refuses a message, by its header and size, that is too long for this run.
         """
         roster = self._roster
         with roster.changed:
             if any(peer.state is not PeerState.PREPARED for peer in roster.peers.values()):
                 raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
-            roster.attempt = Attempt(number, round_index, tuple(digests), max_bytes)
+            roster.attempt = Attempt(number, round_index, tuple(digests), check_limits)
             self._handshake.settle()
             for peer, digest in zip(roster.peers.values(), digests, strict=True):
                 peer.machine.advance(PeerEvent.PROPOSE)
