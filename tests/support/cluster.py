@@ -159,21 +159,26 @@ class Cluster:
         """Start a party of a training."""
 
         def work() -> Any:
-            made = self._join_options(name, options)
-            dialing = Dialing(made.kit, made.server, made.wait, made.log)
-            if open_line is not None:
-                dialing = Dialing(made.kit, made.server, made.wait, made.log, open_line=open_line)
-            return join_as(role(made), performer, dialing)
+            made = role(self._join_options(name, options))
+            if open_line is None:
+                return join_as(made, performer)
+            used = made.options
+            return join_as(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
 
         return self._start_party(name, work)
 
     def predict_with(
-        self, name: str, nodes: Any = NOBODY, performer: type[PartyPerformer] = PartyPerformer, **options: Any
+        self,
+        name: str,
+        nodes: Any = NOBODY,
+        performer: type[PartyPerformer] = PartyPerformer,
+        role: type[PredictionParty] = PredictionParty,
+        **options: Any,
     ) -> Role:
         """Start a party of a prediction that requests these nodes."""
         query = Query(np.asarray(nodes, np.int64))
         return self._start_party(
-            name, lambda: join_prediction_as(PredictionParty(self._join_options(name, options), query), performer)
+            name, lambda: join_prediction_as(role(self._join_options(name, options), query), performer)
         )
 
     def _join_options(self, name: str, changes: dict[str, Any]) -> JoinOptions:
