@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.partition import WholeGraph, partition, pool_parties, splits_by_fraction
+from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
@@ -215,15 +215,13 @@ def departments(num_users: int) -> list[PartyData]:
     parties = news_service(0, num_users)
     labels = parties[0].labels
     assert labels is not None
-    splits = splits_by_fraction(labels, SPLIT, 0)
+    splits = draw_splits_by_fraction(labels, SPLIT, 0)
     return [replace(party, splits=splits) for party in parties]
 
 
 def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
     """Pool the departments and divide columns and edges among M clients; each gets 80 % of the edges."""
-    pool = pool_parties(parties)
-    whole = WholeGraph(pool.ids, pool.features, pool.graph, pool.labels, pool.classes, pool.splits)
-    return partition(whole, num_clients, 0.8, 0)
+    return partition(pool_parties(parties), num_clients, 0.8, 0)
 
 
 def aggregated(num_layers: int, count: int) -> tuple[int, ...]:

@@ -15,10 +15,10 @@ import statistics
 from dataclasses import replace
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.partition import partition, splits_per_class
+from glasu.data.partition import draw_splits_per_class, partition
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
-from glasu.data.sources.synthetic import synthetic
+from glasu.data.sources.synthetic import draw_graph
 from glasu.runtime.inprocess import one_thread_each
 from tables import markdown, place, show
 from timing import PHASES, Timing, paper_settings, timed_rounds
@@ -31,9 +31,9 @@ DEGREE, DENSE = 16.0, 64.0  # where nodes are added, and where edges are: below,
 def grown(num_nodes: int, average_degree: float) -> list[PartyData]:
     """Return a synthetic graph divided among three clients; only its size differs, not the number of labels."""
     config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes, average_degree=average_degree))
-    whole = synthetic(config)
+    whole = draw_graph(config)
     assert whole.labels is not None
-    splits = splits_per_class(whole.labels, 60, 64, 64, 0)
+    splits = draw_splits_per_class(whole.labels, 60, 64, 64, 0)
     return partition(replace(whole, splits=splits), config.data.num_clients, config.data.edge_fraction, 0)
 
 

@@ -498,3 +498,18 @@ def test_settings_may_be_numbers_of_numpys():
 def test_a_degree_that_no_graph_can_have_is_refused():
     with pytest.raises(ConfigError, match=r"data\.average_degree=1000000000000.0: a node has at most"):
         DataConfig(name="synthetic", num_nodes=1000, average_degree=1e12)
+
+
+def test_all_values_of_a_wrong_type_are_listed_together():
+    with pytest.raises(ConfigError, match=r"learning_rate='y': must be a number\. train\.seed='x': must be an integer"):
+        TrainConfig(seed="x", learning_rate="y")
+
+
+def test_deeply_nested_settings_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nseed = " + "[" * 5000)
+    with pytest.raises(ConfigError, match=r"run\.toml: is nested too deeply"):
+        RunConfig.from_toml(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"--set train\.seed: the value is nested too deeply"):
+        RunConfig.from_toml(path, ["train.seed=" + "[" * 5000])

@@ -20,9 +20,9 @@ from glasu.files import hold_folder, put_in_place, raise_descriptor_limit, retry
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
-    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another command is at work here"):
-        with hold_folder(tmp_path):
-            pass
+    busy = pytest.raises(ConfigError, match="another command is at work here")
+    with hold_folder(tmp_path), busy, hold_folder(tmp_path):
+        pass
     with hold_folder(tmp_path):
         pass
 
@@ -64,9 +64,9 @@ def test_another_process_holds_a_folder_until_it_is_killed(tmp_path):
 
 def test_an_unusable_lock_file_is_not_reported_as_another_command(tmp_path):
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(DataError, match=r"\.lock: cannot lock this folder \(Is a directory\)") as caught:
-        with hold_folder(tmp_path):
-            pass
+    unusable = pytest.raises(DataError, match=r"\.lock: cannot lock this folder \(Is a directory\)")
+    with unusable as caught, hold_folder(tmp_path):
+        pass
     assert "another command" not in str(caught.value)
 
 

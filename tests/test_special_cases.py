@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from glasu.data.graph import Graph
 from glasu.data.methods import prepare_parties
-from glasu.data.party import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import make_clients, simulate
 from support.monolith import (

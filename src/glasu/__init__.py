@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from glasu.data.alignment import align_in_clear as align_in_clear
     from glasu.data.folders import read_party as read_party
     from glasu.data.folders import write_party as write_party
-    from glasu.data.partition import split_vertically as split_vertically
-    from glasu.data.party import Graph as Graph
+    from glasu.data.graph import Graph as Graph
     from glasu.data.party import PartyData as PartyData
     from glasu.data.party import Splits as Splits
     from glasu.data.sources.catalog import load_parties as load_parties
+    from glasu.data.sources.pyg import split_vertically as split_vertically
     from glasu.errors import AlignmentError as AlignmentError
     from glasu.errors import ConfigError as ConfigError
     from glasu.errors import DataError as DataError
@@ -42,7 +42,7 @@ _HOMES = {
     "DataError": "glasu.errors",
     "GLASUClassifier": "glasu.runtime.estimator",
     "GlasuError": "glasu.errors",
-    "Graph": "glasu.data.party",
+    "Graph": "glasu.data.graph",
     "ModelConfig": "glasu.config",
     "PartyData": "glasu.data.party",
     "PrivacyConfig": "glasu.config",
@@ -58,7 +58,7 @@ _HOMES = {
     "align_in_clear": "glasu.data.alignment",
     "load_parties": "glasu.data.sources.catalog",
     "read_party": "glasu.data.folders",
-    "split_vertically": "glasu.data.partition",
+    "split_vertically": "glasu.data.sources.pyg",
     "train": "glasu.runtime.simulation",
     "write_party": "glasu.data.folders",
 }

@@ -1,32 +1,75 @@
-"""Numba where it is installed: loops over arrays become machine code, compiled at their first call and kept on disk.
+"""Compile loops with numba. A loop is compiled at its first call and cached on disk.
 
-Without numba, or with GLASU_NO_NUMBA=1, nothing is compiled; whoever has loops to compile has a twin in plain numpy.
+The first run on a machine compiles for some seconds. It logs one line about it, and `compile_seconds` lets a report
+separate this time from the time of the method that happened to run first.
 """
 
 from __future__ import annotations
 
-import os
+import logging
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numba
+from numba.core import event
+
 Loop = TypeVar("Loop", bound=Callable[..., Any])
-
-try:
-    if os.environ.get("GLASU_NO_NUMBA", "0") not in ("", "0"):
-        raise ImportError("numba is switched off")
-    import numba
-except ImportError:
-    numba = None
-
-COMPILES = numba is not None
+LOGGER = logging.getLogger("glasu.model")
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a loop: one thread, no lock held, sums in the order written, so that bits depend on nothing else."""
-    if numba is None:
-        raise ImportError("numba is absent; use the numpy twin of this loop")
+    """Compile a function at its first call.
+
+    It runs on one thread without the GIL, and adds in the order that is written, so results have the same bits on
+    every run.
+    """
     try:
         result: Loop = numba.njit(cache=True, nogil=True, error_model="numpy")(loop)
-    except RuntimeError:  # neither beside the source nor in the user's cache can anything be kept
+    except RuntimeError:  # numba found no folder to write to
+        _listener.caches = False
         result = numba.njit(nogil=True, error_model="numpy")(loop)
     return result
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent compiling GLASU's loops, 0 if all came from the cache."""
+    return _listener.seconds
+
+
+class _CompileListener(event.Listener):  # type: ignore[misc]
+    """Measures compilations. Numba sends no event for a function that it loads from the cache."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.caches = True
+        self._depth = 0  # a function that calls others compiles them too; numba's lock admits one thread at a time
+        self._start = 0.0
+        self._announced = False
+
+    def on_start(self, found: Any) -> None:
+        if _is_own(found):
+            if self._depth == 0:
+                self._start = time.perf_counter()
+                self._announce()
+            self._depth += 1
+
+    def on_end(self, found: Any) -> None:
+        if _is_own(found):
+            self._depth -= 1
+            if self._depth == 0:
+                self.seconds += time.perf_counter() - self._start
+
+    def _announce(self) -> None:
+        if not self._announced:
+            self._announced = True
+            kept = "is cached" if self.caches else "cannot be cached: set NUMBA_CACHE_DIR to a folder you can write to"
+            LOGGER.info("compiling numerical kernels for the first time; this takes about 20 s and %s", kept)
+
+
+def _is_own(found: Any) -> bool:
+    return str(found.data["dispatcher"].py_func.__module__).startswith("glasu.")
+
+
+_listener = _CompileListener()
+event.register("numba:compile", _listener)

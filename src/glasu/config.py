@@ -11,9 +11,10 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from glasu.config_section import Section, require, shown
+from glasu import registry
+from glasu.config_section import Choice, Section, require, show_value
 from glasu.errors import ConfigError
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
@@ -75,10 +76,10 @@ class ModelConfig(Section):
     """The split graph neural network."""
 
     section = "model"
-    backbone: Literal["gcn", "gcnii", "gat", "sage", "custom"] = "gcnii"
+    backbone: Annotated[str, Choice("backbone")] = "gcnii"
     num_layers: int = 4  # L
     hidden: int = 64
-    aggregation: Literal["mean", "concat"] = "mean"
+    aggregation: Annotated[str, Choice("aggregation")] = "mean"
     aggregation_layers: tuple[int, ...] = (1, 3)  # I, so K = 2
     dropout: float = 0.5
     normalization: Literal["none", "layer"] = "none"
@@ -104,9 +105,7 @@ class ModelConfig(Section):
         self._need("alpha", 0 <= self.alpha <= 1, "is a share and must lie in [0, 1].")
         self._need("theta", self.theta > 0, "must be positive.")
         self._need("heads", self.heads >= 1, "at least one attention head is needed.")
-        if self.backbone == "gat":
-            divides = self.hidden % self.heads == 0
-            self._need("heads", divides, f"must divide model.hidden={self.hidden}, for the heads are concatenated.")
+        registry.load("backbone", self.backbone).check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +117,14 @@ class TrainConfig(Section):
     num_rounds: int = 100  # T
     num_local_steps: int = 4  # Q
     batch_size: Literal["auto"] | int = "auto"  # 0: all training nodes
-    sampler: Literal["auto", "full", "neighbor", "shared"] = "auto"
+    sampler: Literal["auto"] | Annotated[str, Choice("sampler")] = "auto"
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: int = 3
     max_nodes: int = 0  # the most nodes S_m[l] may have; 0: no bound
     backward: Literal["local", "joint"] = "local"
     labels: str = "all"  # or the name of the one party that has them
-    task: Literal["multiclass", "multilabel"] = "multiclass"
+    task: Annotated[str, Choice("task")] = "multiclass"
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 0.005
     weight_decay: float = 0.001
@@ -157,10 +156,11 @@ class TrainConfig(Section):
             fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes
             rule = f"every node set contains the batch, and train.batch_size is {self.batch_size!r}; "
             self._need("max_nodes", fits, rule + "use a smaller batch (0 is all training nodes) or a higher bound.")
-            sampled = self.sampler != "full"
-            self._need("max_nodes", sampled, 'train.sampler="full" reads all nodes; use "neighbor" or "shared".')
-        if self.sampler == "full":
-            rule = 'has no effect with train.sampler="full", which samples nothing; remove it, or use another sampler.'
+            others = " or ".join(f'"{name}"' for name in registry.choices("sampler") if not reads_whole_graph(name))
+            rule = f'train.sampler="{self.sampler}" reads all nodes; use {others}.'
+            self._need("max_nodes", not reads_whole_graph(self.sampler), rule)
+        if reads_whole_graph(self.sampler):
+            rule = f'has no effect with train.sampler="{self.sampler}"; remove it, or use another sampler.'
             for key, default in ONLY_WHERE_SAMPLED.items():
                 self._need(key, getattr(self, key) == default, rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
@@ -183,7 +183,7 @@ class WireConfig(Section):
     """How tensors travel."""
 
     section = "wire"
-    precision: Literal["fp32", "bf16", "int8", "fp64"] = "fp32"  # fp64: compute and send in double, for exact checks
+    precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
     chunk_rows: int = 4096  # rows of a tensor in one message; it changes no result, only the memory of the server
 
     def _check(self) -> None:
@@ -263,7 +263,7 @@ class RunConfig:
             if name not in classes:
                 raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"{source}: {name}={shown(keys)}: must be a section, written [{name}].")
+                raise ConfigError(f"{source}: {name}={show_value(keys)}: must be a section, written [{name}].")
             kind = typing.cast("type[Section]", classes[name])
             known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
             for key in keys:
@@ -280,8 +280,10 @@ class RunConfig:
             sections = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
-        except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of thousands of digits, too deep
+        except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: is nested too deeply; a setting is at most a list.") from None
         for override in overrides:
             _apply(sections, override)
         _make_absolute(sections, path)
@@ -319,6 +321,11 @@ class RunConfig:
             for key, value in keys.items()
             if section != "data" or key not in WHERE
         }
+
+
+def reads_whole_graph(sampler: str) -> bool:
+    """Return whether a sampler uses all nodes and edges; "auto" is not decided yet and counts as one that samples."""
+    return sampler != "auto" and bool(registry.load("sampler", sampler).reads_whole_graph)
 
 
 def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:
@@ -369,8 +376,10 @@ def _apply(sections: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: must look like section.key=value, for example train.seed=1.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # not TOML
+    except ValueError:  # not TOML
         value = text.strip()
+    except RecursionError:
+        raise ConfigError(f"--set {path.strip()}: the value is nested too deeply.") from None
     keys = sections.setdefault(section, {})
     if isinstance(keys, dict):
         keys[key] = value
@@ -389,7 +398,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
     unused = {key: value for key, value in ONLY_WHERE_SAMPLED.items() if getattr(train, key) != value}
-    unused = unused if sampler == "full" else {}
+    unused = unused if reads_whole_graph(sampler) else {}
     overridden: dict[str, Override] = {
         f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()
     }

@@ -103,7 +103,7 @@ def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):
         ("--parties a,b", "--host"),
         ("--host localhost", "required"),
         ("--parties a --renew a --host localhost", "not allowed with"),
-        ("--parties a,,b --host localhost", "files bear a party's name"),
+        ("--parties a,,b --host localhost", "the name is used in file names"),
         ("--parties a,../b --host localhost", "'../b'"),
         ("--parties a,a --host localhost", "'a' and 'a'"),
         ("--parties server --host localhost", "'server'"),
@@ -129,7 +129,7 @@ def test_a_name_in_broken_utf_8_is_one_line(tmp_path):
     result = subprocess.run(
         [*words, "--out", str(tmp_path / "kits")], capture_output=True, text=True, timeout=60, check=False
     )
-    refused(result, "files bear a party's name")
+    refused(result, "the name is used in file names")
 
 
 def test_out_that_cannot_be_a_folder_is_refused(tmp_path):

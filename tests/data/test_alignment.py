@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from glasu.data.alignment import align_in_clear, check_parties, keep_labels
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, Splits
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 
@@ -81,9 +82,9 @@ A = party("a", [0, 1, 2, 3])
     [
         (party("a", [0, 1, 2, 3]), DataError, "not distinct"),
         (party("b", [0, 1, 2]), AlignmentError, "4 nodes, 'b' has 3"),
-        (party("b", [0, 1, 3, 2]), AlignmentError, "another order"),
+        (party("b", [0, 1, 3, 2]), AlignmentError, "different ids or orders"),
         (replace(A, name="b", labels=None, classes=()), DataError, "'b' has no labels"),
-        (replace(A, name="b", splits=None), DataError, "which nodes train"),
+        (replace(A, name="b", splits=None), DataError, "has no splits"),
         (replace(A, name="b", classes=("y", "x")), DataError, "classes of 'a' and 'b' differ"),
         (replace(A, name="b", labels=np.array([0, 1, 1, 1])), DataError, "labels of 'a' and 'b' differ"),
         (
@@ -105,7 +106,7 @@ def test_parties_that_cannot_train_together_are_refused(other, kind, said):
 
 
 def test_no_party_at_all_is_refused():
-    with pytest.raises(ConfigError, match="no party"):
+    with pytest.raises(ConfigError, match="no parties"):
         check_parties([])
 
 

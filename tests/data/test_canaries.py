@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from glasu.data.folders import read_party
-from glasu.data.query_ids import asked_nodes
+from glasu.data.query_ids import find_query_nodes
 from glasu.errors import DataError
 
 ID, OTHER, NUMBER, LABEL = "P-canary-17", "P-canary-18", "97531.8642", "canarydiagnosis"
@@ -117,14 +117,14 @@ def test_an_error_about_asked_ids_quotes_none_and_does_not_blame_party_toml(tmp_
     folder = written(tmp_path / "a", files())
     (tmp_path / "ids.csv").write_bytes(content)
     party = read_party(folder)
-    said = assert_silent(lambda: asked_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
+    said = assert_silent(lambda: find_query_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
     assert "party.toml" not in said
 
 
 def test_asked_ids_in_no_file_do_not_blame_party_toml(tmp_path, capfd):
     folder = written(tmp_path / "a", files())
     party = read_party(folder)
-    said = assert_silent(lambda: asked_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
+    said = assert_silent(lambda: find_query_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
     assert "--predict" in said
     assert "party.toml" not in said
 
@@ -136,9 +136,9 @@ def test_asked_ids_in_no_file_do_not_blame_party_toml(tmp_path, capfd):
         ("Latin-1", r"row 1, column 4: is not UTF-8; save it as UTF-8"),
         ("Latin-1 in the header", r"the first line, column 2: is not UTF-8"),
         ("UTF-16", r"nodes\.csv: is UTF-16, not UTF-8; save it as UTF-8"),
-        ("binary", "is no text file, or not UTF-8"),
-        ("a comma too many", r"row 2 has 6 values for 5 columns; put a value that holds a comma between quotation"),
-        ("party.toml in Latin-1", r"party\.toml: is not UTF-8; save it as UTF-8"),
+        ("binary", "is not a UTF-8 text file"),
+        ("a comma too many", r"row 2 has 6 values for 5 columns; put a value with a comma between quotation"),
+        ("party.toml in Latin-1", r"party\.toml: is not valid TOML: .utf-8. codec"),
     ],
 )
 def test_an_error_about_a_folder_says_where_and_what_to_do(tmp_path, case, said):
@@ -150,6 +150,6 @@ def test_text_in_parquet_that_is_not_utf_8_is_refused(tmp_path):
     folder = written(tmp_path / "a", {"party.toml": b'name = "a"\n', "edges.csv": b"source,target\n"})
     broken = pa.array([b"canary\xe9", b"b"]).view(pa.string())
     parquet.write_table(pa.table({"id": broken, "x": np.ones(2)}), folder / "nodes.parquet")
-    with pytest.raises(DataError, match=r"nodes\.parquet: is not a Parquet file, or damaged") as caught:
+    with pytest.raises(DataError, match=r"nodes\.parquet: is not a Parquet file, or is damaged") as caught:
         read_party(folder)
     assert "canary" not in str(caught.value)

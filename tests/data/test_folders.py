@@ -12,7 +12,8 @@ from pyarrow import parquet
 
 from glasu.data import tables
 from glasu.data.folders import read_party, write_party
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, Splits
 from glasu.data.tables import read_table
 from glasu.errors import DataError
 
@@ -211,14 +212,14 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"manifest": None}, r"party\.toml: cannot be read .*a party's folder holds party\.toml"),
+        ({"manifest": None}, r"party\.toml: cannot be read .*the folder of a party has party\.toml"),
         ({"manifest": "name = "}, r"party\.toml: is not valid TOML"),
-        ({"manifest": 'lable = "x"'}, "unknown key 'lable'; did you mean 'label'?"),
-        ({"manifest": "id = 3"}, "id=3 is of the wrong type"),
+        ({"manifest": 'lable = "x"'}, "has the unknown key 'lable'; known keys are name, id, .*label"),
+        ({"manifest": "id = 3"}, r"party\.toml: id: must be a string, not 3"),
         ({"manifest": "schema = 2"}, "this version reads schema 1"),
         ({"manifest": 'id_type = "float"'}, 'must be "integer" or "string"'),
         ({"manifest": 'nodes = "nodes.txt"'}, "must end in .parquet or .csv"),
-        ({"manifest": 'nodes = "other.csv"'}, r"other\.csv: there is no such file"),
+        ({"manifest": 'nodes = "other.csv"'}, r"other\.csv: does not exist"),
         ({"nodes": None}, r"has neither of nodes\.parquet and nodes\.csv"),
         ({"edges": None}, r"has neither of edges\.parquet and edges\.csv"),
         ({"nodes": ""}, r"nodes\.csv: is empty; its first line must name the columns"),
@@ -226,7 +227,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"nodes": "id,label,split\n7,x,\n3,y,\n9,x,\n"}, "no feature column"),
         ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 others"),
         ({"nodes": NODES.replace("age", "score")}, "columns 2 and 3 have the same name"),
-        ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id stands in an earlier row"),
+        ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id is in an earlier row"),
         ({"nodes": NODES.replace("\n9,", "\n,")}, "column 'id', row 3: is empty"),
         ({"nodes": NODES.replace(",40,", ",old,")}, "column 'age', row 2: is not a number"),
         ({"nodes": NODES.replace(",40,", ",1e99,")}, "column 'age', row 2: is infinite"),
@@ -238,7 +239,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ),
         (
             {"manifest": 'label = ["age", "score"]\nsplit = "label"'},
-            r"column 'age', row 1 \(and 2 more\): must be 0 or 1",
+            r"column 'age', row 1 \(and 2 more\): must be 0, 1, or empty",
         ),
         (
             {"manifest": 'id_type = "integer"', "nodes": NODES.replace("\n9,", "\nu9,")},
@@ -263,6 +264,47 @@ def test_what_is_wrong_with_a_folder_is_said_with_file_column_and_row(tmp_path, 
         read_party(folder_with(tmp_path / "a", **files))
 
 
+def test_all_faults_of_party_toml_are_listed_together(tmp_path):
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", manifest='id = 3\nlable = "x"\nid_type = "float"\n'))
+    for part in ("id: must be a string", "unknown key 'lable'", 'id_type: must be "integer" or "string"'):
+        assert part in str(caught.value)
+
+
+def test_all_faults_of_the_tables_are_listed_together(tmp_path):
+    nodes = NODES.replace(",40,", ",old,").replace(",-2,", ",inf,").replace("train", "learn").replace("\n9,", "\n7,")
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", nodes))
+    for part in (
+        "nodes.csv: column 'id', row 3: the id is in an earlier row",
+        "nodes.csv: column 'age', row 2: is not a number",
+        "nodes.csv: column 'score', row 2: is infinite",
+        "nodes.csv: column 'split', row 1: must be one of train, validation, test",
+    ):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_missing_columns_are_listed_together(tmp_path):
+    manifest = 'id = "key"\nlabel = "label"\nsplit = "part"\nsource = "from"\n'
+    with pytest.raises(DataError, match=r"column 'key'.*column 'part'.*edges\.csv: has no column 'from'"):
+        read_party(folder_with(tmp_path / "a", manifest=manifest))
+
+
+def test_of_many_faults_the_first_eight_are_shown(tmp_path):
+    names = [f"c{number}" for number in range(12)]
+    nodes = f"id,{','.join(names)}\n1{',x' * 12}\n"
+    with pytest.raises(DataError, match=r"column 'c7'.* There are 4 more faults\.") as caught:
+        read_party(folder_with(tmp_path / "a", nodes, "source,target\n", ""))
+    assert "'c8'" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "{a=" * 5000])
+def test_deeply_nested_toml_is_refused_in_one_line(tmp_path, text):
+    with pytest.raises(DataError, match=r"party\.toml: is nested too deeply\.$"):
+        read_party(folder_with(tmp_path / "a", manifest=text))
+
+
 def test_what_is_missing_may_be_filled_by_settings_or_by_an_option(tmp_path):
     with pytest.raises(DataError, match=r"--missing zero or mean at `glasu join` .* data\.missing = \"zero\""):
         read_party(folder_with(tmp_path / "a", NODES.replace(",-2,", ",,")))
@@ -271,9 +313,7 @@ def test_what_is_missing_may_be_filled_by_settings_or_by_an_option(tmp_path):
 def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
     folder = folder_with(tmp_path / "a")
     monkeypatch.setattr(Path, "open", lambda path, *mode, **more: os.open(tmp_path / "none" / "x", os.O_RDONLY))
-    with pytest.raises(
-        DataError, match=r"nodes\.csv: cannot be opened \(No such .*\); let the user who runs this command"
-    ):
+    with pytest.raises(DataError, match=r"nodes\.csv: cannot be opened \(No such .*\); give this user read permission"):
         read_table(folder / "nodes.csv")
 
 

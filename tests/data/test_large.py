@@ -1,4 +1,4 @@
-"""Large graphs: made in pieces of bounded memory, stored, and opened without being read."""
+"""Large graphs are made in bounded memory, cached, and opened without being read."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.data import edges, party
-from glasu.data.cache import conversion, workspace
-from glasu.data.cache import entries as cache_module
-from glasu.data.cache.conversion import open_parties, open_whole, write_parties, write_whole
-from glasu.data.cache.store import Entry
-from glasu.data.cache.workspace import Folder, Memory
-from glasu.data.edges import collected, divide_edges
+from glasu.data.cache.arrays import FolderWorkspace, Workspace
+from glasu.data.cache.parties import (
+    compute_once,
+    open_dataset,
+    open_partition,
+    partition_once,
+    write_dataset,
+    write_partition,
+)
+from glasu.data.cache.store import Cache, Entry
 from glasu.data.folders import write_party
-from glasu.data.partition import WholeGraph, partition
-from glasu.data.party import Graph, PartyData, Splits, mean_length
-from glasu.data.sources import synthetic
+from glasu.data.graph import Graph, collect_edges
+from glasu.data.partition import divide_edges, partition
+from glasu.data.party import PartyData, Splits
+from glasu.data.preprocessing import mean_length
 from glasu.data.sources.catalog import load
+from glasu.data.sources.synthetic import draw_graph
+from glasu.errors import DataError
 from glasu.randomness import Stream
 from glasu.runtime.simulation import train
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "store"
+def cache(tmp_path):
+    """Return a cache that converts every data set, of any size."""
+    return Cache(tmp_path / "cache", min_bytes=0)
 
 
 @pytest.fixture
-def everything_is_large(cache, monkeypatch):
-    """Store every data set, whatever its size."""
-    monkeypatch.setattr(cache_module, "WORTH_CONVERTING", 0)
-    monkeypatch.setattr(cache_module, "WORTH_DRAWING_ONCE", 0)
-    return cache
+def unused(tmp_path):
+    """Return a cache that converts no data set."""
+    return Cache(tmp_path / "unused", min_bytes=10**12)
 
 
 def random_graph(rng, num_nodes, num_edges, *, symmetric=True, weighted=False):
@@ -69,19 +73,17 @@ def assert_same_graph(one, other):
     st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20), max_size=5),
     st.sampled_from([1, 3, 7, 1000]),
 )
-def test_edges_collected_in_pieces_make_the_graph_of_all_of_them(pieces, bucket_edges):
+def test_edges_collected_in_pieces_make_the_graph_of_all_edges(pieces, bucket_edges):
     arrays = [np.array(piece, np.int32).reshape(-1, 2).T for piece in pieces]
     all_edges = np.concatenate([np.empty((2, 0), np.int32), *arrays], axis=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edges, "BUCKET_EDGES", bucket_edges)
-        graph = collected(((ends[0], ends[1]) for ends in arrays), 10, all_edges.shape[1], Memory())
+    workspace = Workspace(piece_bytes=4 * bucket_edges)
+    graph = collect_edges(((ends[0], ends[1]) for ends in arrays), 10, all_edges.shape[1], workspace)
     assert_same_graph(graph, Graph.from_edges(*all_edges, 10))
 
 
-def test_collecting_in_a_folder_leaves_the_graph_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(edges, "BUCKET_EDGES", 100)
+def test_collecting_in_a_folder_leaves_only_the_graph(tmp_path):
     ends = np.random.default_rng(0).integers(0, 50, (2, 500))
-    graph = collected([(ends[0], ends[1])], 50, 500, Folder(tmp_path))
+    graph = collect_edges([(ends[0], ends[1])], 50, 500, FolderWorkspace(tmp_path, piece_bytes=400))
     assert_same_graph(graph, Graph.from_edges(*ends, 50))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["indices.npy", "indptr.npy"]
 
@@ -116,10 +118,8 @@ def test_edges_divided_in_pieces_are_those_divided_at_once(
     seed, num_nodes, num_edges, symmetric, weighted, piece, num_clients
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("glasu.data.party.PIECE_EDGES", piece)
-        patch.setattr("glasu.data.edges.PIECE_EDGES", piece)
-        parts = divide_edges(graph, [str(client) for client in range(num_clients)], 0.7, seed, Memory())
+    workspace = Workspace(piece_bytes=8 * piece)
+    parts = divide_edges(graph, [str(client) for client in range(num_clients)], 0.7, seed, workspace)
     for part, expected in zip(parts, divided_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
@@ -130,14 +130,14 @@ def test_a_graph_that_lacks_the_reverse_of_one_edge_is_directed():
     for missing in (0, 57, graph.num_edges - 1):
         rest = np.arange(graph.num_edges) != missing
         lacking = Graph.from_edges(source[rest], target[rest], 40)
-        (part,) = divide_edges(lacking, ["a"], 0.5, 3, Memory())
+        (part,) = divide_edges(lacking, ["a"], 0.5, 3, Workspace())
         assert_same_graph(part, next(divided_at_once(lacking, 1, 0.5, 3)))
 
 
 def test_dividing_in_a_folder_leaves_the_parts_and_nothing_else(tmp_path):
     graph = random_graph(np.random.default_rng(0), 40, 150)
-    parts = divide_edges(graph, ["a", "b"], 0.5, 0, Folder(tmp_path))
-    for part, expected in zip(parts, divide_edges(graph, ["a", "b"], 0.5, 0, Memory()), strict=True):
+    parts = divide_edges(graph, ["a", "b"], 0.5, 0, FolderWorkspace(tmp_path))
+    for part, expected in zip(parts, divide_edges(graph, ["a", "b"], 0.5, 0, Workspace()), strict=True):
         assert_same_graph(part, expected)
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["a.indices", "a.indptr", "b.indices", "b.indptr"]
 
@@ -184,10 +184,9 @@ def assert_same_party(one, other):
         assert one.splits.facts == Splits(other.splits.train, other.splits.validation, other.splits.test).facts
 
 
-def through(place, data, write):
+def write(workspace, data):
     """Return the entry that a workspace makes of the data."""
-    facts = write(place, data)
-    return Entry("key", place.arrays, facts)
+    return Entry("key", workspace.arrays, write_dataset(workspace, data))
 
 
 KINDS = {
@@ -202,35 +201,36 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("piece", [100, 1 << 25])
-def test_a_party_that_is_written_and_opened_is_the_same_party(tmp_path, monkeypatch, kind, piece):
-    monkeypatch.setattr(conversion, "PIECE_BYTES", piece)
-    monkeypatch.setattr(workspace, "PIECE_BYTES", piece)
+def test_a_party_that_is_written_and_opened_is_the_same_party(tmp_path, kind, piece):
     before = a_party(**kind)
-    (after,) = open_parties(through(Folder(tmp_path), [before], write_parties))
+    (after,) = open_dataset(write(FolderWorkspace(tmp_path, piece), [before]))
     assert_same_party(after, before)
-    assert after.stored_as() == "key/0"
+    assert after.cache_key() == "key/0"
+    whole = open_dataset(write(Workspace(piece), before))
+    assert_same_party(whole, before)
+    assert whole.cache_key() == "key"
 
 
-def test_what_parties_share_is_written_once(tmp_path):
+def test_arrays_that_parties_share_are_written_once(tmp_path):
     first = a_party()
     second = replace(first, name="other", features=first.features * 2)
-    entry = through(Folder(tmp_path), [first, second], write_parties)
-    for before, after in zip((first, second), open_parties(entry), strict=True):
+    entry = write(FolderWorkspace(tmp_path), [first, second])
+    for before, after in zip((first, second), open_dataset(entry), strict=True):
         assert_same_party(after, before)
     assert "1.labels" not in entry.arrays
     assert "1.ids" not in entry.arrays
 
 
-def test_a_stored_party_that_is_changed_is_checked_and_is_not_taken_for_the_stored_one(tmp_path):
-    (opened,) = open_parties(through(Folder(tmp_path), [a_party()], write_parties))
-    assert replace(opened, name="renamed", splits=None).stored_as() == "key/0"
+def test_a_changed_party_is_checked_and_loses_its_cache_key(tmp_path):
+    (opened,) = open_dataset(write(FolderWorkspace(tmp_path), [a_party()]))
+    assert replace(opened, name="renamed", splits=None).cache_key() == "key/0"
     other = replace(opened, features=np.ones((30, 8)) * 2)
-    assert other.stored_as() is None
+    assert other.cache_key() is None
     assert other.mean_length() == pytest.approx(np.sqrt(32))
     reordered = replace(opened, ids=np.arange(30))
     assert reordered.ids_digest() != opened.ids_digest()
-    assert reordered.stored_as() is None
-    assert replace(opened, graph=a_party(weighted=True).graph).stored_as() is None
+    assert reordered.cache_key() is None
+    assert replace(opened, graph=a_party(weighted=True).graph).cache_key() is None
     for changes, said in (
         ({"features": np.full((30, 8), np.nan)}, "NaN"),
         ({"ids": np.zeros(30, int)}, "distinct"),
@@ -238,33 +238,36 @@ def test_a_stored_party_that_is_changed_is_checked_and_is_not_taken_for_the_stor
         ({"classes": ("x", "y")}, "out of range"),
         ({"splits": Splits(np.arange(3), np.arange(3), np.arange(3))}, "two splits"),
     ):
-        with pytest.raises(party.DataError, match=said):
+        with pytest.raises(DataError, match=said):
             replace(opened, **changes)
 
 
-def test_features_are_stored_in_the_form_that_a_party_in_memory_has(tmp_path):
-    whole = WholeGraph(
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("piece", [100, 1 << 25])
+def test_a_cached_partition_equals_the_partition_in_memory(tmp_path, piece, fraction):
+    whole = PartyData(
+        "all",
         np.arange(30),
         sp.csr_array(np.diag(np.arange(1, 31)).astype(np.float32)[:, :9]),
         random_graph(np.random.default_rng(0), 30, 90),
         np.arange(30) % 3,
         ("x", "y", "z"),
+        feature_names=tuple(f"column{number}" for number in range(9)),
     )
-    place = Folder(tmp_path)
-    facts = conversion.write_division(place, whole, 3, 0.5, 4)
-    opened = conversion.open_division(Entry("key", place.arrays, facts), whole)
-    for after, before in zip(opened, partition(whole, 3, 0.5, 4), strict=True):
+    workspace = FolderWorkspace(tmp_path, piece)
+    facts = write_partition(workspace, whole, 3, fraction, 4)
+    opened = open_partition(Entry("key", workspace.arrays, facts), whole)
+    for after, before in zip(opened, partition(whole, 3, fraction, 4), strict=True):
         assert_same_party(after, before)
-    again = open_whole(through(Memory(), whole, write_whole))
-    assert_same_party(again.as_party(), whole.as_party())
+    assert [party.cache_key() for party in opened] == ["key/a", "key/b", "key/c"]
+    assert ("a.indptr" in workspace.arrays) == (fraction < 1)
 
 
-@pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_the_mean_length_does_not_depend_on_pieces(monkeypatch, form):
-    features = a_party(form).features
-    at_once = mean_length(features)
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 40)
-    assert mean_length(features) == at_once
+def test_the_mean_length_of_cached_features_is_the_one_in_memory():
+    for form in ("dense", "sparse"):
+        party = a_party(form)
+        (opened,) = open_dataset(write(Workspace(piece_bytes=40), [party]))
+        assert opened.mean_length() == mean_length(party.features)
 
 
 # Whole data sets
@@ -293,14 +296,13 @@ SIZES = {"name": "synthetic", "num_nodes": 400, "num_features": 12, "num_classes
         ("standalone", "neighbor", 32),
     ],
 )
-def test_a_stored_graph_trains_to_the_same_weights(monkeypatch, cache, method, sampler, batch_size):
+def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sampler, batch_size):
     config = run_config(method, sampler, batch_size, **SIZES)
-    expected = load(config)
+    expected = load(config, cache=unused)
     weights = train(expected.parties, config).weights_sha256
-    assert not cache.exists()
-    monkeypatch.setattr(cache_module, "WORTH_DRAWING_ONCE", 0)
-    for _ in range(2):  # it is made, and it is opened
-        loaded = load(config)
+    assert not unused.folder.exists()
+    for _ in range(2):  # the first call makes the entries, the second opens them
+        loaded = load(config, cache=cache)
         assert loaded.statistics == expected.statistics
         for after, before in zip(loaded.parties, expected.parties, strict=True):
             assert_same_party(after, before)
@@ -317,7 +319,7 @@ def write_folders(where, *, common=True):
                 owner,
                 ids=owner.ids[rows],
                 features=owner.features[rows],
-                graph=owner.graph.restricted_to(rows),
+                graph=owner.graph.restrict(rows),
                 labels=owner.labels[rows],
                 splits=None,
             )
@@ -328,23 +330,22 @@ def write_folders(where, *, common=True):
 
 @pytest.mark.parametrize("common", [True, False], ids=["with the same nodes", "with other nodes"])
 @pytest.mark.parametrize("method", ["glasu", "simulated", "centralized"])
-def test_stored_folders_are_the_folders(tmp_path, cache, monkeypatch, method, common):
+def test_cached_folders_equal_the_folders(tmp_path, cache, unused, method, common):
     config = run_config(method, parties=write_folders(tmp_path, common=common))
-    expected = load(config)
-    monkeypatch.setattr(cache_module, "WORTH_CONVERTING", 0)
+    expected = load(config, cache=unused)
     for _ in range(2):
-        loaded = load(config)
+        loaded = load(config, cache=cache)
         assert loaded.statistics == expected.statistics
         for after, before in zip(loaded.parties, expected.parties, strict=True):
             assert_same_party(after, before)
 
 
-def test_a_changed_folder_is_noticed(tmp_path, everything_is_large):
+def test_a_changed_folder_is_noticed(tmp_path, cache):
     paths = write_folders(tmp_path)
-    before = load(run_config(parties=paths)).parties[1].graph.num_edges
+    before = load(run_config(parties=paths), cache=cache).parties[1].graph.num_edges
     edges = tmp_path / "b" / "edges.csv"
     edges.write_text("".join(edges.read_text().splitlines(keepends=True)[:-10]))
-    assert load(run_config(parties=paths)).parties[1].graph.num_edges == before - 10
+    assert load(run_config(parties=paths), cache=cache).parties[1].graph.num_edges == before - 10
     (tmp_path / "b").rename(tmp_path / "renamed")
     (tmp_path / "renamed" / "party.toml").write_text(
         "".join(
@@ -353,22 +354,23 @@ def test_a_changed_folder_is_noticed(tmp_path, everything_is_large):
             if not line.startswith("name")
         )
     )
-    names = [owner.name for owner in load(run_config(parties=(paths[0], str(tmp_path / "renamed"), paths[2]))).parties]
-    assert names == ["a", "renamed", "c"]
+    config = run_config(parties=(paths[0], str(tmp_path / "renamed"), paths[2]))
+    assert [owner.name for owner in load(config, cache=cache).parties] == ["a", "renamed", "c"]
 
 
-def test_missing_values_are_replaced_as_this_run_asks(tmp_path, everything_is_large):
+def test_missing_values_are_replaced_as_the_config_says(tmp_path, cache):
     paths = write_folders(tmp_path)
     nodes = tmp_path / "a" / "nodes.csv"
     header, first, *rest = nodes.read_text().splitlines()
     cells = first.split(",")
     nodes.write_text("\n".join([header, ",".join([cells[0], "", *cells[2:]]), *rest, ""]))
-    zero, mean = (load(run_config(parties=paths, missing=how)).parties[0].features[0, 0] for how in ("zero", "mean"))
+    configs = [run_config(parties=paths, missing=how) for how in ("zero", "mean")]
+    zero, mean = (load(config, cache=cache).parties[0].features[0, 0] for config in configs)
     assert zero == 0.0
     assert mean != 0.0
 
 
-def test_npz_sets_are_stored_whether_they_are_one_graph_or_several(tmp_path, everything_is_large):
+def test_npz_sets_are_cached_whether_they_are_one_graph_or_several(tmp_path, cache, unused):
     rng = np.random.default_rng(0)
     features = sp.csr_array((rng.random((60, 9)) < 0.3).astype(np.float32))
     arrays = {
@@ -385,19 +387,17 @@ def test_npz_sets_are_stored_whether_they_are_one_graph_or_several(tmp_path, eve
         np.savez(tmp_path / name / f"{name}.npz", **arrays, **edges, **weights, relations=np.array(relations))
         for method in ("glasu", "simulated", "centralized"):
             config = run_config(method, name=name, root=str(tmp_path))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(cache_module, "WORTH_CONVERTING", 10**12)
-                expected = load(config)
+            expected = load(config, cache=unused)
             for _ in range(2):
-                loaded = load(config)
+                loaded = load(config, cache=cache)
                 assert loaded.statistics == expected.statistics
                 for after, before in zip(loaded.parties, expected.parties, strict=True):
                     assert_same_party(after, before)
-    assert len(list(everything_is_large.glob("*/entry.json"))) > 5
+    assert len(list(cache.folder.glob("*/entry.json"))) > 5
 
 
 class Untouchable(np.ndarray):
-    """An array that nobody may read: only its shape, its type and who it is."""
+    """An array that must not be read: only its shape and type are allowed."""
 
     def __array_ufunc__(self, ufunc, *args, **keys):
         pytest.fail(f"{ufunc.__name__} of {self.shape}")
@@ -409,30 +409,32 @@ class Untouchable(np.ndarray):
         pytest.fail(f"items of {self.shape}")
 
 
-def test_opening_reads_no_edge_and_no_feature(everything_is_large, monkeypatch):
-    config = run_config(**{**SIZES, "num_nodes": 4000, "average_degree": 60.0, "num_features": 30})
-    load(config)
-    original = conversion.open_division
+class UntouchableCache(Cache):
+    """A cache whose edges and features must not be read."""
 
-    def guarded(entry, whole):
+    def open(self, about, build):
+        entry = super().open(about, build)
         arrays = {
             name: array.view(Untouchable) if name.endswith(("indices", "weights", "x")) else array
             for name, array in entry.arrays.items()
         }
-        return original(replace(entry, arrays=arrays), whole)
+        return replace(entry, arrays=arrays)
 
-    monkeypatch.setattr(cache_module, "open_division", guarded)
-    parties = load(config).parties
+
+def test_opening_reads_no_edge_and_no_feature(cache):
+    config = run_config(**{**SIZES, "num_nodes": 4000, "average_degree": 60.0, "num_features": 30})
+    load(config, cache=cache)
+    parties = load(config, cache=UntouchableCache(cache.root, min_bytes=0)).parties
     assert all(isinstance(owner.features, Untouchable) for owner in parties)
     assert all(isinstance(owner.graph.indices, Untouchable) for owner in parties)
 
 
-def test_opening_allocates_a_few_bytes_per_node_whatever_the_edges(everything_is_large):
+def test_opening_allocates_a_few_bytes_per_node_for_any_number_of_edges(cache):
     config = run_config(**{**SIZES, "num_nodes": 20_000, "average_degree": 60.0, "num_features": 30})
-    load(config)  # makes it, and loads what is imported late
+    load(config, cache=cache)  # makes the entries, and imports modules that are imported late
     tracemalloc.start()
     try:
-        parties = load(config).parties
+        parties = load(config, cache=cache).parties
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -440,27 +442,25 @@ def test_opening_allocates_a_few_bytes_per_node_whatever_the_edges(everything_is
     assert peak < 20 * 20_000
 
 
-def print_memory_of_a_load() -> None:
-    """Make and divide a graph in small pieces; print the most memory that this took, and what the graph takes."""
-    cache_module.WORTH_CONVERTING = cache_module.WORTH_DRAWING_ONCE = 0
-    synthetic.CHUNK, edges.BUCKET_EDGES = 1 << 14, 1 << 15
-    party.PIECE_EDGES = edges.PIECE_EDGES = 1 << 14
-    workspace.PIECE_BYTES = conversion.PIECE_BYTES = 1 << 17
+def print_memory_of_a_partition(folder: str) -> None:
+    """Make and divide a graph in small pieces; print the peak of the memory, and the size of the graph."""
+    cache = Cache(Path(folder), min_bytes=0, piece_bytes=1 << 17)
     config = run_config(**{**SIZES, "num_nodes": 3000, "average_degree": 400.0, "num_features": 300})
-    load(run_config(**SIZES))  # loads what is imported late
+    load(run_config(**SIZES), cache=cache)  # imports modules that are imported late
     tracemalloc.start()
-    parties = load(config).parties
+    whole = compute_once(cache, {"kind": "test"}, lambda workspace: draw_graph(config, workspace, chunk=1 << 14))
+    parties = partition_once(cache, whole, 3, 0.8, 0)
     peak = tracemalloc.get_traced_memory()[1]
-    raw = sum(4 * owner.graph.num_edges + owner.features.nbytes for owner in parties)
-    print(peak, raw)
+    size = sum(4 * owner.graph.num_edges + owner.features.nbytes for owner in parties)
+    print(peak, size)
 
 
-def test_a_graph_is_made_and_divided_in_less_memory_than_it_takes(cache):
-    """In a process of its own: what is traced is traced in all threads, and other tests may have left some here."""
-    code = "from data.test_large import print_memory_of_a_load; print_memory_of_a_load()"
-    tests = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tests, capture_output=True, text=True, check=False)
+def test_a_graph_is_made_and_divided_in_less_memory_than_its_size(tmp_path):
+    """Run in a separate process, because tracemalloc counts all threads of this one."""
+    code = "import sys; from data.test_large import print_memory_of_a_partition as run; run(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    peak, raw = map(int, done.stdout.split())
-    assert raw > 14_000_000
-    assert peak < 0.3 * raw
+    peak, size = map(int, done.stdout.split())
+    assert size > 14_000_000
+    assert peak < 0.3 * size

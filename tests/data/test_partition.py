@@ -10,16 +10,16 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
+from glasu.data.graph import Graph
 from glasu.data.partition import (
-    WholeGraph,
-    party_name,
+    draw_splits_by_fraction,
+    draw_splits_per_class,
+    name_client,
     pool_parties,
     share_edges,
-    split_vertically,
-    splits_by_fraction,
-    splits_per_class,
 )
-from glasu.data.party import Graph, PartyData
+from glasu.data.party import PartyData
+from glasu.data.sources.pyg import convert_graph, split_vertically
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 
@@ -62,7 +62,7 @@ def test_every_client_has_the_ids_labels_and_splits():
 
 
 def test_an_undirected_edge_is_kept_or_dropped_in_both_directions():
-    whole = WholeGraph.from_pyg(random_data())
+    whole = convert_graph(random_data())
     for party in split_vertically(random_data(), edge_fraction=0.5):
         assert pairs(party.graph) < pairs(whole.graph)
         assert {(target, source) for source, target in pairs(party.graph)} == pairs(party.graph)
@@ -70,7 +70,7 @@ def test_an_undirected_edge_is_kept_or_dropped_in_both_directions():
 
 def test_directed_edges_are_kept_one_by_one_with_their_weights():
     data = random_data(directed=True, edge_weight=torch.arange(400.0))
-    weight = dict(zip(pairs_in_order(whole := WholeGraph.from_pyg(data)), whole.graph.weights, strict=True))
+    weight = dict(zip(pairs_in_order(whole := convert_graph(data)), whole.graph.weights, strict=True))
     (party,) = split_vertically(data, num_clients=1, edge_fraction=0.5)
     assert 0 < party.graph.num_edges < whole.graph.num_edges
     assert [weight[pair] for pair in pairs_in_order(party)] == party.graph.weights.tolist()
@@ -82,7 +82,7 @@ def pairs_in_order(owner):
 
 def test_the_share_of_kept_edges_is_near_the_asked_one_and_independent_between_clients():
     data = random_data(num_nodes=2000, num_edges=20_000, num_features=2)
-    everything = WholeGraph.from_pyg(data).graph.num_edges
+    everything = convert_graph(data).graph.num_edges
     first, second = split_vertically(data, num_clients=2, edge_fraction=0.8)
     for party in (first, second):
         assert abs(party.graph.num_edges / everything - 0.8) < 0.01
@@ -101,7 +101,7 @@ def test_a_client_keeps_its_edges_when_others_join():
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_the_extreme_fractions_leave_nothing_or_everything(fraction):
-    whole = WholeGraph.from_pyg(random_data()).graph
+    whole = convert_graph(random_data()).graph
     for party in split_vertically(random_data(), edge_fraction=fraction):
         assert pairs(party.graph) == (pairs(whole) if fraction else set())
 
@@ -130,7 +130,7 @@ def test_impossible_divisions_are_refused(arguments):
 
 
 def test_clients_are_named_like_the_columns_of_a_sheet():
-    assert [party_name(client) for client in (0, 1, 25, 26, 27, 701, 702)] == ["a", "b", "z", "aa", "ab", "zz", "aaa"]
+    assert [name_client(client) for client in (0, 1, 25, 26, 27, 701, 702)] == ["a", "b", "z", "aa", "ab", "zz", "aaa"]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_column_of_edge_attributes_is_the_weight():
     [
         ("x", None, "no x"),
         ("x", torch.ones(60), "one row per node"),
-        ("y", torch.full((60,), 0.5), "no class numbers"),
-        ("y", torch.full((60,), float("nan")), "no class numbers"),
+        ("y", torch.full((60,), 0.5), "not class numbers"),
+        ("y", torch.full((60,), float("nan")), "not class numbers"),
         ("train_mask", torch.ones(60, 2, dtype=torch.bool), "several splits"),
         ("val_mask", torch.arange(60) < 5, "two splits"),
         ("edge_weight", torch.ones(7), "7 values in edge_weight"),
@@ -185,7 +185,7 @@ def test_a_pyg_graph_that_cannot_be_used_is_refused_with_a_reason(key, value, sa
 
 def test_pooling_all_parties_gives_the_undivided_graph_back():
     data = random_data(directed=True, edge_weight=torch.rand(400))
-    whole = WholeGraph.from_pyg(data)
+    whole = convert_graph(data)
     parties = split_vertically(data, num_clients=5, edge_fraction=0.9)
     pooled = pool_parties(parties)
     assert pooled.name == "all"
@@ -225,7 +225,7 @@ def test_pooled_columns_bear_the_names_of_their_parties_where_all_have_names():
 
 @pytest.mark.parametrize("thing", ["x", None, [1, 2], np.ones((3, 3))], ids=["text", "none", "list", "array"])
 def test_what_is_no_pyg_graph_is_refused(thing):
-    with pytest.raises(DataError, match=r"is no graph; pass a torch_geometric\.data\.Data"):
+    with pytest.raises(DataError, match=r"is not a graph; pass a torch_geometric\.data\.Data"):
         split_vertically(thing)
 
 
@@ -246,42 +246,42 @@ def test_sharing_edges_leaves_features_alone():
 
 def test_the_papers_split_draws_the_same_number_of_every_class_and_no_unlabelled_node():
     labels = np.arange(3000) % 4 - 1
-    splits = splits_per_class(labels, 60, 500, 1000, seed=0)
+    splits = draw_splits_per_class(labels, 60, 500, 1000, seed=0)
     assert np.bincount(labels[splits.train]).tolist() == [60, 60, 60]
     assert (len(splits.validation), len(splits.test)) == (500, 1000)
     chosen = np.concatenate([splits.train, splits.validation, splits.test])
     assert len(set(chosen)) == 1680
     assert labels[chosen].min() == 0
-    assert splits.digest() == splits_per_class(labels, 60, 500, 1000, seed=0).digest()
-    assert splits.digest() != splits_per_class(labels, 60, 500, 1000, seed=1).digest()
+    assert splits.digest() == draw_splits_per_class(labels, 60, 500, 1000, seed=0).digest()
+    assert splits.digest() != draw_splits_per_class(labels, 60, 500, 1000, seed=1).digest()
 
 
 def test_fractions_hold_in_every_class():
     labels = np.repeat([-1, 0, 1, 2], [50, 100, 200, 10])
-    splits = splits_by_fraction(labels, (0.6, 0.2, 0.2), seed=0)
+    splits = draw_splits_by_fraction(labels, (0.6, 0.2, 0.2), seed=0)
     for part, expected in ((splits.train, [60, 120, 6]), (splits.validation, [20, 40, 2]), (splits.test, [20, 40, 2])):
         assert np.bincount(labels[part]).tolist() == expected
         assert (np.diff(part) > 0).all()
 
 
 def test_a_class_of_one_node_trains_with_it():
-    splits = splits_by_fraction(np.array([0] * 20 + [1]), (0.1, 0.2, 0.7), seed=0)
+    splits = draw_splits_by_fraction(np.array([0] * 20 + [1]), (0.1, 0.2, 0.7), seed=0)
     assert 20 in splits.train
 
 
 def test_fractions_that_leave_something_out_leave_it_unused():
-    splits = splits_by_fraction(np.zeros(100, int), (0.1, 0.2, 0.3), seed=0)
+    splits = draw_splits_by_fraction(np.zeros(100, int), (0.1, 0.2, 0.3), seed=0)
     assert [len(splits.train), len(splits.validation), len(splits.test)] == [10, 20, 30]
 
 
 def test_multilabel_nodes_are_split_together_and_only_where_all_labels_are_known():
     labels = np.zeros((100, 3), int)
     labels[:20, 1] = -1
-    splits = splits_by_fraction(labels, (0.5, 0.25, 0.25), seed=0)
+    splits = draw_splits_by_fraction(labels, (0.5, 0.25, 0.25), seed=0)
     assert [len(splits.train), len(splits.validation), len(splits.test)] == [40, 20, 20]
     assert np.concatenate([splits.train, splits.validation, splits.test]).min() >= 20
 
 
 def test_nothing_labelled_means_nothing_to_split():
-    splits = splits_by_fraction(np.full(5, -1), (0.6, 0.2, 0.2), seed=0)
+    splits = draw_splits_by_fraction(np.full(5, -1), (0.6, 0.2, 0.2), seed=0)
     assert len(splits.train) == len(splits.validation) == len(splits.test) == 0

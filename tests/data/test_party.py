@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from glasu.data.party import Graph, PartyData, Splits, compact, labelled
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, Splits, have_labels
+from glasu.data.preprocessing import compact_features
 from glasu.errors import DataError
 
 
@@ -118,14 +120,14 @@ def test_the_digest_of_columns_tells_names_and_orders_apart():
 
 
 def test_nodes_count_as_labelled_where_every_label_is_known():
-    assert labelled(np.array([0, -1, 2])).tolist() == [True, False, True]
-    assert labelled(np.array([[0, 1], [-1, 1], [-1, -1]])).tolist() == [True, False, False]
-    assert labelled(np.empty((0, 4), int)).shape == (0,)
+    assert have_labels(np.array([0, -1, 2])).tolist() == [True, False, True]
+    assert have_labels(np.array([[0, 1], [-1, 1], [-1, -1]])).tolist() == [True, False, False]
+    assert have_labels(np.empty((0, 4), int)).shape == (0,)
 
 
 def test_restricting_renumbers_the_nodes_in_the_order_given():
     graph = Graph.from_edges(np.array([0, 1, 2]), np.array([1, 2, 3]), 4, np.array([1.0, 2.0, 3.0]))
-    part = graph.restricted_to(np.array([3, 2, 0]))
+    part = graph.restrict(np.array([3, 2, 0]))
     assert part.edge_index().tolist() == [[1], [0]]  # 2 -> 3
     assert part.weights.tolist() == [3.0]
 
@@ -146,14 +148,14 @@ def test_a_party_may_have_one_feature_and_no_edges():
         ({"graph": Graph.from_edges(np.array([0]), np.array([1]), 2)}, "edges are for 2 nodes"),
         ({"ids": np.array([0, 1, 1])}, "distinct"),
         ({"feature_names": ("x",)}, "1 names for 2 feature columns"),
-        ({"feature_names": ("x", "x")}, "two columns are called 'x'"),
+        ({"feature_names": ("x", "x")}, "two columns have the name 'x'"),
         ({"labels": np.array([0, 1, 2]), "classes": ("x", "y")}, "the label of node 2 is out of range"),
         ({"labels": np.array([0, 1, -2]), "classes": ("x", "y")}, "the label of node 2 is out of range"),
         ({"labels": np.array([0, 1]), "classes": ("x", "y")}, "2 labels for 3 nodes"),
         ({"labels": np.zeros(3, int), "classes": ("x",)}, "at least two"),
         ({"labels": np.zeros((3, 3), int), "classes": ("x", "y")}, "3 label columns for 2 classes"),
         ({"labels": np.full((3, 2), 2), "classes": ("x", "y")}, "the label of node 0 is out of range"),
-        ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names a node that is not there"),
+        ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names a node that does not exist"),
         ({"splits": Splits(np.array([0]), np.array([0]), np.array([1]))}, "two splits"),
     ],
 )
@@ -166,10 +168,10 @@ def test_equal_features_have_one_form_whether_they_come_sparse_or_dense():
     few = np.zeros((4, 10), np.float64)
     few[1, 3] = 2
     many = np.ones((4, 10))
-    assert sp.issparse(compact(few))
-    assert sp.issparse(compact(sp.coo_array(few)))
-    assert isinstance(compact(sp.csr_array(many)), np.ndarray)
-    assert compact(few).dtype == compact(sp.csr_array(many)).dtype == np.float32
+    assert sp.issparse(compact_features(few))
+    assert sp.issparse(compact_features(sp.coo_array(few)))
+    assert isinstance(compact_features(sp.csr_array(many)), np.ndarray)
+    assert compact_features(few).dtype == compact_features(sp.csr_array(many)).dtype == np.float32
 
 
 def test_the_digest_of_ids_tells_orders_apart_and_integers_of_any_width_alike():

@@ -8,16 +8,27 @@ import pytest
 import torch
 
 from glasu.config import ModelConfig
-from glasu.model.aggregation import Concat, Mean, aggregation_of
-from glasu.wire.encodings import Int8
+from glasu.model.aggregation import Aggregation, Concat, Mean, aggregation_of
+from glasu.wire.encodings import BFloat16, Int8, Plain
 from glasu.wire.message_key import Key, Phase
 
 KINDS = [Mean, Concat]
+KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0)
 SIZES = [1, 2, 3, 5]
 
 
 def partials_of(num_clients: int, dtype: type = np.float32) -> list[np.ndarray]:
     return list(np.random.default_rng(0).normal(size=(num_clients, 5, 4)).astype(dtype))
+
+
+def aggregate(role: Aggregation, partials: list[np.ndarray]) -> np.ndarray:
+    """Aggregate as the server does with plain floats."""
+    return role.combine_partials(Plain("fp64" if partials[0].dtype == np.float64 else "fp32"), partials, KEY, 0)
+
+
+def backpropagate(role: Aggregation, gradients: list[np.ndarray]) -> list[np.ndarray]:
+    """Divide gradients at H[l+1] as the server does with plain floats."""
+    return role.combine_gradients(Plain(), gradients, [KEY] * role.num_clients, 0)
 
 
 def by_torch(kind: type[Mean | Concat], partials: list[torch.Tensor]) -> torch.Tensor:
@@ -32,7 +43,7 @@ def by_torch(kind: type[Mean | Concat], partials: list[torch.Tensor]) -> torch.T
 @pytest.mark.parametrize("kind", KINDS)
 def test_merging_others_with_the_own_partial_gives_back_the_joint_representation(kind, num_clients):
     partials = partials_of(num_clients)
-    joint = torch.from_numpy(kind(num_clients).aggregate(partials))
+    joint = torch.from_numpy(aggregate(kind(num_clients), partials))
     for client, partial in enumerate(map(torch.from_numpy, partials)):
         role = kind(num_clients, client)
         merged = role.merge(role.extract_others(joint, partial), partial)
@@ -44,9 +55,9 @@ def test_merging_others_with_the_own_partial_gives_back_the_joint_representation
 def test_the_server_aggregates_what_torch_would(kind, num_clients):
     partials = partials_of(num_clients, np.float64)
     expected = by_torch(kind, [torch.from_numpy(partial) for partial in partials])
-    aggregate = kind(num_clients).aggregate(partials)
-    np.testing.assert_allclose(aggregate, expected.numpy(), rtol=1e-14, atol=1e-15)
-    assert aggregate.shape[1] == 4 * kind(num_clients).widening
+    found = aggregate(kind(num_clients), partials)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-14, atol=1e-15)
+    assert found.shape[1] == 4 * kind(num_clients).widening
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +66,7 @@ def test_others_do_not_depend_on_the_own_partial(kind):
     second = [first[0], first[1] + 1.0, first[2]]
     role = kind(3, 1)
     others = [
-        role.extract_others(torch.from_numpy(role.aggregate(partials)), torch.from_numpy(partials[1]))
+        role.extract_others(torch.from_numpy(aggregate(role, partials)), torch.from_numpy(partials[1]))
         for partials in (first, second)
     ]
     torch.testing.assert_close(*others)
@@ -64,10 +75,10 @@ def test_others_do_not_depend_on_the_own_partial(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_depend_on_every_other_client(kind):
     role, partials = kind(3, 1), partials_of(3)
-    before = role.extract_others(torch.from_numpy(role.aggregate(partials)), torch.from_numpy(partials[1]))
+    before = role.extract_others(torch.from_numpy(aggregate(role, partials)), torch.from_numpy(partials[1]))
     for client in (0, 2):
         changed = [partial + 1 if index == client else partial for index, partial in enumerate(partials)]
-        after = role.extract_others(torch.from_numpy(role.aggregate(changed)), torch.from_numpy(changed[1]))
+        after = role.extract_others(torch.from_numpy(aggregate(role, changed)), torch.from_numpy(changed[1]))
         assert not torch.allclose(before, after)
 
 
@@ -78,7 +89,7 @@ def test_gradients_go_back_as_through_autograd(kind, num_clients):
     joint = by_torch(kind, leaves)
     total = torch.randn_like(joint)
     joint.backward(total)
-    for leaf, gradient in zip(leaves, kind(num_clients).backpropagate(total.numpy()), strict=True):
+    for leaf, gradient in zip(leaves, backpropagate(kind(num_clients), [total.numpy()]), strict=True):
         np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-6)
         assert gradient.flags.c_contiguous
         assert gradient.dtype == np.float32
@@ -88,12 +99,12 @@ def test_gradients_go_back_as_through_autograd(kind, num_clients):
 def test_in_a_local_update_the_gradient_reaches_the_own_partial_alone(kind):
     partials = partials_of(3)
     role, own = kind(3, 1), torch.from_numpy(partials[1]).requires_grad_()
-    joint = torch.from_numpy(role.aggregate(partials)).requires_grad_()
+    joint = torch.from_numpy(aggregate(role, partials)).requires_grad_()
     others = role.extract_others(joint, own)
     assert not others.requires_grad
     total = torch.randn(5, 4 * role.widening)
     role.merge(others, own).backward(total)
-    np.testing.assert_allclose(own.grad.numpy(), role.backpropagate(total.numpy())[1], rtol=1e-6)
+    np.testing.assert_allclose(own.grad.numpy(), backpropagate(role, [total.numpy()])[1], rtol=1e-6)
     assert joint.grad is None
 
 
@@ -101,36 +112,53 @@ def test_in_a_local_update_the_gradient_reaches_the_own_partial_alone(kind):
 def test_aggregating_leaves_the_partials_as_they_were(kind):
     partials = partials_of(3)
     before = [partial.copy() for partial in partials]
-    kind(3).aggregate(partials)
+    aggregate(kind(3), partials)
     np.testing.assert_array_equal(partials, before)
 
 
 # What is special to one of them.
 
 
-def test_concat_lays_side_by_side_whatever_form_the_partials_have_and_mean_needs_their_values():
-    assert (Mean(3).adds, Concat(3).adds) == (True, False)
-    encoding, key = Int8(4), Key(run=bytes(12), phase=Phase.TRAINING, client=0)
-    partials = partials_of(3)
-    payloads = [encoding.encode(partial, key) for partial in partials]
+def test_concat_moves_encoded_rows_without_rounding_them_again():
+    encoding, partials = Int8(4), partials_of(3)
+    payloads = [encoding.encode(partial, KEY) for partial in partials]
     sent = [encoding.decode(payload) for payload in payloads]
-    np.testing.assert_array_equal(encoding.decode(Concat(3).aggregate(payloads)), np.concatenate(sent, axis=1))
+    joint = Concat(3).combine_partials(encoding, payloads, KEY, 0)
+    np.testing.assert_array_equal(encoding.decode(joint), np.concatenate(sent, axis=1))
+
+
+@pytest.mark.parametrize(
+    "encoding", [Plain(), BFloat16(), Int8(4), Int8(4, stochastic=True)], ids=lambda each: each.name
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_is_divided_as_if_it_were_decoded_added_and_encoded_for_every_client(kind, encoding):
+    role, first_row = kind(3), 7
+    keys = [KEY._replace(client=client) for client in range(3)]
+    payloads = [
+        encoding.encode(value, KEY) for value in np.random.default_rng(1).normal(size=(2, 5, 4 * role.widening))
+    ]
+    total = encoding.decode(payloads[0]) + encoding.decode(payloads[1])
+    shares = [total / 3] * 3 if kind is Mean else np.split(total, 3, axis=1)
+    for found, share, key in zip(
+        role.combine_gradients(encoding, payloads, keys, first_row), shares, keys, strict=True
+    ):
+        np.testing.assert_array_equal(found, encoding.encode(share, key, first_row))
 
 
 def test_the_mean_adds_in_client_order():
     values = [np.full((1, 1), value, np.float32) for value in (1e8, 1.0, -1e8)]
-    assert Mean(3).aggregate(values).item() == 0.0  # the 1 is lost beside 1e8
-    assert Mean(3).aggregate([values[0], values[2], values[1]]).item() == np.float32(1) / np.float32(3)
+    assert aggregate(Mean(3), values).item() == 0.0  # the 1 is lost beside 1e8
+    assert aggregate(Mean(3), [values[0], values[2], values[1]]).item() == np.float32(1) / np.float32(3)
 
 
 def test_concat_stands_in_client_order():
     values = [np.full((1, 1), value, np.float32) for value in (3, 1, 2)]
-    assert Concat(3).aggregate(values).tolist() == [[3, 1, 2]]
+    assert aggregate(Concat(3), values).tolist() == [[3, 1, 2]]
 
 
 def test_the_mean_keeps_the_precision_of_its_partials():
-    assert Mean(3).aggregate(partials_of(3)).dtype == np.float32
-    assert Mean(3).aggregate(partials_of(3, np.float64)).dtype == np.float64
+    assert aggregate(Mean(3), partials_of(3)).dtype == np.float32
+    assert aggregate(Mean(3), partials_of(3, np.float64)).dtype == np.float64
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mean", Mean), ("concat", Concat)])
@@ -143,7 +171,7 @@ def test_the_own_gradient_is_that_of_merge(kind):
     torch.manual_seed(0)
     values = partials_of(3)
     aggregation = kind(3, 1)
-    joint = torch.from_numpy(aggregation.aggregate(values))
+    joint = torch.from_numpy(aggregate(aggregation, values))
     partial = torch.from_numpy(values[1]).clone().requires_grad_()
     merged = aggregation.merge(aggregation.extract_others(joint, partial.detach()), partial)
     probe = torch.randn_like(joint)

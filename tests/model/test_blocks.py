@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import (
     Adjacency,
     Block,
@@ -24,7 +24,6 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import Stream
 
-pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 

@@ -13,10 +13,11 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, SAGEConv, 
 from torch_geometric.utils import add_self_loops
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
+from glasu.model.backbones import BACKBONES
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, fresh_labels
 from glasu.model.dropout import no_dropout
 from glasu.model.layers import (
@@ -32,7 +33,7 @@ from glasu.model.layers import (
 )
 from glasu.model.sampler import Sampler
 from glasu.model.sparse import SparseRows
-from glasu.model.split import NORMALIZATION, ClientModel
+from glasu.model.split import ClientModel
 from glasu.randomness import Stream
 
 NODES = 14
@@ -275,7 +276,7 @@ def random_rows(shape: tuple[int, int], dtype: type = np.float64) -> tuple[sp.cs
 
 @pytest.mark.parametrize(("dtype", "close"), [(np.float32, 1e-5), (np.float64, 1e-12)])
 @pytest.mark.parametrize("shape", [(4, 6), (60, 40), (3, 3), (5, 0), (0, 5)])
-def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape, dtype, close, kernel_path):
+def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape, dtype, close):
     torch.manual_seed(0)
     theirs, ours = random_rows(shape, dtype)
     kind = torch.from_numpy(np.zeros(0, dtype)).dtype
@@ -295,14 +296,14 @@ def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (3, 3)])
-def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape, kernel_path):
+def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape):
     _, matrix = random_rows(shape)
     dense, plus = (torch.randn(rows, 3, dtype=torch.float64, requires_grad=True) for rows in (shape[1], shape[0]))
     assert torch.autograd.gradcheck(lambda *values: sparse_product(matrix, *values, 0.7), (dense, plus))
     torch.testing.assert_close(sparse_product(matrix, dense), torch.from_numpy(matrix.toarray()) @ dense)
 
 
-def test_the_gradient_of_a_sparse_product_may_arrive_transposed(kernel_path):
+def test_the_gradient_of_a_sparse_product_may_arrive_transposed():
     _, matrix = random_rows((4, 6))
     dense = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     probe = torch.randn(3, 4, dtype=torch.float64)
@@ -337,7 +338,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     )
     train = TrainConfig(sampler="neighbor", batch_size=0)  # whose graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
-    return model, Sampler(run, graph, 0, NORMALIZATION[backbone])
+    return model, Sampler(run, graph, 0)
 
 
 def computed(
@@ -357,7 +358,7 @@ def computed(
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-@pytest.mark.parametrize("backbone", NORMALIZATION)
+@pytest.mark.parametrize("backbone", BACKBONES)
 def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, monkeypatch):
     torch.manual_seed(0)
     graph = graph_of("symmetric")
@@ -373,7 +374,7 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, m
     torch.testing.assert_close(computed(model, sampler, hidden, initial, targets), whole, **CLOSE)
 
 
-@pytest.mark.parametrize("backbone", [backbone for backbone in NORMALIZATION if backbone != "gcnii"])
+@pytest.mark.parametrize("backbone", [backbone for backbone in BACKBONES if backbone != "gcnii"])
 def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(
     backbone, monkeypatch
 ):
@@ -457,9 +458,9 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
 @pytest.mark.parametrize(
     ("convolution", "said"),
     [
-        (SAGEConv(5, 7), r"made \(14, 7\) of 14 rows; it must give one row of width 6"),
-        (GATv2Conv(5, 6, heads=2, add_self_loops=False), r"made \(14, 12\)"),
-        (SAGEConv(5, 1), r"made \(14, 1\)"),  # would broadcast
+        (SAGEConv(5, 7), r"returned shape \(14, 7\) for 14 nodes; it must return one row of width 6"),
+        (GATv2Conv(5, 6, heads=2, add_self_loops=False), r"returned shape \(14, 12\)"),
+        (SAGEConv(5, 1), r"returned shape \(14, 1\)"),  # would broadcast
     ],
 )
 def test_a_convolution_of_the_wrong_width_is_refused(convolution, said):
@@ -474,7 +475,7 @@ def test_a_convolution_that_answers_for_the_sources_is_refused():
             return x[0]
 
     layer, graph = CustomLayer(Sources(), 5), graph_of("symmetric")
-    with pytest.raises(ConfigError, match=r"made \(14, 5\) of 3 rows"):
+    with pytest.raises(ConfigError, match=r"returned shape \(14, 5\) for 3 nodes"):
         layer(torch.randn(NODES, 5), None, whole_block(graph, layer, np.array([1, 4, 6])))
 
 
@@ -482,3 +483,38 @@ def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
     result = computed(model, sampler, torch.randn(NODES, 5), None, np.empty(0, np.int64))
     assert result.shape == (0, 6)
+
+
+@pytest.mark.parametrize("form", ["in memory", "stored"])
+@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
+    torch.manual_seed(0)
+    graph, nodes = graph_of("symmetric"), np.array([7, 2, 9])
+    config = ModelConfig(backbone=backbone, num_layers=2, hidden=6, aggregation_layers=(1,), heads=2)
+    model = ClientModel(
+        config, num_clients=2, num_features=5, num_outputs=3, stream=lambda name, layer: Stream(0, name, layer=layer)
+    )
+    run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
+    sampler, features = Sampler(run, graph, 0), torch.randn(NODES, 5)
+    stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
+    step = exact.ExactInference(model, sampler, features if form == "in memory" else stored, nodes)
+    hidden = step.encode()
+    for layer in range(2):
+        hidden = step.layer(layer, hidden)
+    everything = np.arange(NODES)
+    expected, initial = model.encode(features, no_dropout())
+    for layer, targets in enumerate((everything, nodes)):
+        rows = None if initial is None else initial[torch.from_numpy(targets)]
+        expected = model.sublayer(layer, expected, rows, sampler.exact_block(targets), no_dropout())
+    torch.testing.assert_close(hidden, expected, **CLOSE)
+    torch.testing.assert_close(step.logits(hidden), model.classify(expected, no_dropout()), **CLOSE)
+    assert not hidden.requires_grad
+
+
+def test_long_exact_inference_reports_the_share_that_is_done(monkeypatch):
+    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 4)
+    model, sampler = exact_setting("gcn", graph_of("symmetric"))
+    step = exact.ExactInference(model, sampler, torch.randn(NODES, 5), np.arange(NODES))
+    shares = list(step.layer_in_parts(0, step.encode()))
+    assert shares == [pytest.approx(done / NODES) for done in (4, 8, 12, 14)]
+    assert step.partials[0].shape == (NODES, 6)

@@ -41,7 +41,6 @@ def test_a_schedule_is_that_of_torch(schedule, scheduler):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.usefixtures("kernel_path")
 def test_steps_are_those_of_torch(settings, kind, keys, dtype):
     torch.manual_seed(0)
     config = RunConfig(train=TrainConfig(learning_rate=0.01, **settings))

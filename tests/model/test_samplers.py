@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, fresh_labels, thinned
-from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sampler import SAMPLERS, Sampler, training_batch
 from glasu.randomness import Stream
 
-pytestmark = pytest.mark.usefixtures("kernel_path")
 NODES = 10
 DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=60).map(
@@ -213,6 +212,21 @@ def test_a_bound_that_is_not_reached_changes_nothing():
 
 
 # The sampler of one client.
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_config_names_the_sampler(name):
+    assert type(sampler(ring(20), sampler=name)) is SAMPLERS[name]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_says_how_clients_come_to_the_same_node_sets(name):
+    kind = SAMPLERS[name]
+    assert kind.agrees_on_node_sets + kind.shares_draws + kind.reads_whole_graph == 1
+    one, other, targets = ring(40), star(39), np.array([3, 7])
+    first, second = (sampler(graph, m, sampler=name).draw(targets, 0, 0).nodes for m, graph in enumerate((one, other)))
+    assert np.array_equal(first, second) == (not kind.agrees_on_node_sets)
+    assert (len(first) == 40) == kind.reads_whole_graph
 
 
 @pytest.mark.parametrize("sampling", ["node", "layer"])

@@ -1,6 +1,9 @@
-"""Both ways through a client's layers are those of the plain network: forward, back, and stopped between layers."""
+"""A step computes the values and gradients of the plain network, also if it stops between two layers."""
 
 from __future__ import annotations
+
+import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,20 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.dropout import Dropout, no_dropout
-from glasu.model.fused.gcnii import FusedStep, Hand
-from glasu.model.loss import loss_and_gradient
-from glasu.model.optimizer import Optimizer, laid_out
+from glasu.model.fused.gcnii import FusedStep, FusedWeights
+from glasu.model.optimizer import Optimizer, lay_out_weights
 from glasu.model.sparse import SparseRows
-from glasu.model.split import NORMALIZATION, ClientModel
-from glasu.model.step import AutogradStep, Inputs, Step
+from glasu.model.split import ClientModel
+from glasu.model.step import AutogradStep, Inputs, Step, Steps
+from glasu.model.task import TASKS
 from glasu.randomness import Stream
 
 NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
 SIZES = (NODES, 30, 20, 12)  # rows of H[0..L]
-pytestmark = pytest.mark.usefixtures("kernel_path")
 dropouts = pytest.mark.parametrize("rate", [0.0, 0.3])
 
 
@@ -38,7 +40,7 @@ def model_of(dtype: torch.dtype = torch.float64, **keys: object) -> ClientModel:
     for weight in model.parameters():
         if weight.ndim == 1:
             nn.init.uniform_(weight, 0.1, 0.2)  # biases, and norms that do something
-    laid_out(model)
+    lay_out_weights(model)
     return model
 
 
@@ -50,7 +52,7 @@ def block_of(model: ClientModel, layer: int) -> Block:
     rng = np.random.default_rng(layer)
     graph = Graph.from_edges(rng.integers(0, SIZES[layer], 160), rng.integers(0, SIZES[layer], 160), SIZES[layer])
     double = next(model.parameters()).dtype == torch.float64
-    adjacency = Adjacency(graph, NORMALIZATION[model.config.backbone], double=double)
+    adjacency = Adjacency(graph, model.backbone.normalization, double=double)
     targets = np.sort(rng.permutation(SIZES[layer])[: SIZES[layer + 1]])
     return adjacency.block(targets, np.arange(SIZES[layer]), draw_all(graph, targets))
 
@@ -66,10 +68,10 @@ def inputs_of(model: ClientModel, *, dense: bool = False) -> Inputs:
     return Inputs(features, blocks, tuple(rows))
 
 
-def by_hand(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
-    hand = Hand.of(model)
-    assert hand is not None
-    return FusedStep(hand, inputs, dropout)
+def fused(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
+    weights = FusedWeights.of(model)
+    assert weights is not None
+    return FusedStep(weights, inputs, dropout)
 
 
 def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
@@ -82,21 +84,21 @@ def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
     return model.classify(hidden, dropout)
 
 
-def forward(passes: Step) -> Tensor:
-    hidden = passes.encode()
+def forward(passing: Step) -> Tensor:
+    hidden = passing.encode()
     for layer in range(LAYERS):
-        hidden = passes.layer(layer, hidden)
+        hidden = passing.layer(layer, hidden)
     assert isinstance(hidden, Tensor)
-    return passes.logits(hidden)
+    return passing.logits(hidden)
 
 
-def back(passes: Step, gradient: Tensor) -> None:
-    passes.begin_back()
-    found: Tensor | None = passes.back_from_logits(gradient)
+def back(passing: Step, gradient: Tensor) -> None:
+    passing.begin_backward()
+    found: Tensor | None = passing.backward_classifier(gradient)
     for layer in reversed(range(LAYERS)):
         assert found is not None
-        found = passes.back(layer, found)
-    passes.back_to_features(found)
+        found = passing.backward_layer(layer, found)
+    passing.backward_encoder(found)
 
 
 def gradients(model: ClientModel) -> dict[str, Tensor]:
@@ -104,10 +106,10 @@ def gradients(model: ClientModel) -> dict[str, Tensor]:
 
 
 WAYS = {
-    "by hand": (by_hand, {}),
-    "by hand, layer norms": (by_hand, {"normalization": "layer"}),
-    "taped": (AutogradStep, {}),
-    "taped, layer norms": (AutogradStep, {"normalization": "layer"}),
+    "fused": (fused, {}),
+    "fused, layer norms": (fused, {"normalization": "layer"}),
+    "autograd": (AutogradStep, {}),
+    "autograd, layer norms": (AutogradStep, {"normalization": "layer"}),
     "gcn": (AutogradStep, {"backbone": "gcn"}),
     "gat": (AutogradStep, {"backbone": "gat", "heads": 2}),
     "sage with skips": (AutogradStep, {"backbone": "sage", "residual": True}),
@@ -127,9 +129,9 @@ def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
     logits.backward(probe)
     expected = gradients(model)
     for _ in range(2):  # what a step before left behind does not matter
-        passes = make(model, inputs, dropout)
-        torch.testing.assert_close(forward(passes), logits.detach())
-        back(passes, probe)
+        passing = make(model, inputs, dropout)
+        torch.testing.assert_close(forward(passing), logits.detach())
+        back(passing, probe)
     found = gradients(model)
     assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
     for name, gradient in expected.items():
@@ -141,27 +143,27 @@ def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
 def test_single_precision_is_near(rate):
     model = model_of(torch.float32)
     inputs, dropout = inputs_of(model), dropout_of(rate)
-    passes = by_hand(model, inputs, dropout)
+    passing = fused(model, inputs, dropout)
     logits = plainly(model, inputs, dropout)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(forward(passes), logits.detach())
+    torch.testing.assert_close(forward(passing), logits.detach())
 
 
-@pytest.mark.parametrize("make", [by_hand, AutogradStep])
+@pytest.mark.parametrize("make", [fused, AutogradStep])
 def test_the_gradient_between_two_layers_is_that_of_finite_differences(make):
     model, dropout = model_of(), dropout_of(0.3)
     inputs = inputs_of(model)
     layer = 1
 
     def value(hidden: Tensor) -> tuple[Step, Tensor]:
-        passes = make(model, inputs, dropout)
-        passes.encode()
-        return passes, passes.layer(layer, hidden)
+        passing = make(model, inputs, dropout)
+        passing.encode()
+        return passing, passing.layer(layer, hidden)
 
     torch.manual_seed(0)
     hidden, probe = (torch.randn(SIZES[size], WIDTH, dtype=torch.float64) for size in (layer, layer + 1))
-    passes, _ = value(hidden)
-    found = passes.back(layer, probe)
+    passing, _ = value(hidden)
+    found = passing.backward_layer(layer, probe)
     assert found is not None
     for row, column in ((0, 0), (3, 4), (29, 5)):
         step = torch.zeros_like(hidden)
@@ -179,15 +181,15 @@ def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, de
     keys = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "weight_decay": decay}
     own = Optimizer(RunConfig(train=TrainConfig(**keys)), model)
     other = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=decay)
-    hand = Hand.of(model, directly=own.is_plain)
-    assert hand is not None
+    weights = FusedWeights.of(model, in_place=own.is_plain)
+    assert weights is not None
     for step in range(3):
         own.learning_rate = other.param_groups[0]["lr"] = 0.1 / (1 + step)
-        passes = FusedStep(hand, inputs, dropout, own.descent)
+        passing = FusedStep(weights, inputs, dropout, own.descent)
         probe = torch.randn(12, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        torch.testing.assert_close(forward(passes), plainly(twin, inputs, dropout).detach())
-        back(passes, probe)
-        own.step(passes.pending)
+        torch.testing.assert_close(forward(passing), plainly(twin, inputs, dropout).detach())
+        back(passing, probe)
+        own.step(passing.pending)
         other.zero_grad()
         plainly(twin, inputs, dropout).backward(probe)
         other.step()
@@ -197,16 +199,16 @@ def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, de
 
 def test_nothing_changes_before_all_gradients_are_known():
     model = model_of()
-    hand, inputs = Hand.of(model, directly=True), inputs_of(model)
-    assert hand is not None
+    weights, inputs = FusedWeights.of(model, in_place=True), inputs_of(model)
+    assert weights is not None
     before = [weight.detach().clone() for weight in model.parameters()]
-    passes = FusedStep(hand, inputs, no_dropout(), (1.0, -0.1))
-    found: Tensor | None = passes.back_from_logits(torch.ones_like(forward(passes)))
+    passing = FusedStep(weights, inputs, no_dropout(), (1.0, -0.1))
+    found: Tensor | None = passing.backward_classifier(torch.ones_like(forward(passing)))
     for layer in reversed(range(LAYERS)):
         assert found is not None
-        found = passes.back(layer, found)
+        found = passing.backward_layer(layer, found)
     assert all(map(torch.equal, model.parameters(), before))
-    passes.back_to_features(found)
+    passing.backward_encoder(found)
     changed = [not torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True)]
     names = [name for (name, _), new in zip(model.named_parameters(), changed, strict=True) if new]
     assert names == ["encoder.weight", *(f"layers.{layer}.linear.weight" for layer in range(LAYERS))]
@@ -216,7 +218,7 @@ def test_what_is_not_a_number_stays_so():
     model = model_of()
     assert model.encoder is not None
     nn.init.constant_(model.encoder.bias, torch.nan)
-    assert forward(by_hand(model, inputs_of(model), no_dropout())).isnan().all()
+    assert forward(fused(model, inputs_of(model), no_dropout())).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -228,15 +230,52 @@ def test_what_is_not_a_number_stays_so():
         {"residual": True},
     ],
 )
-def test_layers_with_another_order_of_sums_or_another_weight_are_taped(keys):
-    assert Hand.of(model_of(**keys)) is None
+def test_layers_with_another_order_of_sums_or_another_weight_use_autograd(keys):
+    assert FusedWeights.of(model_of(**keys)) is None
 
 
 def test_a_way_that_only_goes_forward_keeps_no_tape():
     model = model_of(backbone="gcn")
-    passes = AutogradStep(model, inputs_of(model), no_dropout(), recording=False)
-    assert not forward(passes).requires_grad
-    assert not passes._tapes
+    passing = AutogradStep(model, inputs_of(model), no_dropout(), recording=False)
+    assert not forward(passing).requires_grad
+    assert not passing._tapes
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"), [({}, FusedStep), ({"alpha": 0.6}, AutogradStep), ({"backbone": "sage"}, AutogradStep)]
+)
+def test_the_backbone_and_the_settings_decide_which_step_is_made(keys, kind):
+    model = model_of(**keys)
+    steps = Steps(model, Optimizer(RunConfig(), model))
+    assert type(steps.make(inputs_of(model), no_dropout())) is kind
+
+
+def test_blocks_that_are_held_dense_use_autograd():
+    model = model_of()
+    inputs = inputs_of(model)
+    first = dataclasses.replace(inputs.blocks[0], dense=inputs.blocks[0].matrix.toarray())
+    inputs = dataclasses.replace(inputs, blocks=(first, *inputs.blocks[1:]))
+    steps = Steps(model, Optimizer(RunConfig(), model))
+    assert type(steps.make(inputs, no_dropout())) is AutogradStep
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_fused_and_an_autograd_step_change_the_weights_alike(momentum):
+    config = RunConfig(train=TrainConfig(optimizer="sgd", momentum=momentum, learning_rate=0.1, weight_decay=0.01))
+    found = []
+    for make in (lambda model, optimizer: Steps(model, optimizer).make, lambda model, _: partial(AutogradStep, model)):
+        torch.manual_seed(0)  # of the biases that `model_of` draws
+        model = model_of()
+        optimizer = Optimizer(config, model)
+        maker = make(model, optimizer)
+        for number in range(2):
+            passing = maker(inputs_of(model), dropout_of(0.3))
+            logits = forward(passing)
+            back(passing, torch.full_like(logits, 0.1 * (number + 1)))
+            optimizer.step(passing.pending)
+        found.append(model.state_dict())
+    for name, weight in found[0].items():
+        torch.testing.assert_close(weight, found[1][name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
@@ -250,6 +289,6 @@ def test_a_loss_and_its_gradient_are_those_of_torch(task, dtype):
         labels, wanted = (torch.rand(9, CLASSES) < 0.3).to(dtype), nn.functional.binary_cross_entropy_with_logits
     loss = wanted(logits, labels)
     loss.backward()
-    value, gradient = loss_and_gradient(task, logits.detach(), labels)
+    value, gradient = TASKS[task]().loss_and_gradient(logits.detach(), labels)
     assert value == pytest.approx(loss.item(), rel=1e-6 if dtype == torch.float32 else 1e-12)
     torch.testing.assert_close(gradient, logits.grad)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from glasu.data.folders import write_party
-from glasu.data.query_ids import asked_nodes
+from glasu.data.query_ids import find_query_nodes
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.network.compatibility import config_for_network
 from glasu.network.handshake import RefusalError
@@ -316,13 +316,13 @@ def test_asked_ids_are_found_by_the_column_of_the_party_or_id(header, tmp_path):
     manifest, nodes = tmp_path / "a" / "party.toml", tmp_path / "ids.csv"
     manifest.write_text(manifest.read_text().replace('id = "id"', f'id = "{header}"'))
     nodes.write_text(f"{header}\nn7\nn0\nn7\n")
-    assert asked_nodes(nodes, tmp_path / "a", named).tolist() == [7, 0, 7]
+    assert find_query_nodes(nodes, tmp_path / "a", named).tolist() == [7, 0, 7]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("id\n1\n99\n", "row 2: is not the id of one of this party's nodes"),
+        ("id\n1\n99\n", "row 2: is not the id of a node of this party"),
         ("id\n", "has no rows"),
         ("name\n1\n", "has no column 'id'"),
         ("id\nx\n", "row 1: is not an integer"),
@@ -333,14 +333,14 @@ def test_ids_that_cannot_be_asked_for_are_refused_by_row_and_not_by_value(conten
     write_party(parties[0], tmp_path / "a")
     (tmp_path / "ids.csv").write_text(content)
     with pytest.raises(DataError, match=words) as caught:
-        asked_nodes(tmp_path / "ids.csv", tmp_path / "a", parties[0])
+        find_query_nodes(tmp_path / "ids.csv", tmp_path / "a", parties[0])
     assert "99" not in str(caught.value)
 
 
 def test_a_file_of_asked_ids_is_a_table(tmp_path):
     _, parties = tiny()
     with pytest.raises(DataError, match=r"must end in \.parquet or \.csv"):
-        asked_nodes(tmp_path / "ids.txt", tmp_path, parties[0])
+        find_query_nodes(tmp_path / "ids.txt", tmp_path, parties[0])
 
 
 def test_a_fault_of_the_server_of_a_prediction_appears_at_every_party(kits, tmp_path):

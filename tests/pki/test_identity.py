@@ -87,7 +87,7 @@ def test_the_data_and_the_roster_obey_one_rule_for_names(name):
         if legal(name):
             check()
         else:
-            with pytest.raises(DataError, match="files bear a party's name"):
+            with pytest.raises(DataError, match="the name is used in file names"):
                 check()
 
 
@@ -115,7 +115,7 @@ def test_a_legal_name_is_one_file_in_its_folder_and_one_line_of_a_log(name):
         (["a", "b", "a"], "'a' and 'a'"),
         (["a", "A"], "'a' and 'A'"),
         (["\u00e9", "e\u0301"], "differ by more than case"),  # composed and decomposed: one folder on some systems
-        ([""], "files bear a party's name"),
+        ([""], "the name is used in file names"),
         (["x" * 101], "1 to 100"),
         (["\u4e2d" * 67], "200 bytes"),
         (["a\nb"], r"'a\\nb'"),

@@ -208,7 +208,7 @@ def test_fingerprints_count_the_same_without_colons_and_in_small_letters(copy):
         ("[]", "at least one"),
         ('"abc"', "must list the names"),
         ("[1, 2]", "must list the names"),
-        ('["a", "../b"]', "files bear a party's name"),
+        ('["a", "../b"]', "the name is used in file names"),
         ('["a", "a"]', "must differ"),
     ],
 )

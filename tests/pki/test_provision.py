@@ -303,7 +303,7 @@ def test_revoking_works_when_the_servers_kit_has_left_the_folder(out):
         (lambda out: add(out, ["d", "a"]), "'a': is on the roster already"),
         (lambda out: add(out, ["A"]), "differ by more than case"),
         (lambda out: add(out, ["ca"]), "not for parties"),
-        (lambda out: add(out, ["d", ".e"]), "files bear a party's name"),
+        (lambda out: add(out, ["d", ".e"]), "the name is used in file names"),
         (lambda out: add(out, ["d"], days=9999), "--days 9999"),
     ],
 )

@@ -407,7 +407,7 @@ def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_as
 
 @pytest.mark.parametrize("name", ["../up", "sales/eu", "sales\\eu", "..", ".hidden", "", "x" * 101, "nul\0"])
 def test_a_party_whose_name_could_lead_out_of_a_model_folder_is_refused(name):
-    with pytest.raises(DataError, match="files bear a party's name"):
+    with pytest.raises(DataError, match="the name is used in file names"):
         replace(tiny_parties()[0], name=name)
 
 

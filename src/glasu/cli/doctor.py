@@ -174,12 +174,12 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
 def _read_data(folder: Path, missing: str, log: logging.Logger) -> tuple[PartyData | None, list[Finding]]:
     """Read the party's data; a finding says if that fails."""
-    from glasu.data.cache.entries import open_folder
+    from glasu.data.folders import read_party_once
     from glasu.network.doctor.machine import log_detail
     from glasu.network.findings import Finding
 
     try:
-        return open_folder(folder, missing), []  # type: ignore[arg-type]
+        return read_party_once(folder, missing), []  # type: ignore[arg-type]
     except GlasuError as error:
         log_detail(log, "data", str(error))
         return None, [Finding("data", "bad", "its files cannot be used; see that party's log")]

@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> None:
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     out = output_folder(args.out)
 
-    from glasu.data.cache.entries import open_folder
+    from glasu.data.folders import read_party_once
     from glasu.network.options import JoinOptions
 
-    party = open_folder(args.party, args.missing)
+    party = read_party_once(args.party, args.missing)
     log = Log(args, party.name)
     options = JoinOptions(
         party=party,
@@ -127,13 +127,13 @@ def _predict(options: JoinOptions, log: Log, args: argparse.Namespace) -> None:
     """Take part in a prediction, and print what this party received."""
     import numpy as np
 
-    from glasu.data.query_ids import asked_nodes
+    from glasu.data.query_ids import find_query_nodes
     from glasu.network.join import join_prediction
     from glasu.network.prediction_party import Query
 
     query = Query(np.empty(0, np.int64))
     if args.predict != NOTHING:
-        nodes = asked_nodes(args.predict, args.party, options.party)
+        nodes = find_query_nodes(args.predict, args.party, options.party)
         query = Query(nodes, args.predict.suffix.removeprefix("."))
     predicted = join_prediction(options, query)
     file = None if predicted.file is None else str(predicted.file)

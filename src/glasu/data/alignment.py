@@ -1,4 +1,4 @@
-"""Bring the parties' nodes into one order, and check that they describe the same nodes before any message."""
+"""Bring the nodes of all parties into one order, and check that the parties can train together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glasu.data.party import PartyData, Splits, labelled
+from glasu.data.party import PartyData, Splits, have_labels
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Restrict the parties to their common ids, sorted; parties that agree on all ids in one order stay as they are."""
+    """Restrict the parties to their common ids, sorted. Parties with equal lists of ids are not changed."""
     if len({party.ids_digest() for party in parties}) <= 1:
         return list(parties)
     kinds = {party.name: "numbers" if party.ids.dtype.kind == "i" else "strings" for party in parties}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
         raise AlignmentError(
-            f"ids cannot be compared ({listed}); write them alike, or set id_type in the party.toml files."
+            f"ids cannot be compared ({listed}); write them in one way, or set id_type in the party.toml files."
         )
     common: NDArray[Any] = np.unique(parties[0].ids)
     for party in parties[1:]:
         common = np.intersect1d(common, party.ids)
     if len(common) == 0:
         raise AlignmentError(
-            f"the parties {', '.join(kinds)} have no id in common; check that their id columns name the same things."
+            f"the parties {', '.join(kinds)} have no id in common; check that their id columns use the same ids."
         )
-    return [restrict(party, _rows_of(party.ids, common)) for party in parties]
+    return [restrict_party(party, _find_rows(party.ids, common)) for party in parties]
 
 
-def restrict(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
-    """Return the party with these nodes only, in this order."""
+def restrict_party(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
+    """Return the party with only these nodes, in this order."""
     splits = party.splits
     if splits is not None:
         position = np.full(party.num_nodes, -1, np.int64)
@@ -48,16 +48,16 @@ def restrict(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
         party,
         ids=party.ids[rows],
         features=party.features[rows],
-        graph=party.graph.restricted_to(rows),
+        graph=party.graph.restrict(rows),
         labels=None if party.labels is None else party.labels[rows],
         splits=splits,
     )
 
 
 def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str = "multiclass") -> None:
-    """Raise where the parties cannot train together; `labels` is "all" or the name of the party that has them."""
+    """Raise an error if the parties cannot train together; `labels` is "all" or the name of the label owner."""
     if not parties:
-        raise ConfigError("there is no party; name at least one folder in data.parties, or a data set in data.name.")
+        raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")
     names = [party.name for party in parties]
     if len(set(names)) != len(names):
         raise DataError(f"party names {', '.join(names)} are not distinct; change `name` in a party.toml.")
@@ -68,23 +68,21 @@ def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str =
                 f"party {first.name!r} has {first.num_nodes} nodes, {party.name!r} has {party.num_nodes}; align them."
             )
         if party.ids_digest() != first.ids_digest():
-            raise AlignmentError(
-                f"parties {first.name!r} and {party.name!r} list other ids or another order; align them."
-            )
-    owners = list(parties) if labels == "all" else [_party_named(labels, parties)]
+            raise AlignmentError(f"parties {first.name!r} and {party.name!r} list different ids or orders; align them.")
+    owners = list(parties) if labels == "all" else [_find_party(labels, parties)]
     for owner in owners:
         _check_labels(owner, owners[0], task)
 
 
 def keep_labels(parties: Sequence[PartyData], labels: str) -> list[PartyData]:
-    """Take labels and splits from all parties but the one that `labels` names; "all" leaves them everywhere."""
+    """Remove labels and splits from all parties except `labels`; "all" removes nothing."""
     if labels == "all":
         return list(parties)
-    owner = _party_named(labels, parties)
+    owner = _find_party(labels, parties)
     return [party if party is owner else replace(party, labels=None, classes=(), splits=None) for party in parties]
 
 
-def _party_named(name: str, parties: Sequence[PartyData]) -> PartyData:
+def _find_party(name: str, parties: Sequence[PartyData]) -> PartyData:
     for party in parties:
         if party.name == name:
             return party
@@ -103,13 +101,11 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         kind = "one label" if fitting == "multiclass" else "one column of 0 and 1 per class"
         raise ConfigError(f'train.task="{task}": {where} has {kind} per node; set train.task = "{fitting}".')
     if party.splits is None:
-        raise DataError(
-            f"{where} does not say which nodes train; give it a split (PyG: train_mask, val_mask, test_mask)."
-        )
-    trained = party.labels[party.splits.train]
-    if len(trained) == 0:
-        raise DataError(f"{where}: no node is in the training split; enlarge the share for training.")
-    if not labelled(trained).any():
+        raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
+    train_labels = party.labels[party.splits.train]
+    if len(train_labels) == 0:
+        raise DataError(f"{where}: no node is in the training split; enlarge the training fraction.")
+    if not have_labels(train_labels).any():
         raise DataError(f"{where}: no training node has a known label.")
     assert first.labels is not None
     assert first.splits is not None
@@ -124,9 +120,9 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             )
 
 
-def _rows_of(
+def _find_rows(
     ids: NDArray[np.int64] | NDArray[np.str_], wanted: NDArray[np.int64] | NDArray[np.str_]
 ) -> NDArray[np.int64]:
-    """Return where each wanted id stands."""
+    """Return the row of each wanted id."""
     order = np.argsort(ids, kind="stable")
     return order[np.searchsorted(ids[order], wanted)]

@@ -1,4 +1,4 @@
-"""The digest of what a party owns, so that a run is not continued on other data."""
+"""The digest of a party's data: a run can only continue on the same data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def data_digest(party: PartyData) -> str:
-    """Return the SHA-256 of everything that a run reads of the party, in hexadecimal.
+    """Return the SHA-256 of all data of a party that a run reads, in hexadecimal.
 
-    Of stored data, features and edges are not read: the key under which they lie stands for them.
+    Features and edges from the cache are not read: their cache key replaces them.
     """
     found = hashlib.sha256("\0".join((party.name, party.ids_digest(), party.columns_digest(), *party.classes)).encode())
     for array in _arrays(party):
@@ -28,7 +28,7 @@ def data_digest(party: PartyData) -> str:
 
 
 def _arrays(party: PartyData) -> Iterator[NDArray[Any]]:
-    key = party.stored_as()
+    key = party.cache_key()
     yield from _features_and_edges(party) if key is None else (np.frombuffer(key.encode(), np.uint8),)
     if party.labels is not None:
         yield party.labels

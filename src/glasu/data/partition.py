@@ -1,17 +1,17 @@
-"""One graph becomes M parties, each with a block of feature columns and a sample of the edges; and the way back."""
+"""Divide one graph among M clients: feature columns, edges, and splits; and pool the parties again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.cache.workspace import Memory
-from glasu.data.edges import divide_edges
-from glasu.data.party import Features, Graph, Known, PartyData, Splits, compact
+from glasu.data.cache.arrays import Workspace
+from glasu.data.graph import EDGE_BYTES, Graph, unite_graphs
+from glasu.data.party import PartyData, Splits
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -19,65 +19,30 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch_geometric.data import Data
 
 
-@dataclass(frozen=True, eq=False)
-class WholeGraph:
-    """One undivided graph; the fields mean what they mean in `PartyData`."""
-
-    ids: NDArray[np.int64] | NDArray[np.str_]
-    features: Features  # X, shape (N, d)
-    graph: Graph
-    labels: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] = ()
-    splits: Splits | None = None
-    known: Known | None = None
-
-    @classmethod
-    def from_pyg(cls, data: Data) -> Self:
-        """Convert a PyG graph; an `edge_attr` of several columns is not used."""
-        if not hasattr(data, "edge_index"):
-            raise DataError(f"a {type(data).__name__} is no graph; pass a torch_geometric.data.Data.")
-        for key in ("x", "edge_index"):
-            if data.get(key) is None:
-                raise DataError(
-                    f"the PyG graph has no {key}; a party needs features and edges, even if there are none."
-                )
-        features = _features_of(data.x)
-        source, target = _array(data.edge_index)
-        graph = Graph.from_edges(source, target, features.shape[0], _edge_weights_of(data))
-        labels, classes = _labels_of(data.get("y"))
-        return cls(np.arange(features.shape[0]), features, graph, labels, classes, _splits_of(data))
-
-    def as_party(self, name: str = "all") -> PartyData:
-        """Return one party that holds everything."""
-        return PartyData(
-            name, self.ids, self.features, self.graph, self.labels, self.classes, self.splits, known=self.known
-        )
-
-
-def split_vertically(data: Data, num_clients: int = 3, edge_fraction: float = 0.8, seed: int = 0) -> list[PartyData]:
-    """Divide a PyG graph among clients named a, b, c, ...: `partition` of `WholeGraph.from_pyg`."""
-    return partition(WholeGraph.from_pyg(data), num_clients, edge_fraction, seed)
-
-
-def partition(whole: WholeGraph, num_clients: int, edge_fraction: float, seed: int) -> list[PartyData]:
+def partition(whole: PartyData, num_clients: int, edge_fraction: float, seed: int) -> list[PartyData]:
     """Give each client ceil(d / M) feature columns and each edge with probability `edge_fraction`, independently.
 
-    In a symmetric graph an edge is kept or dropped in both directions together.
+    In a symmetric graph both directions of an edge are kept or dropped together. The clients are named a, b, c, ...
     """
-    bounds = feature_bounds(whole.features.shape[1], num_clients)
-    names = [party_name(client) for client in range(num_clients)]
-    graphs = divide_edges(whole.graph, names, edge_fraction, seed, Memory())
+    bounds = feature_bounds(whole.num_features, num_clients)
+    names = [name_client(client) for client in range(num_clients)]
+    graphs = divide_edges(whole.graph, names, edge_fraction, seed, Workspace())
     return [
-        replace(whole, features=whole.features[:, start:stop], graph=graph).as_party(name)
+        replace(
+            whole,
+            name=name,
+            features=whole.features[:, start:stop],
+            feature_names=whole.feature_names[start:stop],
+            graph=graph,
+        )
         for name, graph, (start, stop) in zip(names, graphs, pairwise(bounds), strict=True)
     ]
 
 
 def feature_bounds(columns: int, num_clients: int) -> list[int]:
-    """Return where the clients' column blocks begin and end: ceil(d / M) each as in the paper, else nearly equal."""
+    """Return the bounds of the clients' column blocks: ceil(d / M) columns each as in the paper, else nearly equal."""
     if num_clients < 1:
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
     if columns < num_clients:
@@ -88,61 +53,148 @@ def feature_bounds(columns: int, num_clients: int) -> list[int]:
     return [client * columns // num_clients for client in range(num_clients + 1)]
 
 
-def party_name(client: int) -> str:
+def name_client(client: int) -> str:
     """Return a, b, ..., z, aa, ab, ... for client 0, 1, ..."""
     prefix, letter = divmod(client, 26)
-    return (party_name(prefix - 1) if prefix else "") + chr(ord("a") + letter)
+    return (name_client(prefix - 1) if prefix else "") + chr(ord("a") + letter)
 
 
 def pool_parties(parties: Sequence[PartyData]) -> PartyData:
-    """Bring all parties' data to one place: the party "all" has every column and the union of the edges.
+    """Return the party "all" with every feature column and the union of the edges.
 
-    Labels and splits come from the first party that has labels.
+    Labels and splits come from the first party with labels.
     """
     digests = {party.ids_digest() for party in parties}
     if len(digests) != 1:
-        raise AlignmentError("the parties list different nodes, or in different orders; align them before pooling.")
+        raise AlignmentError("the parties list different nodes or orders of nodes; align them before pooling.")
     owner = next((party for party in parties if party.labels is not None), parties[0])
     blocks = [party.features for party in parties]
     features = sp.hstack(blocks, "csr") if any(sp.issparse(block) for block in blocks) else np.hstack(blocks)
     named = all(party.feature_names for party in parties)
     names = tuple(f"{party.name}.{column}" for party in parties for column in party.feature_names) if named else ()
-    graph = union_of_edges([party.graph for party in parties])
+    graph = unite_graphs([party.graph for party in parties])
     return replace(owner, name="all", features=features, graph=graph, feature_names=names)
 
 
 def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give every party the union of all edges; features stay where they are."""
-    union = union_of_edges([party.graph for party in parties])
+    """Give every party the union of all edges; each keeps its own features."""
+    union = unite_graphs([party.graph for party in parties])
     return [replace(party, graph=union) for party in parties]
 
 
-def union_of_edges(graphs: Sequence[Graph]) -> Graph:
-    """Return all edges that some graph has; of several weights the largest counts, and no weight counts as 1.
+def divide_edges(
+    graph: Graph, names: Sequence[str], edge_fraction: float, seed: int, workspace: Workspace
+) -> list[Graph]:
+    """Give each client each edge with probability `edge_fraction`.
 
-    The largest, not the sum: parties that hold the same edge of one graph give that graph's weight back.
+    In a symmetric graph the draw for the earlier direction of an edge decides for both. Beside the result, this takes
+    bounded memory and one byte per edge for each eight clients, in the workspace.
+
+    Args:
+        graph: the undivided graph.
+        names: one per client.
+        edge_fraction: the expected share of edges that each client gets; with 1, all clients share `graph`.
+        seed: of the draws.
+        workspace: receives the arrays `<name>.indptr`, `<name>.indices` and, with weights, `<name>.weights`.
     """
-    nodes = graphs[0].num_nodes
-    if all(graph is graphs[0] for graph in graphs):
-        return graphs[0]
-    if all(graph.weights is None for graph in graphs):
-        union = sp.csr_array((nodes, nodes), dtype=bool)
-        for graph in graphs:  # O(E): both operands are sorted
-            union = union + sp.csr_array((np.ones(graph.num_edges, bool), graph.indices, graph.indptr), union.shape)
-        return Graph(union.indptr.astype(np.int64), union.indices.astype(np.int32, copy=False))
-    source, target = np.concatenate([graph.edge_index() for graph in graphs], axis=1)
-    keys, where = np.unique(target * nodes + source, return_inverse=True)
-    weights = np.full(len(keys), -np.inf, np.float32)
-    ones = [np.ones(graph.num_edges, np.float32) for graph in graphs]
-    held = [one if graph.weights is None else graph.weights for one, graph in zip(ones, graphs, strict=True)]
-    np.maximum.at(weights, where, np.concatenate(held))
-    return Graph.from_edges(keys % nodes, keys // nodes, nodes, weights)
+    if not 0 <= edge_fraction <= 1:
+        raise ConfigError(f"edge_fraction={edge_fraction}: must lie in [0, 1].")
+    if edge_fraction == 1:
+        return [graph] * len(names)
+    parts: list[Graph] = []
+    piece_edges = max(1, workspace.piece_bytes // EDGE_BYTES)
+    for first in range(0, len(names), 8):
+        clients = range(first, min(first + 8, len(names)))
+        kept: NDArray[np.uint8] = workspace.zeros("kept", np.uint8, graph.num_edges)
+        above = _draw(graph, clients, edge_fraction, seed, kept, piece_edges)
+        if not _copy_to_reverse(graph, above, kept, piece_edges):
+            _draw(graph, clients, edge_fraction, seed, kept, piece_edges)  # directed: a draw for every edge
+        parts += (_select(graph, kept, bit, f"{names[client]}.", workspace) for bit, client in enumerate(clients))
+        del kept
+        workspace.drop("kept")
+    return parts
 
 
-def splits_per_class(
+def _draw(
+    graph: Graph, clients: range, edge_fraction: float, seed: int, kept: NDArray[np.uint8], piece_edges: int
+) -> NDArray[np.int64]:
+    """Draw the clients that keep each edge: bit b of `kept` stands for the b-th client.
+
+    Returns:
+        For each node, the position of its first edge from a node with a higher number.
+    """
+    streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
+    above = np.array(graph.indptr[:-1])
+    for nodes in graph.node_pieces(piece_edges):
+        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+        edges = slice(indptr[0], indptr[-1])
+        drawn = np.zeros(edges.stop - edges.start, np.uint8)
+        for bit, stream in enumerate(streams):
+            drawn |= (stream.random(len(drawn), np.float32) < edge_fraction).astype(np.uint8) << bit
+        kept[edges] = drawn
+        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
+        above[nodes] += _count_flags(graph.indices[edges] < row, indptr)
+    return above
+
+
+def _count_flags(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count the true flags among each node's edges; `indptr` may begin above 0."""
+    before = np.zeros(len(flags) + 1, np.int64)
+    np.cumsum(flags, out=before[1:])
+    return np.asarray(np.diff(before[indptr - indptr[0]]))
+
+
+def _copy_to_reverse(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.uint8], piece_edges: int) -> bool:
+    """Copy the draw of each edge from a higher node to its reverse; return False if an edge has no reverse.
+
+    Targets are visited in their order, so the edges from one source meet their reverses one after the other.
+    """
+    following = above.copy()  # per node: its next edge from a higher node
+    size = graph.num_nodes
+    for nodes in graph.node_pieces(max(piece_edges, size)):
+        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+        sources = graph.indices[indptr[0] : indptr[-1]]
+        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
+        lower = np.flatnonzero(sources < row)
+        counts = above[nodes] - indptr[:-1]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        by_source = sp.csr_array((lower, sources[lower], starts), shape=(len(counts), size)).tocsc()  # O(edges + nodes)
+        visits = np.diff(by_source.indptr)
+        following_after = following + visits
+        if (following_after > graph.indptr[1:]).any():
+            return False
+        reverse = np.arange(len(lower)) + np.repeat(following - by_source.indptr[:-1], visits)
+        if not np.array_equal(graph.indices[reverse], by_source.indices + np.int32(nodes.start)):
+            return False
+        kept[indptr[0] + by_source.data] = kept[reverse]
+        following = following_after
+    return np.array_equal(following, graph.indptr[1:])
+
+
+def _select(graph: Graph, kept: NDArray[np.uint8], bit: int, prefix: str, workspace: Workspace) -> Graph:
+    """Return the graph of the edges that one client keeps, in their order."""
+    indptr = workspace.writer(f"{prefix}indptr", np.int64)
+    indices = workspace.writer(f"{prefix}indices", graph.indices.dtype)
+    weights = None if graph.weights is None else workspace.writer(f"{prefix}weights", np.float32)
+    indptr.append(np.zeros(1, np.int64))
+    before = 0
+    for nodes in graph.node_pieces(max(1, workspace.piece_bytes // EDGE_BYTES)):
+        own = graph.indptr[nodes.start : nodes.stop + 1]
+        edges = slice(own[0], own[-1])
+        chosen = (kept[edges] >> bit & 1).astype(bool)
+        ends = before + np.cumsum(_count_flags(chosen, own))
+        before = int(ends[-1])
+        indptr.append(ends)
+        indices.append(graph.indices[edges][chosen])
+        if weights is not None and graph.weights is not None:
+            weights.append(graph.weights[edges][chosen])
+    return Graph.without_checks(indptr.finish(), indices.finish(), None if weights is None else weights.finish())
+
+
+def draw_splits_per_class(
     labels: NDArray[np.int64], per_class: int, num_validation: int, num_test: int, seed: int
 ) -> Splits:
-    """Draw `per_class` training nodes of each class, then validation and test nodes from the rest of the labelled."""
+    """Draw `per_class` training nodes of each class, then validation and test nodes from the other labelled nodes."""
     rng = Stream(seed, "split").numpy()
     train = np.concatenate(
         [rng.permutation(np.flatnonzero(labels == label))[:per_class] for label in range(int(labels.max()) + 1)]
@@ -152,10 +204,10 @@ def splits_per_class(
     return Splits(np.sort(train), np.sort(validation), np.sort(test))
 
 
-def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float, float], seed: int) -> Splits:
-    """Draw shares of the labelled nodes for train, validation and test, class by class.
+def draw_splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float, float], seed: int) -> Splits:
+    """Draw fractions of the labelled nodes for training, validation and test, class by class.
 
-    Every class with a labelled node has at least one training node. Multi-label nodes are drawn all together.
+    Every class with a labelled node gets at least one training node. Multi-label nodes are drawn as one class.
     """
     if labels.ndim == 2:
         groups = [np.flatnonzero((labels >= 0).all(axis=1))]
@@ -170,51 +222,3 @@ def splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float,
             part.append(nodes)
     train, validation, test = (np.sort(np.concatenate([*part, np.empty(0, np.int64)])) for part in parts)
     return Splits(train, validation, test)
-
-
-def _array(value: Any) -> NDArray[Any]:
-    """Return a tensor, wherever it lives, or anything like an array as numpy."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
-def _features_of(x: Any) -> Features:
-    if not sp.issparse(x) and str(getattr(x, "layout", "")) not in ("", "torch.strided"):
-        x = x.to_sparse_coo().coalesce()
-        x = sp.coo_array((_array(x.values()), _array(x.indices())), shape=tuple(x.shape))
-    if len(x.shape) != 2:
-        raise DataError(f"x of shape {tuple(x.shape)}: features need one row per node and one column per feature.")
-    return compact(x if sp.issparse(x) else _array(x))
-
-
-def _edge_weights_of(data: Data) -> NDArray[np.floating] | None:
-    for key in ("edge_weight", "edge_attr"):
-        weights = data.get(key)
-        if weights is not None and (weights.ndim == 1 or (weights.ndim == 2 and weights.shape[1] == 1)):
-            if len(weights) != data.edge_index.shape[1]:
-                raise DataError(f"{len(weights)} values in {key} for {data.edge_index.shape[1]} edges.")
-            return _array(weights).reshape(-1)
-    return None
-
-
-def _labels_of(y: Any) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return labels and class names 0, 1, ...; of two dimensions and several columns: multi-label."""
-    if y is None:
-        return None, ()
-    values = _array(y)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    labels = np.where(np.isfinite(values), values, -1).astype(np.int64)
-    if not np.array_equal(labels, values):
-        raise DataError("y holds values that are no class numbers; use integers 0, 1, ..., and -1 where unknown.")
-    count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
-    return labels, tuple(str(label) for label in range(count))
-
-
-def _splits_of(data: Data) -> Splits | None:
-    parts = []
-    for key in ("train_mask", "val_mask", "test_mask"):
-        mask = data.get(key)
-        if mask is not None and mask.ndim != 1:
-            raise DataError(f"{key} of shape {tuple(mask.shape)} holds several splits; choose one, as {key}[:, 0].")
-        parts.append(np.empty(0, np.int64) if mask is None else np.flatnonzero(_array(mask)))
-    return Splits(*parts) if any(data.get(key) is not None for key in ("train_mask", "val_mask", "test_mask")) else None

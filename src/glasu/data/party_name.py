@@ -1,17 +1,17 @@
-"""What a party may be called: its name becomes a file, a folder, a line of a log and part of a certificate."""
+"""Rules for the name of a party, which becomes part of file names, log lines and certificates."""
 
 from __future__ import annotations
 
 from glasu.errors import DataError
 
-MAX_CHARACTERS, MAX_BYTES = 100, 200  # file names end at 255 bytes, and ours have endings
+MAX_CHARACTERS, MAX_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
 
 
 def check_party_name(name: str) -> None:
-    """Refuse a name that cannot be a file name, or that would tear a line of a log apart."""
+    """Refuse a name that is not fit for a file name or a log line."""
     fits = 0 < len(name) <= MAX_CHARACTERS and name.isprintable() and len(name.encode()) <= MAX_BYTES
     if not fits or name.startswith(".") or set(name) & set("/\\"):
         raise DataError(
-            f"party {name!r}: files bear a party's name; use 1 to {MAX_CHARACTERS} printable characters "
-            f"({MAX_BYTES} bytes), no slash, no dot in front."
+            f"party {name!r}: the name is used in file names; use 1 to {MAX_CHARACTERS} printable characters "
+            f"({MAX_BYTES} bytes), no slash, and no dot at the start."
         )

@@ -1,4 +1,4 @@
-"""Where data sets lie: below the data root, which is only read; what GLASU fetches or converts goes to the cache."""
+"""Folders of data: the data root is only read; downloads and converted data go to the cache folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def data_root(root: str | None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return where downloads and converted forms go: GLASU_CACHE, else the user's cache folder."""
+    """Return the folder of downloads and converted data: GLASU_CACHE, else the cache folder of the user."""
     own = os.environ.get("GLASU_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"

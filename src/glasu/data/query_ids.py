@@ -1,4 +1,4 @@
-"""The nodes that a user asks for: a table of ids -> positions among a party's nodes."""
+"""The nodes of a prediction: a table of ids -> positions among the nodes of a party."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from glasu.data.tables import FORMATS, read_table
 from glasu.errors import DataError
 
 
-def asked_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
-    """Return where the ids of a table stand, row by row; its column has the name of the party's ids, or `id`.
+def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
+    """Return the position of each id of a table. Its id column has the name of the party's id column, or `id`.
 
     Args:
         path: a .parquet or .csv file.
-        folder: the party's, whose party.toml names the column of its ids.
-        party: its data.
+        folder: of the party; its party.toml names the id column.
+        party: the data of the party.
     """
     if path.suffix.removeprefix(".") not in FORMATS:
-        raise DataError(f"{path}: the file of asked ids must end in .{' or .'.join(FORMATS)}.")
+        raise DataError(f"{path}: the file of ids must end in .{' or .'.join(FORMATS)}.")
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; --predict names a table of the ids that are asked for.")
+        raise DataError(f"{path}: does not exist; --predict takes a table with the ids to predict.")
     table, own = read_table(path), read_manifest(folder).id
     name = own if own in table.columns else "id"
     if name not in table.columns:
-        wanted = " or ".join(repr(known) for known in dict.fromkeys((own, "id")))
-        raise DataError(f"{path}: has no column {wanted}; {table.names()}. Call the column of the asked ids so.")
+        expected = " or ".join(repr(known) for known in dict.fromkeys((own, "id")))
+        raise DataError(f"{path}: has no column {expected}; {table.names()}. Rename the id column.")
     if table.num_rows == 0:
-        raise DataError(f"{path}: has no rows; name at least one id, or give --predict without a file to ask for none.")
+        raise DataError(f"{path}: has no rows; list at least one id, or use --predict without a file.")
     kind = "integer" if party.ids.dtype.kind == "i" else "string"
-    asked = np.asarray(table.ids(name, kind, "the ids of this party are").to_pylist())
+    wanted = np.asarray(table.ids(name, kind, "the ids of this party are").to_pylist())
     order = np.argsort(party.ids, kind="stable")
-    places = np.minimum(np.searchsorted(party.ids[order], asked), party.num_nodes - 1)
+    places = np.minimum(np.searchsorted(party.ids[order], wanted), party.num_nodes - 1)
     positions: NDArray[np.int64] = order[places]
-    unknown = party.ids[positions] != asked
+    unknown = party.ids[positions] != wanted
     if unknown.any():
-        raise table.wrong(name, unknown, "is not the id of one of this party's nodes.")
+        raise table.explain(name, unknown, "is not the id of a node of this party.")
     return positions

@@ -1,6 +1,6 @@
-"""What is wrong with a CSV file, in our words: pyarrow's quote the row, and with it ids, features and labels.
+"""Errors of tables. The messages of pyarrow quote rows, and with them ids, features and labels, so we do not show them.
 
-Rows are counted as everywhere: from 1, without the header and without empty lines.
+Rows are counted from 1, without the header and empty lines.
 """
 
 from __future__ import annotations
@@ -9,44 +9,66 @@ import codecs
 import csv
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from glasu.errors import DataError
 
-BEGINNING = 4096  # bytes that are looked at to tell text from what is none
-ESCAPED = re.compile("[\udc80-\udcff]")  # what a byte becomes that is not UTF-8
+BEGINNING = 4096  # bytes that decide whether a file is text
+ESCAPED = re.compile("[\udc80-\udcff]")  # Python decodes bytes that are not UTF-8 to these
+SHOWN_FAULTS = 8
 AS_UTF_8 = "save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 
 
-def csv_header(path: Path) -> list[str]:
-    """Return what the first line of a CSV file names, or raise what is wrong with it."""
+class Faults:
+    """Collects the errors of independent checks to report them together."""
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the message of a DataError and continue after the block."""
+        try:
+            yield
+        except DataError as error:
+            self._messages.append(str(error))
+
+    def raise_if_any(self) -> None:
+        """Raise one DataError with all messages."""
+        if self._messages:
+            more = len(self._messages) - SHOWN_FAULTS
+            shown = " ".join(self._messages[:SHOWN_FAULTS])
+            raise DataError(f"{shown} There are {more} more faults." if more > 0 else shown)
+
+
+def read_csv_header(path: Path) -> list[str]:
+    """Return the column names in the first line of a CSV file."""
     refuse_unreadable(path)
-    names = next(_rows(path, ","), None)
+    names = next(_read_rows(path, ","), None)
     if names is None or any("\0" in name or ESCAPED.search(name) for name in names):
-        raise csv_flaw(path)
+        raise explain_csv(path)
     return names
 
 
 def refuse_unreadable(path: Path) -> None:
-    """Raise where a file cannot be opened."""
+    """Raise DataError if a file cannot be opened."""
     try:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be opened ({error.strerror}); let the user who runs this command read it."
-        ) from None
+        raise DataError(f"{path}: cannot be opened ({error.strerror}); give this user read permission.") from None
 
 
-def csv_flaw(path: Path, separator: str = ",") -> DataError:
-    """Return what keeps a CSV file from being read, with the first row that it concerns; no value stands in it."""
+def explain_csv(path: Path, separator: str = ",") -> DataError:
+    """Return the error of a CSV file that pyarrow cannot read; it names the first bad row, but quotes no value."""
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return DataError(f"{path}: is UTF-16, not UTF-8; {AS_UTF_8}.")
     if b"\0" in beginning:
-        return DataError(f"{path}: is no text file, or not UTF-8; {AS_UTF_8}, or name a .parquet file so.")
-    rows = _rows(path, separator)
+        return DataError(f"{path}: is not a UTF-8 text file; {AS_UTF_8}, or rename it if it is a .parquet file.")
+    rows = _read_rows(path, separator)
     try:
         width = 0
         for number, row in enumerate(rows):
@@ -55,23 +77,26 @@ def csv_flaw(path: Path, separator: str = ",") -> DataError:
                 return DataError(f"{path}: {where}, column {wrong[0]}: is not UTF-8; {AS_UTF_8}.")
             width = width or len(row)
             if len(row) != width:
-                advice = "put a value that holds a comma between quotation marks"
+                advice = "put a value with a comma between quotation marks"
                 return DataError(f"{path}: {where} has {len(row)} values for {width} columns; {advice}.")
         if width == 0:
-            return DataError(f"{path}: is empty; its first line must name the columns, one row per line follows.")
+            return DataError(f"{path}: is empty; its first line must name the columns.")
     except csv.Error:  # a value of more than 131,072 characters
         pass
-    return DataError(f"{path}: cannot be read as csv; is a quotation mark left open? If not, write it as Parquet.")
+    return DataError(f"{path}: cannot be read as CSV; close open quotation marks, or write it as Parquet.")
 
 
-def _rows(path: Path, separator: str) -> Iterator[list[str]]:
-    """Yield the rows that are not empty, the header first."""
+def _read_rows(path: Path, separator: str) -> Iterator[list[str]]:
+    """Yield the rows that are not empty; the header is the first."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield from filter(None, csv.reader(file, delimiter=separator))
 
 
-def repeated(names: list[str]) -> tuple[int, int] | None:
-    """Return the numbers of two columns of one name, from 1, if there are any; a name may be a value, too."""
+def find_repeated(names: list[str]) -> tuple[int, int] | None:
+    """Return the numbers of two columns with the same name, counted from 1.
+
+    The name is not returned: in a file without a header it is a value.
+    """
     first: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if first.setdefault(name, number) != number:

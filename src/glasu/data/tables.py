@@ -1,19 +1,19 @@
-"""Columns of a Parquet or CSV file as numpy arrays; what is wrong is said with file, column and row, not with values.
+"""Columns of a Parquet or CSV file as numpy arrays. Errors name file, column and row, but quote no value.
 
-Rows are counted from 1, without a CSV file's header and empty lines.
+Rows are counted from 1, without the header and empty lines of a CSV file.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from glasu.data.table_errors import csv_flaw, csv_header, refuse_unreadable, repeated
+from glasu.data.table_errors import explain_csv, find_repeated, read_csv_header, refuse_unreadable
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,41 +21,42 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # how numbers are missing in CSV
+MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # missing numbers in CSV
 INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-INFINITE = "is infinite, or too large for a 32-bit number; write a finite one, or leave it empty if it is not known."
+INFINITE = "is infinite, or too large for a 32-bit number; write a finite number, or leave it empty if unknown."
 FORMATS = ("parquet", "csv")
+Columns: TypeAlias = dict[str, Any]  # name -> array of pyarrow or numpy
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file's columns; those of a CSV file are strings until someone knows what they mean."""
+    """The columns of a file; those of a CSV file are strings until a method converts them."""
 
     path: Path
-    columns: dict[str, Any]  # name -> pyarrow ChunkedArray
+    columns: Columns
     num_rows: int
 
     def column(self, name: str) -> Any:
-        """Return a column, or say which ones there are."""
+        """Return a column, or raise DataError with the names of the columns."""
         if name not in self.columns:
-            raise DataError(f"{self.path}: has no column {name!r}; {self.names()}. Name the right one in party.toml.")
+            raise DataError(f"{self.path}: has no column {name!r}; {self.names()}. Correct the name in party.toml.")
         return self.columns[name]
 
     def names(self) -> str:
-        """Say which columns there are; the first line of a CSV file may be data, so that its words are not repeated."""
+        """Describe the columns; the first line of a CSV file may be data, so its words are not quoted."""
         if self.path.suffix == ".csv":
             return f"its first line names {len(self.columns)} other{'s' * (len(self.columns) != 1)}"
         return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
 
-    def wrong(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
-        """Return an error about the first row where `wrong` is true."""
+    def explain(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
+        """Return an error that names the first row with `wrong` true."""
         rows = np.flatnonzero(wrong)
         others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         return DataError(f"{self.path}: column {name!r}, row {rows[0] + 1}{others}: {rule}")
 
     def strings(self, name: str) -> list[str | None]:
-        """Return a column as strings, None where it is empty."""
+        """Return a column as strings, None for empty cells."""
         column = self.column(name)
         try:
             values = pc.cast(column, pa.string()).to_pylist()
@@ -64,18 +65,18 @@ class Table:
         return [value or None for value in values]
 
     def numbers(self, name: str) -> NDArray[np.float32]:
-        """Return a column as float32, NaN where it is missing."""
+        """Return a column as float32, NaN for missing values."""
         column = self.column(name)
         if pa.types.is_string(column.type) and self.path.suffix == ".csv":
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
             infinite = np.asarray(pc.fill_null(pc.match_substring_regex(column, INFINITY), False), bool)
             if infinite.any():
-                raise self.wrong(name, infinite, INFINITE)
+                raise self.explain(name, infinite, INFINITE)
             other = np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool)
             if other.any():
-                raise self.wrong(
-                    name, other, "is not a number; features and weights must be numeric, encode text first."
+                raise self.explain(
+                    name, other, "is not a number; features and weights must be numeric, so encode text first."
                 )
             column = pc.cast(column, pa.float32())
         numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
@@ -87,35 +88,35 @@ class Table:
             column = pc.cast(column, pa.uint8())
         values = np.asarray(pc.fill_null(pc.cast(column, pa.float32(), safe=False), float("nan")))
         if np.isinf(values).any():
-            raise self.wrong(name, np.isinf(values), INFINITE)
+            raise self.explain(name, np.isinf(values), INFINITE)
         return values
 
     def ids(self, name: str, kind: str | None = None, why: str = "") -> Any:
-        """Return a column of node ids as int64 or string; without `kind`, integers are what looks like integers.
+        """Return a column of node ids as int64 or string.
 
         Args:
             name: of the column.
-            kind: "integer" or "string", where that is known.
-            why: how it is known that they are integers, for the error.
+            kind: "integer", "string", or None: integers if all ids look like integers.
+            why: the reason for "integer"; the error quotes it.
         """
         column = self.column(name)
         if pa.types.is_dictionary(column.type):
             column = pc.cast(column, column.type.value_type)
         empty = np.asarray(pc.is_null(column))
         if empty.any():
-            raise self.wrong(name, empty, "is empty; every row needs an id.")
+            raise self.explain(name, empty, "is empty; every row needs an id.")
         text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         if not (text or pa.types.is_integer(column.type)):
             raise DataError(f"{self.path}: column {name!r} of type {column.type}: ids are integers or strings.")
         if kind == "string" or (kind is None and text and self.path.suffix != ".csv"):
             return pc.cast(column, pa.string())
         if text:
-            # leading zeros and signs carry meaning in an id, so "007" and "+7" are strings
+            # leading zeros and signs are part of an id: "007" and "+7" are strings
             integer = np.asarray(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,18})$"), bool)
             if kind is None and not integer.all():
                 return column
             if not integer.all():
-                raise self.wrong(name, ~integer, f"is not an integer, but {why}.")
+                raise self.explain(name, ~integer, f"is not an integer, but {why}.")
         try:
             return pc.cast(column, pa.int64())
         except pa.ArrowException:
@@ -127,15 +128,15 @@ class Table:
 def read_table(path: Path) -> Table:
     """Read a .parquet or .csv file."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; put it there, or name another one in party.toml.")
+        raise DataError(f"{path}: does not exist; create it, or name another file in party.toml.")
     table = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
     names = table.column_names
-    if twice := repeated(names):
+    if twice := find_repeated(names):
         raise DataError(f"{path}: columns {twice[0]} and {twice[1]} have the same name; names must be distinct.")
     return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
 
 
-def write_table(columns: dict[str, Any], path: Path) -> None:
+def write_table(columns: Columns, path: Path) -> None:
     """Write columns to a .parquet or .csv file."""
     table = pa.table(columns)
     if path.suffix == ".csv":
@@ -147,10 +148,10 @@ def write_table(columns: dict[str, Any], path: Path) -> None:
 def _read_csv(path: Path) -> Any:
     """Read all columns as strings.
 
-    pyarrow gets no handler of invalid rows: its threads outlive the reading, and one that lets go of a Python function
-    while the interpreter ends aborts the process.
+    pyarrow gets no handler of invalid rows: its threads outlive the call, and a thread that releases a Python function
+    while the interpreter shuts down aborts the process.
     """
-    names = csv_header(path)
+    names = read_csv_header(path)
     places = [str(number) for number in range(len(names))]
     try:
         table = csv.read_csv(
@@ -162,7 +163,7 @@ def _read_csv(path: Path) -> Any:
             ),
         )
     except (pa.ArrowException, OSError):
-        raise csv_flaw(path) from None
+        raise explain_csv(path) from None
     return table.slice(1).rename_columns(names)
 
 
@@ -172,7 +173,7 @@ def _read_parquet(path: Path) -> Any:
         table = parquet.read_table(path, partitioning=None)
         for column in table.columns:
             if not pa.types.is_primitive(column.type):
-                column.validate(full=True)  # text is not looked at when it is read
+                column.validate(full=True)  # read_table does not check text
     except (pa.ArrowException, OSError):
-        raise DataError(f"{path}: is not a Parquet file, or damaged; write it again.") from None
+        raise DataError(f"{path}: is not a Parquet file, or is damaged; write it again.") from None
     return table

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.config_section import require, shown
+from glasu.config_section import require, show_value
 from glasu.errors import ConfigError
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
@@ -150,13 +150,15 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
         raise ConfigError(f"{source}: is not valid TOML: {error}.") from None
     keys: dict[str, Choices | Range] = {}
     for section, items in sections.items():
-        require(isinstance(items, dict), f"{source}: {section}={shown(items)}", "must stand in a section, as [train].")
+        require(
+            isinstance(items, dict), f"{source}: {section}={show_value(items)}", "must stand in a section, as [train]."
+        )
         for key, given in items.items():
             where = f"{section}.{key}"
             if section == "data" or (section == "train" and key in GIVEN):
                 rule = "decides what is learned and measured, not how well; set it in the run file or with --set."
                 raise ConfigError(f"{source}: {where}: {rule}")
-            keys[where] = _values(given, f"{source}: {where}={shown(given)}")
+            keys[where] = _values(given, f"{source}: {where}={show_value(given)}")
     require(bool(keys), source, "varies nothing; give a key a list of choices or a range {low = ..., high = ...}.")
     space = Space(keys)
     for point in _samples(space):

@@ -20,7 +20,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from glasu.config_section import shown
+from glasu.config_section import show_value
 from glasu.errors import ConfigError, DataError
 from glasu.experiments.outcome import MARKS, Outcome
 from glasu.experiments.space import Choices, Point, Range, Space
@@ -214,6 +214,7 @@ def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any])
     for key in (*now, *before):
         if before.get(key) != now.get(key):
             raise ConfigError(
-                f"{path}: holds trials of a search with {key}={shown(before.get(key))}, not {shown(now.get(key))}; "
+                f"{path}: holds trials of a search with {key}={show_value(before.get(key))}, "
+                f"not {show_value(now.get(key))}; "
                 "choose another --out, or give the settings it began with."
             )

@@ -1,10 +1,11 @@
-"""Mean and Concat: what the server makes of the clients' partial representations, and how a client undoes its part.
+"""Aggregation: how the server joins the clients' partial representations, and how a client separates its share.
 
-The server's halves work on numpy buffers; this module must load without torch, for the server has none.
+The server's halves work on numpy arrays. This module imports without torch because the server has none.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,122 +13,113 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu import registry
+from glasu.wire.encodings import Encoding
+from glasu.wire.message_key import Key
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.config import ModelConfig
-    from glasu.wire.encodings import Encoding
-    from glasu.wire.message_key import Key
 
 Array = NDArray[Any]
 
 
-def add(arrays: Sequence[Array]) -> Array:
-    """Return the sum, added in the order given."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
-
-
 @dataclass(frozen=True)
-class Mean:
-    """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
+class Aggregation(ABC):
+    """How H[l+1] is made of the partials H_m^+[l]. Subclass it and register the class to add an aggregation."""
 
     num_clients: int  # M
     client: int = 0  # m; the server's halves do not read it
 
     @property
+    @abstractmethod
     def widening(self) -> int:
-        """How many times the width of a partial the aggregate has."""
-        return 1
+        """The width of H[l+1], in multiples of the width of a partial."""
 
-    @property
-    def adds(self) -> bool:
-        """Whether aggregating computes new numbers; else it moves the partials' rows, in whatever form they are."""
-        return True
-
-    def aggregate(self, partials: Sequence[Array]) -> Array:
-        """Return H[l+1] from one partial per client, all of one shape."""
-        total = add(partials)
-        total /= self.num_clients
-        return total
-
-    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
-        """Server: return H[l+1] as it travels, from the encoded partials."""
-        return encoding.combine(payloads, self.num_clients, [key], first_row)[0]
-
-    def combine_gradients(
-        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
-    ) -> list[Array]:
-        """Server: return for every client the encoded gradient at its partial, from the gradients at H[l+1]."""
-        return encoding.combine(payloads, self.num_clients, keys, first_row)
-
+    @abstractmethod
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H_{-m}[l+1] = H[l+1] - H_m^+[l] / M: what the other clients contributed.
+        """Return H_{-m}[l+1], the share of the other clients.
 
         Args:
             joint: H[l+1], shape (|S[l+1]|, d[l+1]).
-            partial: H_m^+[l] as it was sent, after `Release`; same shape.
+            partial: H_m^+[l] as it was sent, after `Release`.
 
         Returns:
-            H_{-m}[l+1], same shape, without gradient: it stays fixed for the whole round.
+            H_{-m}[l+1] without gradient: it stays fixed for the whole round.
         """
+
+    @abstractmethod
+    def merge(self, others: Tensor, partial: Tensor) -> Tensor:
+        """Return H[l+1], given the share of the others and the own partial."""
+
+    @abstractmethod
+    def own_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at the own partial, given the gradient at H[l+1]."""
+
+    @abstractmethod
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+        """Server: return the encoded H[l+1].
+
+        Args:
+            encoding: of the payloads and of the result.
+            payloads: the encoded partials, in client order, all of one shape.
+            key: of the answer.
+            first_row: the position of the first row in the whole tensor.
+        """
+
+    @abstractmethod
+    def combine_gradients(
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+    ) -> list[Array]:
+        """Server: return for each client the encoded gradient at its partial.
+
+        Args:
+            encoding: of the payloads and of the results.
+            payloads: the encoded gradients at H[l+1] of the clients that sent one, in client order.
+            keys: of the answers, one per client.
+            first_row: the position of the first row in the whole tensor.
+        """
+
+
+class Mean(Aggregation):
+    """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
+
+    @property
+    def widening(self) -> int:
+        return 1
+
+    def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
+        """Return H_{-m}[l+1] = H[l+1] - H_m^+[l] / M."""
         return (joint - partial / self.num_clients).detach()
 
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1] from the others' share and the own partial, to rounding."""
+        """Return H_{-m}[l+1] + H_m^+[l] / M; it equals H[l+1] up to rounding."""
         import torch
 
         return torch.add(others, partial, alpha=1 / self.num_clients)
 
     def own_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at the own partial, given that at H[l+1]."""
         return gradient / self.num_clients
 
-    def backpropagate(self, total: Array) -> list[Array]:
-        """Return for each client the gradient at its partial, given the sum of the gradients at H[l+1]."""
-        return [total / self.num_clients] * self.num_clients
-
-
-@dataclass(frozen=True)
-class Concat:
-    """H[l+1] = [H_1^+[l], ..., H_M^+[l]], side by side in client order."""
-
-    num_clients: int  # M
-    client: int = 0  # m; the server's halves do not read it
-
-    @property
-    def widening(self) -> int:
-        """How many times the width of a partial the aggregate has."""
-        return self.num_clients
-
-    @property
-    def adds(self) -> bool:
-        """Whether aggregating computes new numbers; else it moves the partials' rows, in whatever form they are."""
-        return False
-
-    def aggregate(self, partials: Sequence[Array]) -> Array:
-        """Return H[l+1] from one partial per client, all of one shape."""
-        return np.concatenate(partials, axis=1)
-
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
-        """Server: return H[l+1] as it travels. The rows are moved, not computed, so nothing is rounded again."""
-        return np.concatenate(payloads, axis=1)
+        return encoding.combine(payloads, self.num_clients, [key], first_row)[0]
 
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        """Server: return for every client its columns of the sum of the gradients at H[l+1]."""
-        width = payloads[0].shape[1] // self.num_clients
-        blocks = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
-        return [
-            encoding.combine([payload[:, block] for payload in payloads], 1, [key], first_row)[0]
-            for block, key in zip(blocks, keys, strict=True)
-        ]
+        return encoding.combine(payloads, self.num_clients, keys, first_row)
+
+
+class Concat(Aggregation):
+    """H[l+1] = [H_1^+[l], ..., H_M^+[l]], side by side in client order."""
+
+    @property
+    def widening(self) -> int:
+        return self.num_clients
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H_{-m}[l+1]: H[l+1] without the own columns."""
+        """Return H[l+1] without the own columns."""
         import torch
 
         width = partial.shape[1]
@@ -135,27 +127,36 @@ class Concat:
         return torch.cat([joint[:, :start], joint[:, start + width :]], dim=1).detach()
 
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1] from the others' columns and the own partial, exactly."""
+        """Put the own columns back; the result equals H[l+1] exactly."""
         import torch
 
         start = self.client * partial.shape[1]
         return torch.cat([others[:, :start], partial, others[:, start:]], dim=1)
 
     def own_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at the own partial, given that at H[l+1]: its columns."""
         width = gradient.shape[1] // self.num_clients
         return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
-    def backpropagate(self, total: Array) -> list[Array]:
-        """Return for each client its columns of the sum of the gradients at H[l+1]."""
-        width = total.shape[1] // self.num_clients
-        return [np.ascontiguousarray(total[:, m * width : (m + 1) * width]) for m in range(self.num_clients)]
+    def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
+        return np.concatenate(payloads, axis=1)  # no number changes, so nothing is rounded a second time
+
+    def combine_gradients(
+        self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
+    ) -> list[Array]:
+        # The columns of each client are combined alone, with its own key: stochastic rounding depends on the key.
+        # Encoded rows divide into columns of clients like plain ones.
+        width = payloads[0].shape[1] // self.num_clients
+        columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
+        return [
+            encoding.combine([payload[:, own] for payload in payloads], 1, [key], first_row)[0]
+            for own, key in zip(columns, keys, strict=True)
+        ]
 
 
-Aggregation = Mean | Concat
+AGGREGATIONS: dict[str, type[Aggregation]] = {"mean": Mean, "concat": Concat}
 
 
 def aggregation_of(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
-    """Return the aggregation that the config names, in the role of one client (or of the server)."""
-    kinds: dict[str, type[Mean] | type[Concat]] = {"mean": Mean, "concat": Concat}
-    return kinds[model.aggregation](num_clients, client)
+    """Return the aggregation that the config names. The server needs no client index."""
+    found: Aggregation = registry.load("aggregation", model.aggregation)(num_clients, client)
+    return found

@@ -1,7 +1,7 @@
 """Draw neighbours of S[l+1], and build the block A(E(S[l+1], S[l])) that one layer multiplies by.
 
-Node sets are sorted arrays of node numbers. Nothing here is O(N) or O(E), except where all nodes are asked for. Draws
-are a function of a key (`Stream.key`), by the counter-based hash of `glasu.randomness`.
+Node sets are sorted arrays of node numbers. Nothing here costs O(N) or O(E), except on request for all nodes. A draw is
+a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.randomness`.
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.party import Graph
+from glasu.data.graph import Graph
 from glasu.model import kernels
-from glasu.model.kernels import arrays
 from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, halves, smallest
 
 NodeSet = NDArray[np.int64]
-Labels = NDArray[np.int32]  # one number per node, -1 at rest: the scratch of one client, see `kernels`
+Labels = NDArray[np.int32]  # scratch of one client: one number per node, -1 between two calls, see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
-KINDS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # as the kernels call them
-DENSE_SHARE = 0.12  # of a block's entries: with more edges than that, a dense product takes less time (4,057 nodes)
+KINDS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # as `kernels.fill_block` numbers them
+DENSE_SHARE = 0.12  # measured at 4,057 nodes: above this share of non-zero entries a dense product is faster
 DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 NOTHING: NDArray[np.float64] = np.empty(0)
 
 
 def fresh_labels(num_nodes: int) -> Labels:
-    """Return the scratch that draws and blocks of one client need; keep it, for it is as large as the node list."""
+    """Return the scratch for draws and blocks of one client. Keep it: it has one entry per node."""
     return np.full(num_nodes, -1, np.int32)
 
 
 def is_everything(rows: NDArray[np.int64], size: int) -> bool:
-    """Tell whether `rows` are 0..size-1 in their order."""
+    """Return whether `rows` is 0, 1, ..., size - 1."""
     return len(rows) == size and np.array_equal(rows, np.arange(size))
 
 
 class Draw(NamedTuple):
-    """What one client drew for the rows S[l+1]: the edges it will use, before S[l] is agreed."""
+    """The edges into S[l+1] that one client drew, before S[l] is agreed."""
 
     nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and S[l+1] itself
     starts: NDArray[np.int64]  # edges[starts[i]:starts[i + 1]] lead to node i of S[l+1]
     edges: NDArray[np.int64]  # per drawn edge: its position in the graph's edge list
-    scale: NDArray[np.float64] | None = None  # per drawn edge: what makes the block unbiased; None: 1 everywhere
+    scale: NDArray[np.float64] | None = None  # per drawn edge: the factor that makes the block unbiased; None: 1
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -56,8 +55,8 @@ class Block:
     """One layer's share of the graph: the matrix A restricted to S[l+1] x S[l]."""
 
     matrix: SparseRows
-    positions: NDArray[np.int64]  # where each node of S[l+1] stands in S[l]
-    dense: NDArray[np.floating] | None = None  # the matrix once more, where a dense product is faster
+    positions: NDArray[np.int64]  # of each node of S[l+1] in S[l]
+    dense: NDArray[np.floating] | None = None  # a dense copy of the matrix where a dense product is faster
 
     def edge_index(self) -> NDArray[np.int64]:
         """Return the edges as two rows: position of the source in S[l], of the target in S[l+1]."""
@@ -71,7 +70,7 @@ class Block:
         return Block(self.matrix.rows(rows), self.positions[rows])
 
     def densified(self) -> Block:
-        """Return the block ready for a dense product, where that is faster and fits; else as it is."""
+        """Return the block with a dense copy of its matrix, if a dense product is faster and the copy fits."""
         if self.dense is not None:
             return self
         rows, columns = self.matrix.shape
@@ -79,9 +78,9 @@ class Block:
         return replace(self, dense=self.matrix.toarray()) if crowded else self
 
     def compact(self, labels: Labels) -> tuple[Block, NDArray[np.int64]]:
-        """Return the block without the columns that no row reads, and which columns are left."""
+        """Return the block without the columns that no row reads, and the columns that are left."""
         matrix = self.matrix
-        columns = np.sort(kernels.distinct(np.concatenate([matrix.indices, self.positions]), labels))
+        columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
         if len(columns) == matrix.width:
             return self, columns
         labels[columns] = np.arange(len(columns))
@@ -91,8 +90,16 @@ class Block:
 
 
 def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """List every edge into `targets`: (where those of each target start, positions in the edge list)."""
-    return arrays.edges_into(graph.indptr, targets)
+    """List every edge into `targets`.
+
+    Returns:
+        (starts, edges): edges[starts[i]:starts[i + 1]] are the edges into target i, as positions in the edge list.
+    """
+    first = graph.indptr[targets]
+    degrees = graph.indptr[targets + 1] - first
+    starts = np.zeros(len(targets) + 1, np.int64)
+    np.cumsum(degrees, out=starts[1:])
+    return starts, np.arange(starts[-1]) + np.repeat(first - starts[:-1], degrees)
 
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
@@ -120,7 +127,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: La
 
 
 def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
-    """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, whatever their edges.
+    """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independent of their edges.
 
     Edges from a drawn node are scaled by (N - |S|) / n; those inside S[l+1] are all used, as they are.
     """
@@ -133,8 +140,8 @@ def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: L
 def thinned(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: Labels) -> Draw:
     """Keep at most `room` of the nodes that a draw added to S[l+1], uniformly; scale up the edges from those kept.
 
-    Given the draw, an added node is kept with probability room / added and its edges weigh added / room times as much:
-    what was unbiased stays so. Without any room only the edges inside S[l+1] are left, and the block is biased.
+    Given the draw, an added node is kept with probability room / added, and its edges weigh added / room times as much,
+    so an unbiased block stays unbiased. With no room only the edges inside S[l+1] are left, and the block is biased.
     """
     added = len(draw.nodes) - len(targets)
     if added <= room:
@@ -162,11 +169,11 @@ def induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: Labels) -> D
 
 
 def _edges_of(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    return np.asarray(graph.indptr), np.asarray(graph.indices)  # memory maps as the plain arrays that they are
+    return np.asarray(graph.indptr), np.asarray(graph.indices)  # numba must see plain arrays, not memory maps
 
 
 def _union(targets: NodeSet, new: NodeSet) -> NodeSet:
-    """Return both sets as one; nothing is in both."""
+    """Return the union of two sets without a common node."""
     return np.sort(np.concatenate([targets, new]))
 
 
@@ -187,7 +194,7 @@ class Adjacency:
         self.graph, self.normalization = graph, normalization
         self.labels = fresh_labels(graph.num_nodes)
         self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
-        self._indices = np.asarray(graph.indices)  # a memory map as the plain array that it is
+        self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
             self._inverse = _power(graph.degree + 1.0, -0.5)
@@ -195,7 +202,7 @@ class Adjacency:
             self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        """Build the block with rows `targets` and columns `nodes`; columns that others added stay empty."""
+        """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
         rows, loops = len(targets), self.normalization != "mean"
         size = len(draw.edges) + (rows if loops else 0)
         index = np.int32 if max(size, len(nodes)) < 2**31 else np.int64

@@ -1,8 +1,8 @@
-"""Exact, unsampled layers over all nodes: every node once per layer, in row chunks of bounded memory."""
+"""Exact inference: layers over all nodes and all edges, every node once per layer, in chunks of bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +15,14 @@ from glasu.model.dropout import no_dropout
 from glasu.model.layers import Hidden, Layer, rows_of
 from glasu.model.sampler import Sampler
 from glasu.model.split import ClientModel
+from glasu.model.step import ForwardStep
 
 CHUNK_VALUES = 2**24  # feature values that are read at a time
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """X_m where it lies, perhaps in a file: rows are read, and scaled, when they are needed."""
+    """X_m where it is stored, perhaps in a file. Rows are read, and scaled, when they are needed."""
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
@@ -35,17 +36,71 @@ class FeatureRows:
 
     @cached_property
     def whole(self) -> Hidden:
-        """All rows; where every product reads all of them, they are kept from one to the next."""
+        """All rows. They stay in memory, because a product that reads all rows is followed by others that do."""
         return self.read(np.arange(self.shape[0]))
 
     def rows(self, positions: NodeSet) -> Hidden:
-        """Return the rows at `positions`, a set of nodes."""
+        """Return the rows at `positions`, which are distinct."""
         return self.whole if len(positions) == self.shape[0] else self.read(positions)
+
+
+class ExactInference(ForwardStep):
+    """The forward pass at all nodes; the last layer computes the requested nodes only.
+
+    All rows of the lower layers are computed, so no node set has to travel.
+    """
+
+    def __init__(self, model: ClientModel, sampler: Sampler, features: Hidden | FeatureRows, nodes: NodeSet) -> None:
+        """Prepare a pass.
+
+        Args:
+            model: the network.
+            sampler: builds the blocks.
+            features: X_m at all nodes, in memory or where it is stored.
+            nodes: the rows of H[L], in the order of the result.
+        """
+        super().__init__()
+        self.model, self.sampler, self.features, self.nodes = model, sampler, features, nodes
+        self._initial: Tensor | None = None
+
+    def encode(self) -> Hidden | FeatureRows:
+        if isinstance(self.features, FeatureRows):
+            hidden, self._initial = exact_start(self.model, self.features)
+            return hidden
+        with torch.no_grad():
+            hidden, self._initial = self.model.encode(self.features, no_dropout())
+        return hidden
+
+    def layer(self, layer: int, hidden: Hidden | FeatureRows) -> Tensor:
+        parts = self.layer_in_parts(layer, hidden)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as stop:
+                made: Tensor = stop.value
+                return made
+
+    def layer_in_parts(self, layer: int, hidden: Hidden | FeatureRows) -> Generator[float, None, Tensor]:
+        last, num_nodes = self.model.config.num_layers - 1, self.features.shape[0]
+        targets = self.nodes if layer == last else np.arange(num_nodes)
+        total, done = last * num_nodes + len(self.nodes), layer * num_nodes
+        made = torch.empty(len(targets), self.model.config.hidden, dtype=next(self.model.parameters()).dtype)
+        for rows, computed in exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets):
+            made[rows] = computed
+            done += len(computed)
+            if len(computed) < len(targets):  # a small graph needs one product and no progress report
+                yield done / total
+        self.partials[layer] = made
+        return made
+
+    @torch.no_grad()
+    def logits(self, joint: Tensor) -> Tensor:
+        return self.model.classify(joint, no_dropout())
 
 
 @torch.no_grad()
 def exact_start(model: ClientModel, features: FeatureRows) -> tuple[Hidden | FeatureRows, Tensor | None]:
-    """Return H_m[0] and, for gcnii, H_m^0, of all nodes."""
+    """Return H_m[0] of all nodes and, with an encoder, H_m^0."""
     if model.encoder is None:
         return features, None
     initial = torch.empty(features.shape[0], model.config.hidden, dtype=next(model.parameters()).dtype)
@@ -68,25 +123,27 @@ def exact_layer(
     """Compute H_m^+[l] at the rows `targets` from H_m[l] at all nodes, some rows at a time.
 
     Yields:
-        Which of the targets, and their rows of H_m^+[l].
+        A slice of the targets, and their rows of H_m^+[l].
     """
     module = model.layers[layer]
+    assert isinstance(module, Layer)
     if not isinstance(hidden, FeatureRows):
         hidden = model.layer_input(layer, hidden, no_dropout())
-    prepared = _prepared(module, hidden)  # type: ignore[arg-type]
-    for rows, block, columns in sampler.exact_blocks(targets):  # a chunk's cost is that of its edges
+    prepared = _prepare(module, hidden)
+    for rows, block, columns in sampler.exact_blocks(targets):  # a chunk costs as much as it has edges
         at_rows = None if initial is None else rows_of(initial, targets[rows])
+        assert at_rows is None or isinstance(at_rows, Tensor)
         ready = _rows(prepared, columns)
         read = ready if prepared is hidden else _rows(hidden, columns) if module.reads_input else None
-        yield rows, model.activation(module.propagate(ready, read, at_rows, block))  # type: ignore[operator]
+        yield rows, model.activation(module.propagate(ready, read, at_rows, block))
 
 
 def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:
     return hidden.rows(positions) if isinstance(hidden, FeatureRows) else rows_of(hidden, positions)
 
 
-def _prepared(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:
-    """Return what the layer makes of single rows; where it leaves features as they are, they stay where they lie."""
+def _prepare(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:
+    """Apply `Layer.prepare` to all rows; features that it leaves unchanged stay where they are stored."""
     if not isinstance(hidden, FeatureRows):
         return module.prepare(hidden)
     prepared: list[Tensor] = []

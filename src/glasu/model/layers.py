@@ -1,7 +1,7 @@
 """GCN, GCNII, GAT and SAGE sub-layers, and any PyG convolution, acting on one block.
 
-Each layer works in two halves: `prepare` looks at single rows of H[l] only, `propagate` mixes rows along the block's
-edges. Training calls one after the other; exact evaluation prepares all rows once and propagates chunk by chunk.
+Each layer has two halves: `prepare` works on single rows of H[l], `propagate` mixes rows along the edges of the block.
+Training calls one after the other. Exact evaluation prepares all rows once and propagates chunk by chunk.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from glasu.model import kernels
 from glasu.model.blocks import Block, Normalization, is_everything
 from glasu.model.sparse import SparseRows
 
-Hidden: TypeAlias = Tensor | SparseRows  # sparse only below the first layer: the raw features
+Hidden: TypeAlias = Tensor | SparseRows  # sparse only for the raw features
 Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
-Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some of the values and scales up the rest
-DENSE_SPEED = 7  # so many times as many multiplications per second as a sparse product does a dense one
+Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some values and scales up the others
+DENSE_SPEED = 7  # measured: multiplications per second of a dense product, relative to a sparse one
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -55,8 +55,8 @@ def sparse_product(matrix: SparseRows, dense: Tensor, plus: Tensor | None = None
     return result
 
 
-def mixed(block: Block, hidden: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
-    """Return A H (+ share * plus), the rows S[l+1] of it, differentiable in H and `plus`."""
+def mix_rows(block: Block, hidden: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """Return the rows S[l+1] of A H (+ share * plus), differentiable in H and `plus`."""
     if block.dense is None:
         return sparse_product(block.matrix, hidden, plus, share)
     dense = torch.from_numpy(block.dense)
@@ -64,7 +64,7 @@ def mixed(block: Block, hidden: Tensor, plus: Tensor | None = None, share: float
 
 
 def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
-    """Return the rows at `positions`; nothing is copied where these are all rows, in their order."""
+    """Return the rows at `positions`; all rows in their order are returned without a copy."""
     if is_everything(positions, hidden.shape[0]):
         return hidden
     return hidden.index_select(0, torch.from_numpy(positions)) if isinstance(hidden, Tensor) else hidden.rows(positions)
@@ -87,13 +87,13 @@ class Projection(nn.Module):
 
 
 class Layer(nn.Module, ABC):
-    """One sub-layer of a client; subclasses say how its graph is normalised and how rows are mixed."""
+    """One sub-layer of a client; a subclass states how blocks are normalised and how rows are mixed."""
 
     normalization: Normalization = "symmetric"
-    reads_input = False  # whether `propagate` looks at H[l] beside what `prepare` made of it
+    reads_input = False  # whether `propagate` reads H[l] besides the output of `prepare`
 
     def prepare(self, hidden: Hidden) -> Hidden:
-        """Compute what concerns single rows of H[l]."""
+        """Compute the part that works on single rows of H[l]."""
         return hidden
 
     @abstractmethod
@@ -101,19 +101,19 @@ class Layer(nn.Module, ABC):
         """Compute the rows S[l+1] of H_m^+[l] before the activation.
 
         Args:
-            prepared: what `prepare` made of H[l]; rows S[l].
-            hidden: H[l] itself, rows S[l]; may be None where it is another object than `prepared` and is not read.
-            initial: H_m^0 at the rows S[l+1]; gcnii only.
+            prepared: the output of `prepare`; rows S[l].
+            hidden: H[l] itself, rows S[l]; may be None if it is another object than `prepared` and is not read.
+            initial: H_m^0 at the rows S[l+1]; None without an encoder.
             block: A restricted to S[l+1] x S[l].
         """
 
     def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
-        """Compute both halves; in training, `drop` is for what the layer itself drops: attention."""
+        """Compute both halves; in training, `drop` drops attention shares."""
         return self.propagate(self.prepare(hidden), hidden, initial, block)
 
 
 class GCNLayer(Layer):
-    """A H W + b (Kipf and Welling); whichever order of the products costs less."""
+    """A H W + b (Kipf and Welling 2017), in the order of products that costs less."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -126,19 +126,19 @@ class GCNLayer(Layer):
 
     def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
-        product = mixed(block, prepared)
-        return self._transformed(product) if prepared is hidden else product + self.bias
+        product = mix_rows(block, prepared)
+        return self._transform(product) if prepared is hidden else product + self.bias
 
-    def _transformed(self, product: Tensor) -> Tensor:
+    def _transform(self, product: Tensor) -> Tensor:
         return torch.addmm(self.bias, product, self.linear.weight)
 
     def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
         if isinstance(hidden, Tensor) and self._mixes_first(block):
-            return self._transformed(mixed(block, hidden))
+            return self._transform(mix_rows(block, hidden))
         return super().forward(hidden, initial, block, drop)
 
     def _mixes_first(self, block: Block) -> bool:
-        """Tell whether (A H) W costs less than A (H W): where the block has far fewer rows than columns."""
+        """Return whether (A H) W costs less than A (H W): if the block has far fewer rows than columns."""
         (rows, columns), (width_in, width_out) = block.matrix.shape, self.linear.weight.shape
         more = DENSE_SPEED * block.matrix.nnz * (width_in - width_out)
         return more < (columns - rows) * width_in * width_out
@@ -155,7 +155,7 @@ class GCNIILayer(Layer):
         self.reduce = Projection(width_in, width_out) if width_in != width_out else None
         self.linear = Projection(width_out, width_out, bias=False)
         self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
-        self.larger = max(alpha, 1 - alpha)  # goes to factors of the products, for that costs no pass over all rows
+        self.larger = max(alpha, 1 - alpha)  # becomes a factor of a product, which saves a pass over all rows
         self.kept, self.turned = self.larger * (1 - self.beta), self.larger * self.beta
 
     def prepare(self, hidden: Hidden) -> Hidden:
@@ -168,10 +168,10 @@ class GCNIILayer(Layer):
         return torch.addmm(support, support, self.linear.weight, beta=self.kept, alpha=self.turned)
 
     def _support(self, prepared: Tensor, initial: Tensor, block: Block) -> Tensor:
-        """Return (1 - alpha) A H + alpha H^0, divided by the larger share: one sum over all rows, either way."""
+        """Return (1 - alpha) A H + alpha H^0, divided by the larger of the two shares, in one pass over the rows."""
         if self.alpha < 1 - self.alpha:
-            return mixed(block, prepared, initial, self.alpha / self.larger)
-        return torch.add(initial, mixed(block, prepared), alpha=(1 - self.alpha) / self.larger)
+            return mix_rows(block, prepared, initial, self.alpha / self.larger)
+        return torch.add(initial, mix_rows(block, prepared), alpha=(1 - self.alpha) / self.larger)
 
 
 class SAGELayer(Layer):
@@ -191,7 +191,7 @@ class SAGELayer(Layer):
     def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert hidden is not None
-        mean = mixed(block, prepared)
+        mean = mix_rows(block, prepared)
         own: Tensor = self.root(rows_of(hidden, block.positions))
         if isinstance(hidden, Tensor):
             mean = mean @ self.neighbors.weight
@@ -202,7 +202,8 @@ class SAGELayer(Layer):
 class GATLayer(Layer):
     """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018).
 
-    In training the shares of attention are dropped like the layer's input, as its authors do: it overfits otherwise.
+    Edge weights are ignored: the paper has none, and attention takes their place (`Backbone.uses_edge_weights`). In
+    training, attention shares are dropped like the layer's input, as in the paper; it overfits otherwise.
     """
 
     normalization: Normalization = "none"
@@ -235,7 +236,7 @@ class GATLayer(Layer):
         toward = (values * self.attention_source).sum(-1)
         own = (values[torch.from_numpy(block.positions)] * self.attention_target).sum(-1)
         score = nn.functional.leaky_relu(toward[source] + own[target], self.negative_slope)
-        score = score - _largest(score.detach(), target, rows)[target]  # softmax does not change, exp cannot overflow
+        score = score - _largest(score.detach(), target, rows)[target]  # same softmax, and exp cannot overflow
         weight = score.exp()
         share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
         share = share if drop is None else drop(share)
@@ -249,7 +250,7 @@ def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
 
 
 class ResidualLayer(Layer):
-    """Any layer, plus the rows' own input H[l] W: what a node knows of itself does not pass through its neighbours."""
+    """Any layer plus a skip connection: H[l] W at the rows S[l+1] is added to its output."""
 
     reads_input = True
 
@@ -275,13 +276,20 @@ class ResidualLayer(Layer):
 
 
 class CustomLayer(Layer):
-    """A user's PyG convolution on the pair (x_source, x_target); the block's edges include the self loops."""
+    """A PyG convolution on the pair (x_source, x_target). The edges of a block include the self loops."""
 
     normalization: Normalization = "none"
     reads_input = True
 
     def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
+        # PyG adds the loops i -> i. In a block, source i and target i are different nodes, so the loops would connect
+        # wrong nodes.
+        if any(getattr(module, "add_self_loops", False) for module in convolution.modules()):
+            raise ConfigError(
+                f"{type(convolution).__name__} has add_self_loops=True, which connects wrong nodes in a block whose "
+                "source and target nodes differ. Pass add_self_loops=False: GLASU's blocks contain the self loops."
+            )
         self.convolution, self.width_out = convolution, width_out
 
     def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
@@ -291,7 +299,7 @@ class CustomLayer(Layer):
         result: Tensor = self.convolution((dense, target), torch.from_numpy(block.edge_index()))
         if result.shape != (len(target), self.width_out):
             raise ConfigError(
-                f"the convolution made {tuple(result.shape)} of {len(target)} rows; "
-                f"it must give one row of width {self.width_out} (model.hidden) per node."
+                f"the convolution returned shape {tuple(result.shape)} for {len(target)} nodes; "
+                f"it must return one row of width {self.width_out} (model.hidden) per node."
             )
         return result

@@ -1,21 +1,12 @@
-"""The loss of a batch and its gradient at the logits, in closed form."""
+"""Old entry point of `task`, until the last caller uses a `Task`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from glasu.model import kernels
-
-Task = Literal["multiclass", "multilabel"]
+from glasu import registry
 
 
-def loss_and_gradient(task: Task, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """Return the mean cross-entropy, of the nodes or of the nodes' single labels, and its gradient at the logits."""
-    if task == "multilabel":
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
-        return loss.item(), logits.sigmoid().sub_(labels).div_(logits.numel())
-    gradient = torch.empty_like(logits)
-    return float(kernels.cross_entropy(logits.numpy(), labels.numpy(), gradient.numpy())), gradient
+def loss_and_gradient(task: str, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    result: tuple[float, Tensor] = registry.load("task", task)().loss_and_gradient(logits, labels)
+    return result

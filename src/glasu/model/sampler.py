@@ -1,15 +1,22 @@
-"""Sampler: the node sets and blocks of one client, drawn as the config asks."""
+"""Samplers: they draw the node sets of one client and build the blocks between them.
+
+This module imports without torch. The protocol reads the class-level properties also on a server without torch.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import RunConfig
-from glasu.data.party import Graph
+from glasu import registry
+from glasu.config import RunConfig, TrainConfig
+from glasu.data.graph import Graph
 from glasu.model import kernels
+from glasu.model.backbones import backbone_class
 from glasu.model.blocks import (
     Adjacency,
     Block,
@@ -25,13 +32,14 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, halves
 
+LOGGER = logging.getLogger("glasu.model")
 CHUNK_ROWS = 8192  # rows per exact product
 CHUNK_EDGES = 2**20  # edges per exact product
-DENSELY_READ = 4  # exact products with a quarter as many edges as there are nodes, or more, read all nodes' rows
+DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
 
 
 def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
-    """Draw S[L], uniformly and independently in every round, the same at everyone who knows the training nodes."""
+    """Draw S[L] of one round, uniformly; every client that knows the training nodes draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
     if size == 0 or size >= len(training_nodes):
@@ -45,49 +53,63 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
 
 
 class Sampler:
-    """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks in between."""
+    """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks in between.
 
-    def __init__(self, config: RunConfig, graph: Graph, client: int, normalization: Normalization) -> None:
+    A subclass overrides `draw` and states what the protocol must know about it. Below a layer that aggregates, all
+    clients must have the same set S[l]. They have it if the clients agree on the union of their draws
+    (`agrees_on_node_sets`), if all draw with one seed (`shares_draws`), or if S[l] is all nodes (`reads_whole_graph`).
+    """
+
+    agrees_on_node_sets: ClassVar[bool] = False  # the clients exchange proposals; the server unites them
+    shares_draws: ClassVar[bool] = False  # every client can draw S[l], and the batch once it knows the training nodes
+    reads_whole_graph: ClassVar[bool] = False  # every S[l] below S[L] is all nodes, with all edges
+    keeps_matrices = False  # whether blocks are kept from round to round, also for evaluation
+    leaves_out_rows = False  # whether a draw may hold nodes that this client neither shares nor reads
+
+    def __init__(
+        self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
+    ) -> None:
+        """Prepare to draw.
+
+        Args:
+            config: the settings, resolved.
+            graph: the graph of this client.
+            client: m.
+            normalization: of the blocks; None: that of the backbone.
+        """
+        backbone = backbone_class(config.model)
+        normalization = normalization or backbone.normalization
         self.train, self.graph, self.client = config.train, graph, client
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, normalization, double=config.wire.precision == "fp64")
         self._everything: NodeSet = np.arange(graph.num_nodes)
-        self._draws: dict[bool, tuple[NodeSet, Draw]] = {}  # sampler "full" meets the same two sets again and again:
-        self._blocks: dict[bool, tuple[Draw, Block]] = {}  # all nodes (True), and the batch of all training nodes
-        full = config.train.sampler == "full"
-        self.keeps_matrices = full and normalization != "none"  # the whole graph's, for training and evaluation
-        self._repeats = full and config.train.batch_size == 0  # the same sample in every round
-        self._may_leave_out = self._repeats or config.train.sampler == "shared"  # "neighbor" reads all that it draws
-        self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
+        if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
+            LOGGER.warning(
+                'client %d: model.backbone="%s" ignores edge weights, and this graph has weights other than 1. '
+                "Use gcn, gcnii or sage to use them.",
+                client,
+                config.model.backbone,
+            )
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
-        """Draw S_m[l] and the edges into S[l+1] = `targets`."""
-        train, labels = self.train, self.adjacency.labels
-        if train.sampler == "full":
-            return self._draw_whole(targets)
-        sharer = EVERYONE if train.sampler == "shared" else self.client
-        stream = Stream(train.seed, purpose, round=round_index, layer=layer, client=sharer)
-        if train.sampler == "shared":
-            draw = draw_shared(self.graph, targets, train.fanout, stream.key(), labels)
-        elif train.sampling == "layer":
-            draw = draw_layer(self.graph, targets, train.fanout, stream.key(), labels)
-        else:
-            draw = draw_neighbors(self.graph, targets, train.fanout, stream.key(), labels)
-        room = max(0, train.max_nodes - len(targets))
-        if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
-            return draw  # an evaluation asks for so many nodes that a bound would leave them no neighbours
-        return thinned(self.graph, targets, draw, room, stream._replace(purpose=f"{purpose}, kept").key(), labels)
+        """Draw S_m[l] and the edges into S[l+1] = `targets`.
+
+        Args:
+            targets: S[l+1], sorted.
+            round_index: t.
+            layer: l.
+            purpose: training and evaluation draw from different streams.
+        """
+        raise NotImplementedError
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
-        if self.train.sampler == "full":
-            return self._block_whole(targets, draw)
         if self.train.blocks == "induced":
             draw = induced(self.graph, targets, nodes, self.adjacency.labels)
         return self.adjacency.block(targets, nodes, draw)
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
-        """Build the blocks of a sample, leaving out rows of H_m[l] that this client neither shares nor reads.
+        """Build the blocks of a sample, without the rows of H_m[l] that this client neither shares nor reads.
 
         Args:
             nodes: S_m[0..L], as agreed.
@@ -96,41 +118,32 @@ class Sampler:
         Returns:
             The blocks, and the nodes of the rows of H_m[0..L].
         """
-        if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
-            return self._sample[1:]  # every round is like the last
         kept = [nodes[-1]]
         blocks: list[Block] = []
-        read: NDArray[np.int64] | None = None  # which rows of the layer's output are kept; None: all
+        read: NDArray[np.int64] | None = None  # the rows of this layer's output that are kept; None: all
         for layer in reversed(range(len(draws))):
             block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
             if read is not None:
                 block = block.at(read)
             columns, read = nodes[layer], None
-            if self._may_leave_out and layer - 1 not in self.aggregation_layers:
+            if self.leaves_out_rows and layer - 1 not in self.aggregation_layers:
                 block, read = block.compact(self.adjacency.labels)
                 columns = columns[read]
             blocks.insert(0, block.densified() if self.keeps_matrices else block)
             kept.insert(0, columns)
-        if self._repeats:
-            self._sample = draws, tuple(blocks), tuple(kept)
         return tuple(blocks), tuple(kept)
 
     def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
         """Build the blocks from all nodes to `targets`, with every edge, some rows at a time.
 
         Yields:
-            Which of the targets are the block's rows, the block, and the nodes that are its columns.
+            The positions of the block's rows in `targets`, the block, and the nodes of its columns.
         """
-        if self.keeps_matrices:
-            whole = self._block_whole(self._everything, self._draw_whole(self._everything))
-            asked, labels = whole.at(targets), self.adjacency.labels
-            yield slice(None), *((asked, self._everything) if asked is whole else asked.compact(labels))
-            return
         for rows in _product_chunks(self.graph, targets):
             block = self.exact_block(targets[rows])
             if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
                 yield rows, *block.compact(self.adjacency.labels)
-            else:  # it reads so many nodes that finding out which ones would cost more than it saves
+            else:  # finding the columns that are read would cost more than it saves
                 yield rows, block, self._everything
 
     def exact_block(self, targets: NodeSet) -> Block:
@@ -138,14 +151,31 @@ class Sampler:
         draw = Draw(self._everything, *edges_into(self.graph, targets))
         return self.adjacency.block(targets, draw.nodes, draw)
 
-    def _draw_whole(self, targets: NodeSet) -> Draw:
+
+class FullGraph(Sampler):
+    """All nodes and edges. Blocks repeat from round to round and are kept."""
+
+    reads_whole_graph = True
+
+    def __init__(
+        self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
+    ) -> None:
+        super().__init__(config, graph, client, normalization)
+        self.keeps_matrices = self.adjacency.normalization != "none"
+        self.leaves_out_rows = config.train.batch_size == 0  # only then every round has the same sample
+        # Two sets of targets occur again and again: all nodes (True) and the training nodes (False).
+        self._draws: dict[bool, tuple[NodeSet, Draw]] = {}
+        self._blocks: dict[bool, tuple[Draw, Block]] = {}
+        self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
+
+    def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         everything = len(targets) == self.graph.num_nodes
         kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
             kept = self._draws[everything] = (targets, Draw(self._everything, *edges_into(self.graph, targets)))
         return kept[1]
 
-    def _block_whole(self, targets: NodeSet, draw: Draw) -> Block:
+    def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         everything = len(targets) == self.graph.num_nodes
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
@@ -153,9 +183,73 @@ class Sampler:
             kept = self._blocks[everything] = (draw, block.densified() if self.keeps_matrices else block)
         return kept[1]
 
+    def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
+        if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
+            return self._sample[1:]  # this round has the sample of the last one
+        blocks, kept = super().blocks(nodes, draws)
+        if self.leaves_out_rows:
+            self._sample = draws, blocks, kept
+        return blocks, kept
+
+    def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
+        if not self.keeps_matrices:
+            yield from super().exact_blocks(targets)
+            return
+        everything = self._everything
+        whole = self.block(everything, everything, self.draw(everything, 0, 0))
+        asked, labels = whole.at(targets), self.adjacency.labels
+        yield slice(None), *((asked, everything) if asked is whole else asked.compact(labels))
+
+
+class _Sampled(Sampler):
+    """Draws some of the edges with a random key per round and layer."""
+
+    def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
+        train = self.train
+        sharer = EVERYONE if self.shares_draws else self.client
+        stream = Stream(train.seed, purpose, round=round_index, layer=layer, client=sharer)
+        draw = self._draw_edges(targets, stream.key())
+        room = max(0, train.max_nodes - len(targets))
+        if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
+            return draw  # an evaluation has many nodes; a bound would leave them no neighbours
+        key = stream._replace(purpose=f"{purpose}, kept").key()
+        return thinned(self.graph, targets, draw, room, key, self.adjacency.labels)
+
+    def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
+        raise NotImplementedError
+
+
+class Neighbor(_Sampled):
+    """Draws from the neighbours of each node, or of the set as a whole (`train.sampling`)."""
+
+    agrees_on_node_sets = True
+
+    def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
+        draw_edges = draw_layer if self.train.sampling == "layer" else draw_neighbors
+        return draw_edges(self.graph, targets, self.train.fanout, key, self.adjacency.labels)
+
+
+class SharedSeed(_Sampled):
+    """Draws from all nodes with a seed that all clients share, so no node set travels."""
+
+    shares_draws = True
+    leaves_out_rows = True
+
+    def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
+        return draw_shared(self.graph, targets, self.train.fanout, key, self.adjacency.labels)
+
+
+SAMPLERS: dict[str, type[Sampler]] = {"full": FullGraph, "neighbor": Neighbor, "shared": SharedSeed}
+
+
+def sampler_class(train: TrainConfig) -> type[Sampler]:
+    """Return the class of the sampler that the config names."""
+    found: type[Sampler] = registry.load("sampler", train.sampler)
+    return found
+
 
 def _product_chunks(graph: Graph, targets: NodeSet) -> Iterator[slice]:
-    """Divide rows so that no chunk has too many rows, nor too many edges unless a single row has."""
+    """Divide rows into chunks that exceed neither CHUNK_ROWS nor, unless a single row does, CHUNK_EDGES."""
     ends = np.cumsum(graph.indptr[targets + 1] - graph.indptr[targets])
     start = 0
     while start < len(targets):

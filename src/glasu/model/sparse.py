@@ -1,4 +1,4 @@
-"""SparseRows: a sparse matrix by rows, as plain arrays: blocks, and features of which few differ from zero."""
+"""SparseRows: a sparse matrix by rows as plain arrays, for blocks and sparse features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 class SparseRows:
     """The entries of row i are data[indptr[i]:indptr[i + 1]], in the columns indices[indptr[i]:indptr[i + 1]].
 
-    What scipy's csr_array is, without the checks that cost more than a small product.
+    The same format as scipy's csr_array, without its checks, which cost more than a small product.
     """
 
     indptr: Array
@@ -30,9 +30,9 @@ class SparseRows:
 
     @classmethod
     def of(cls, matrix: sp.csr_array) -> Self:
-        """Return scipy's matrix, sharing its arrays."""
+        """Wrap a matrix of scipy; the arrays are shared."""
         indptr, indices, data = (np.asarray(part) for part in (matrix.indptr, matrix.indices, matrix.data))
-        return cls(indptr, indices, data, matrix.shape[1])  # memory maps as the plain arrays that they are
+        return cls(indptr, indices, data, matrix.shape[1])  # np.asarray: numba must see plain arrays, not memory maps
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,11 +51,11 @@ class SparseRows:
         return self.data.dtype
 
     def rows(self, positions: NDArray[np.int64]) -> SparseRows:
-        """Return some rows, in the order asked."""
+        """Return the rows at `positions`, in that order."""
         return SparseRows(*kernels.gather_rows(self.indptr, self.indices, self.data, positions), self.width)
 
     def with_data(self, data: Array) -> SparseRows:
-        """Return a matrix with other values in the same places."""
+        """Return a matrix with the same sparsity and other values."""
         return SparseRows(self.indptr, self.indices, data, self.width)
 
     def toarray(self) -> Array:

@@ -1,4 +1,4 @@
-"""ClientModel: the layers W_m[0..L-1] of one client and, where it has labels, its classifier W_m[L]."""
+"""ClientModel: the layers W_m[0..L-1] of one client and, if it has labels, its classifier W_m[L]."""
 
 from __future__ import annotations
 
@@ -10,33 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from glasu import registry
 from glasu.config import ModelConfig
-from glasu.errors import ConfigError
 from glasu.model.aggregation import aggregation_of
+from glasu.model.backbones import build_backbone
 from glasu.model.blocks import Block, Normalization
 from glasu.model.dropout import ENCODER, Dropout
-from glasu.model.layers import (
-    Convolution,
-    CustomLayer,
-    GATLayer,
-    GCNIILayer,
-    GCNLayer,
-    Hidden,
-    Layer,
-    Projection,
-    ResidualLayer,
-    SAGELayer,
-)
+from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
 from glasu.randomness import Stream
 
-NORMALIZATION: dict[str, Normalization] = {
-    "gcn": GCNLayer.normalization,
-    "gcnii": GCNIILayer.normalization,
-    "sage": SAGELayer.normalization,
-    "gat": GATLayer.normalization,
-    "custom": CustomLayer.normalization,
-}
-TYPICAL_NORM = 3.0  # what input_scale = "auto" makes of the mean length of a feature row
+TYPICAL_NORM = 3.0  # mean length of a feature row after scaling with input_scale = "auto"
 
 
 class ClientModel(nn.Module):
@@ -55,48 +38,44 @@ class ClientModel(nn.Module):
         """Create the layers with weights drawn from `stream(purpose, layer)`.
 
         Args:
-            config: the network's shape.
+            config: the shape of the network.
             num_clients: M, which decides the width after `concat`.
             num_features: d_m.
-            num_outputs: the number of classes, or None for a client without labels.
-            stream: where the initial weights come from; purpose "classifier" must be equal at all clients.
-            convolution: builds the layers of backbone "custom".
+            num_outputs: the width of the classifier, or None for a client without labels.
+            stream: the randomness of the initial weights; purpose "classifier" must be equal at all clients.
+            convolution: builds the layers of the backbone "custom".
         """
         super().__init__()
-        if (config.backbone == "custom") != (convolution is not None):
-            raise ConfigError(
-                f'model.backbone={config.backbone!r}: a convolution of your own goes with backbone = "custom" and is '
-                "passed in Python, as glasu.train(parties, config, convolution=...)."
-            )
         self.config = config
+        self.backbone = build_backbone(config, convolution)
         self.aggregation_layers = frozenset(config.aggregation_layers)
         wide = config.hidden * aggregation_of(config, num_clients).widening
-        widths = [config.hidden if config.backbone == "gcnii" else num_features]
+        widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
+        # Layers of other libraries draw their weights from torch's one generator, so it is seeded before each layer.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
-            self.encoder = Projection(num_features, config.hidden) if config.backbone == "gcnii" else None
+            self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
             self.layers = nn.ModuleList()
             for layer in range(config.num_layers):
                 torch.default_generator.manual_seed(stream("weights", layer).torch_seed())
-                inner = _layer(config, layer, widths[layer], convolution)
-                residual = config.residual
+                inner, residual = self.backbone.build_layer(layer, widths[layer]), config.residual
                 self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
             torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
         normalized, read = config.normalization == "layer", widths[1:] if num_outputs is not None else widths[1:-1]
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in read) if normalized else None
-        self.activation = nn.functional.elu if config.backbone == "gat" else nn.functional.relu
+        self.activation: Callable[[Tensor], Tensor] = self.backbone.activation
 
     def encode(self, features: Hidden, dropout: Dropout) -> tuple[Hidden, Tensor | None]:
-        """Return H_m[0] and, for gcnii, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
+        """Return H_m[0] and, with an encoder, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
         if self.encoder is None:
             return features, None
         initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
         return initial, initial
 
     def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
-        """Normalise and drop what layer l reads (l = L is the classifier)."""
+        """Normalise and drop the input of layer l (l = L is the classifier)."""
         if self.norms is not None and layer > 0:
             hidden = self.norms[layer - 1](hidden)
         return dropout(hidden, layer)
@@ -107,12 +86,12 @@ class ClientModel(nn.Module):
         Args:
             layer: l.
             hidden: H_m[l], rows S_m[l].
-            initial: H_m^0 at the rows S_m[l+1]; gcnii only.
+            initial: H_m^0 at the rows S_m[l+1]; None without an encoder.
             block: A restricted to S_m[l+1] x S_m[l].
             dropout: the masks of this step.
         """
         module, hidden = self.layers[layer], self.layer_input(layer, hidden, dropout)
-        if self.config.backbone == "custom":
+        if self.backbone.uses_torch_generator:
             with torch.random.fork_rng(devices=[]):
                 dropout.fork(layer)
                 return self.activation(module(hidden, initial, block))
@@ -125,29 +104,27 @@ class ClientModel(nn.Module):
         return logits
 
 
-def _layer(config: ModelConfig, layer: int, width: int, convolution: Convolution | None) -> Layer:
-    if config.backbone == "gcn":
-        return GCNLayer(width, config.hidden)
-    if config.backbone == "gcnii":
-        return GCNIILayer(width, config.hidden, layer=layer, alpha=config.alpha, theta=config.theta)
-    if config.backbone == "sage":
-        return SAGELayer(width, config.hidden)
-    if config.backbone == "gat":
-        return GATLayer(width, config.hidden, heads=config.heads)
-    assert convolution is not None
-    return CustomLayer(convolution(width, config.hidden), config.hidden)
-
-
 def input_scale(config: ModelConfig, mean_length: float) -> float:
-    """Return the factor for the raw features; "auto" brings the mean length of a row that is not empty to 3."""
+    """Return the factor for the raw features; "auto" brings the mean length of a non-empty row to 3."""
     if config.input_scale != "auto":
         return config.input_scale
     return TYPICAL_NORM / mean_length if mean_length else 1.0
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of the weights in the order of their names, in hexadecimal."""
+    """Return the SHA-256 of the weights, sorted by name, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(np.ascontiguousarray(weights[name].detach().numpy()).tobytes())
     return digest.hexdigest()
+
+
+class _Normalizations(dict[str, Normalization]):
+    """Old entry point, until the last caller lets `Sampler` ask the backbone."""
+
+    def __missing__(self, backbone: str) -> Normalization:
+        found: Normalization = registry.load("backbone", backbone).normalization
+        return found
+
+
+NORMALIZATION = _Normalizations()

@@ -1,24 +1,27 @@
-"""The passes of one step through a client's layers, forward and back; what happens between layers is the protocol's.
+"""One pass through the layers of a client: forward, and in training backward.
 
-`AutogradStep` has torch derive every layer's gradient, for any backbone; `glasu.model.fused.gcnii` has gcnii's written
-out.
+A step computes; the protocol exchanges tensors between two layers. There are three implementations: `AutogradStep`
+works for any backbone, `fused.gcnii.FusedStep` is faster for gcnii, and `exact.ExactInference` goes forward over all
+nodes without sampling.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glasu import registry
 from glasu.model.blocks import Block
 from glasu.model.dropout import Dropout
 from glasu.model.layers import Hidden, rows_of
-from glasu.model.optimizer import ALL
+from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 
 
@@ -28,57 +31,91 @@ class Inputs:
 
     features: Hidden  # X_m[S_m[0]], scaled
     blocks: tuple[Block, ...]
-    initial_rows: tuple[NDArray[np.int64], ...]  # per layer: where S_m[l+1] stands in S_m[0]
+    initial_rows: tuple[NDArray[np.int64], ...]  # per layer: the positions of S_m[l+1] in S_m[0]
 
 
-class Step(ABC):
-    """Forward: `encode`, `layer` 0..L-1, `logits`. Back: `back_from_logits`, `back` L-1..0, `back_to_features`.
+class ForwardStep(ABC):
+    """The forward pass: `encode`, then `layer` 0..L-1, then `logits`."""
 
-    `begin_back` first. Going back leaves the gradients of the `pending` weights; the others have changed by theirs.
-    """
-
-    pending: Sequence[slice] = ALL  # the weights that going back has not changed yet, in the vector of all
-
-    def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
-        self.inputs, self.dropout = inputs, dropout
-        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; not to be changed
+    def __init__(self) -> None:
+        self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
 
     @abstractmethod
-    def encode(self) -> Hidden:
-        """Return H_m[0]: the features, or what gcnii's encoder makes of them."""
+    def encode(self) -> Any:
+        """Return H_m[0]: the features, or the output of the encoder. Pass it to `layer` 0."""
 
     @abstractmethod
-    def layer(self, layer: int, hidden: Hidden) -> Tensor:
+    def layer(self, layer: int, hidden: Any) -> Tensor:
         """Return H_m^+[l], given H_m[l]."""
 
     @abstractmethod
     def logits(self, joint: Tensor) -> Tensor:
-        """Return what the classifier makes of H_m[L]."""
+        """Return the output of the classifier, given H_m[L]."""
+
+    def layer_in_parts(self, layer: int, hidden: Any) -> Generator[float, None, Tensor]:
+        """Compute like `layer`. If that takes long, yield the finished share of the whole pass now and then."""
+        yield from ()
+        return self.layer(layer, hidden)
+
+
+class Step(ForwardStep):
+    """A training step. Backward: `begin_backward`, `backward_classifier`, `backward_layer` L-1..0, `backward_encoder`.
+
+    After the backward pass, the `pending` weights have gradients. The other weights have changed by theirs already.
+    """
+
+    pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still change
+
+    def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
+        super().__init__()
+        self.inputs, self.dropout = inputs, dropout
 
     @abstractmethod
+    def begin_backward(self) -> None:
+        """Discard the gradients of the previous step."""
+
+    @abstractmethod
+    def backward_classifier(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at H_m[L], given the gradient at the logits."""
+
+    @abstractmethod
+    def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
+        """Return the gradient at H_m[l], given the gradient at H_m^+[l]; None if H_m[l] is the features."""
+
+    @abstractmethod
+    def backward_encoder(self, gradient: Tensor | None) -> None:
+        """Finish the backward pass, given the gradient at H_m[0]. Weights change here at the earliest."""
+
+    # Old names, until the last caller uses the new ones.
+
     def begin_back(self) -> None:
-        """Forget the gradients of the step before."""
+        self.begin_backward()
 
-    @abstractmethod
     def back_from_logits(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at H_m[L], given that at the logits."""
+        return self.backward_classifier(gradient)
 
-    @abstractmethod
     def back(self, layer: int, gradient: Tensor) -> Tensor | None:
-        """Return the gradient at H_m[l], given that at H_m^+[l]; None where H_m[0] is the features."""
+        return self.backward_layer(layer, gradient)
 
-    @abstractmethod
     def back_to_features(self, gradient: Tensor | None) -> None:
-        """Go back through the encoder, given the gradient at H_m[0]; whatever of the weights changes, changes now."""
+        self.backward_encoder(gradient)
 
 
 class AutogradStep(Step):
-    """Any backbone: each layer is a tape of its own, so that `back` can stop between any two."""
+    """A step for any backbone. Each layer has its own autograd tape, so the backward pass can stop between layers."""
 
     def __init__(self, model: ClientModel, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> None:
+        """Start a step.
+
+        Args:
+            model: the network.
+            inputs: what the layers read.
+            dropout: the masks of this step.
+            recording: False if there is no backward pass.
+        """
         super().__init__(inputs, dropout)
         self.model, self.recording = model, recording
-        self._tapes: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}  # what layer l read and made
+        self._tapes: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}  # input, initial and output of l
         self._encoded: Tensor | None = None
         self._initial = self._initial_gradient = torch.empty(0)
 
@@ -102,32 +139,32 @@ class AutogradStep(Step):
             initial = self._leaf(rows)
         with torch.set_grad_enabled(self.recording):
             made = self.model.sublayer(layer, hidden, initial, self.inputs.blocks[layer], self.dropout)
-        return self._kept(layer, leaf, initial, made)
+        return self._save(layer, leaf, initial, made)
 
     def logits(self, joint: Tensor) -> Tensor:
         leaf = self._leaf(joint)
         with torch.set_grad_enabled(self.recording):
             made = self.model.classify(leaf, self.dropout)
-        return self._kept(len(self.model.layers), leaf, None, made)
+        return self._save(len(self.model.layers), leaf, None, made)
 
-    def begin_back(self) -> None:
-        self.model.zero_grad(set_to_none=False)
+    def begin_backward(self) -> None:
+        self.model.zero_grad(set_to_none=False)  # gradients are views of one vector and must stay so
 
-    def back_from_logits(self, gradient: Tensor) -> Tensor:
-        found = self.back(len(self.model.layers), gradient)
+    def backward_classifier(self, gradient: Tensor) -> Tensor:
+        found = self.backward_layer(len(self.model.layers), gradient)
         assert found is not None
         return found
 
-    def back(self, layer: int, gradient: Tensor) -> Tensor | None:
+    def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
         leaf, initial, made = self._tapes.pop(layer)
-        if made.requires_grad:  # a first layer without weights to learn has no tape
+        if made.requires_grad:  # False for a first layer without weights
             made.backward(gradient)  # type: ignore[no-untyped-call]
         if initial is not None and initial.grad is not None:
             rows = torch.from_numpy(self.inputs.initial_rows[layer])
             self._initial_gradient.index_add_(0, rows, initial.grad)
         return None if leaf is None else leaf.grad
 
-    def back_to_features(self, gradient: Tensor | None) -> None:
+    def backward_encoder(self, gradient: Tensor | None) -> None:
         if self._encoded is not None:
             assert gradient is not None
             self._encoded.backward(self._initial_gradient.add_(gradient))  # type: ignore[no-untyped-call]
@@ -135,8 +172,28 @@ class AutogradStep(Step):
     def _leaf(self, hidden: Tensor) -> Tensor:
         return hidden.detach().requires_grad_(self.recording)
 
-    def _kept(self, layer: int, leaf: Tensor | None, initial: Tensor | None, made: Tensor) -> Tensor:
+    def _save(self, layer: int, leaf: Tensor | None, initial: Tensor | None, made: Tensor) -> Tensor:
         if self.recording:
             self._tapes[layer] = leaf, initial, made
         self.partials[layer] = made.detach()
         return self.partials[layer]
+
+
+StepMaker = Callable[[Inputs, Dropout], Step]
+
+
+class Steps:
+    """Makes the steps of one client: fused where the backbone has a fused step for this model, else with autograd."""
+
+    def __init__(self, model: ClientModel, optimizer: Optimizer) -> None:
+        self.model = model
+        self._fused: StepMaker | None = None
+        if target := model.backbone.fused_step:
+            self._fused = registry.resolve(target, "the fused step")(model, optimizer)
+
+    def make(self, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> Step:
+        """Return a step; `recording=False` if there is no backward pass."""
+        # A fused step multiplies sparse blocks. Where a block is held dense, the dense product of autograd is faster.
+        if self._fused is not None and all(block.dense is None for block in inputs.blocks):
+            return self._fused(inputs, dropout)
+        return AutogradStep(self.model, inputs, dropout, recording=recording)

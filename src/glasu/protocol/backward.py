@@ -30,7 +30,7 @@ def client_joint_round(client: Client, batch: Batch, upcoming: Sample | None) ->
     key = client.identity.key(Phase.TRAINING, batch.round)
     step = client.learner.step(batch, 0)
     joint, _ = yield from client_inference(client, step, key, upcoming)
-    step.begin_back()
+    step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
     if client.has_labels:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError, TrainingError
-from glasu.model import metrics
 from glasu.model.aggregation import Mean
 from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
 from glasu.protocol.inference import client_inference, exchange_partial, server_inference
 from glasu.protocol.messages import JointScores, Metrics, Scores, TensorMessage, Verdict
-from glasu.protocol.requests import Broadcast, Evaluating, Receive, Scatter, Script, Send
+from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.sampling import agree, client_sampling, server_sampling, unite
 from glasu.protocol.walk import walk_forward
 from glasu.wire.message_key import Key, Phase
@@ -51,7 +50,7 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
                 f"party {client.name!r}, after {round_index} rounds: the predictions are not finite; training "
                 "diverged. Lower train.learning_rate."
             )
-        found = metrics.evaluate(probabilities, labels[nodes], client.config.train.task)
+        found = client.learner.task.evaluate(probabilities, labels[nodes])
     if client.progress.selection is not None:
         return found, None
     key = key.at(METRICS_LAYER)
@@ -84,7 +83,7 @@ def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask 
     yield from send_rows(client, Scores, key, client.release.tensor("probabilities", own, key).payload)
     answers = yield from receive_rows(client, JointScores, key, rows)
     mean = client.read_rows("probabilities", answers, (rows, columns), requested).numpy()
-    if error := metrics.find_probability_error(mean, client.config.train.task):
+    if error := client.learner.task.find_score_error(mean):
         raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
     return np.asarray(mean)
 
@@ -99,29 +98,12 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
 
     Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
     """
-    import torch
-
-    learner, last = client.learner, client.config.model.num_layers - 1
-    all_nodes = np.arange(client.data.num_nodes)
-    hidden, initial = learner.exact_start()
-    total, done = last * len(all_nodes) + len(nodes), 0
-
-    def compute(layer: int, hidden: Any) -> Script[Tensor]:
-        nonlocal done
-        targets = nodes if layer == last else all_nodes
-        partial = torch.empty(len(targets), client.config.model.hidden, dtype=client.data.dtype)
-        for rows, computed in learner.exact_layer(layer, hidden, initial, targets):
-            partial[rows] = computed
-            done += len(computed)
-            if len(computed) < len(targets):  # a small graph needs one product and no progress report
-                yield Evaluating(client.progress.round, done / total, client.name)
-        return partial
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
         joint, _ = yield from exchange_partial(client, key.at(layer), partial)
         return joint
 
-    return (yield from walk_forward(client, hidden, compute, combine))
+    return (yield from walk_forward(client, client.learner.exact_inference(nodes), combine))
 
 
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
@@ -147,7 +129,7 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Scrip
 
 def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
     """Return the metrics, which must be equal at all parties with labels."""
-    names = metrics.NAMES[server.config.train.task]
+    names = server.task.metric_names
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
         expected = names if server.owner in (-1, client) else ()

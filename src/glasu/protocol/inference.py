@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
 from glasu.protocol.messages import Joint, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Script
-from glasu.protocol.walk import compute_with, walk_forward
+from glasu.protocol.walk import walk_forward
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def client_inference(
         exchanged[layer + 1] = joint, sent
         return joint
 
-    joint = yield from walk_forward(client, step.encode(), compute_with(step), combine)
+    joint = yield from walk_forward(client, step, combine)
     return joint, exchanged
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.party import PartyData, labelled
+from glasu.data.party import PartyData
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
 from glasu.model.dropout import Dropout, no_dropout
-from glasu.model.exact import FeatureRows, exact_layer, exact_start
-from glasu.model.fused.gcnii import TO_WRITE, FusedStep, Hand
+from glasu.model.exact import ExactInference, FeatureRows
 from glasu.model.layers import Convolution, Hidden
-from glasu.model.loss import loss_and_gradient
 from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.sampler import Sampler, training_batch
+from glasu.model.sampler import sampler_class, training_batch
 from glasu.model.sparse import SparseRows
-from glasu.model.split import NORMALIZATION, ClientModel, input_scale
-from glasu.model.step import AutogradStep, Inputs, Step
+from glasu.model.split import ClientModel, input_scale
+from glasu.model.step import Inputs, Step, Steps
+from glasu.model.task import task_of
 from glasu.protocol.sample import Sample
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 
@@ -67,7 +66,7 @@ class NodeData:
 
     def features(self, nodes: NodeSet) -> Hidden:
         """Return the scaled rows of X_m at the nodes."""
-        if len(nodes) < self.num_nodes or self.config.train.sampler != "full":
+        if len(nodes) < self.num_nodes or not sampler_class(self.config.train).reads_whole_graph:
             return self._rows(nodes)
         if self.all_rows is None:
             self.all_rows = self._rows(nodes)
@@ -87,16 +86,14 @@ class NodeData:
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, in the dtype that the loss needs."""
         assert self.party.labels is not None
-        labels = torch.from_numpy(self.party.labels[nodes])
-        return labels.to(self.dtype) if self.config.train.task == "multilabel" else labels
+        return task_of(self.config.train).label_tensor(self.party.labels[nodes], self.dtype)
 
     def training_nodes(self) -> NodeSet:
         """Return the training nodes with known labels; empty at a client without labels."""
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        known: NodeSet = party.splits.train[labelled(party.labels[party.splits.train])]
-        return known
+        return task_of(self.config.train).training_nodes(party.labels, party.splits.train)
 
     def evaluation_nodes(self, split: str) -> NodeSet:
         """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
@@ -146,8 +143,9 @@ class Learner:
             convolution=convolution,
         ).to(data.dtype)
         self.optimizer = Optimizer(config, self.model)
-        self.fused = Hand.of(self.model, directly=self.optimizer.is_plain)
-        self.sampler = Sampler(config, data.party.graph, index, NORMALIZATION[config.model.backbone])
+        self.task = task_of(config.train)
+        self.steps = Steps(self.model, self.optimizer)
+        self.sampler = sampler_class(config.train)(config, data.party.graph, index)
         self._gathered: tuple[Sample, Batch] | None = None
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
@@ -193,39 +191,27 @@ class Learner:
 
     def step(self, batch: Batch, step: int | None) -> Step:
         """Return local step q through the layers; None: a forward pass without dropout or gradients."""
-        dropout = self.dropout(batch.round, step)
-        dense = self.sampler.keeps_matrices and any(block.dense is not None for block in batch.blocks)
-        if self.fused is not None and not dense:
-            return FusedStep(
-                self.fused, batch, dropout, self.optimizer.descent if self.optimizer.is_plain else TO_WRITE
-            )
-        return AutogradStep(self.model, batch, dropout, recording=step is not None)
+        return self.steps.make(batch, self.dropout(batch.round, step), recording=step is not None)
 
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss at H_m[L] and its gradient there; the step keeps the classifier's gradient."""
         assert batch.labels is not None
-        value, gradient = loss_and_gradient(self.config.train.task, step.logits(joint), batch.labels)
-        return value, step.back_from_logits(gradient)
+        value, gradient = self.task.loss_and_gradient(step.logits(joint), batch.labels)
+        return value, step.backward_classifier(gradient)
 
-    def exact_start(self) -> tuple[Hidden | FeatureRows, Tensor | None]:
-        """Return H_m[0] and H_m^0 of all nodes. Features of a sampled graph stay in their file."""
-        if self.config.train.sampler != "full":
-            shape = (self.data.num_nodes, self.data.party.num_features)
-            return exact_start(self.model, FeatureRows(shape, self.data.features))
-        with torch.no_grad():
-            return self.model.encode(self.data.features(np.arange(self.data.num_nodes)), no_dropout())
-
-    def exact_layer(
-        self, layer: int, hidden: Hidden | FeatureRows, initial: Tensor | None, targets: NodeSet
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield H_m^+[l] at `targets` with every edge, some rows at a time."""
-        return exact_layer(self.model, self.sampler, layer, hidden, initial, targets)
+    def exact_inference(self, nodes: NodeSet) -> ExactInference:
+        """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
+        data = self.data
+        if self.sampler.reads_whole_graph:
+            features: Hidden | FeatureRows = data.features(np.arange(data.num_nodes))
+        else:
+            features = FeatureRows((data.num_nodes, data.party.num_features), data.features)
+        return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()
     def probabilities(self, joint: Tensor) -> Tensor:
         """Return the class probabilities of this client's classifier."""
-        logits = self.model.classify(joint, no_dropout())
-        return logits.sigmoid() if self.config.train.task == "multilabel" else logits.softmax(dim=1)
+        return self.task.scores(self.model.classify(joint, no_dropout()))
 
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule, which is a function of the round alone."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from glasu.config import TrainConfig
-from glasu.model.metrics import SELECTED_BY
 from glasu.protocol.backward import client_joint_round, server_backward
 from glasu.protocol.evaluation import METRICS_LAYER, client_evaluation, server_evaluation
 from glasu.protocol.inference import client_inference, server_inference
@@ -130,7 +129,7 @@ def _client_selection(client: Client, loss: float | None) -> Script[None]:
     evaluation = client_evaluation(client, progress.round, "validation")
     metrics, verdict = yield Timed(evaluation, "evaluation")
     if progress.selection is not None:
-        progress.selection = progress.selection.after(metrics[SELECTED_BY[train.task]], progress.round)
+        progress.selection = progress.selection.after(metrics[client.learner.task.selected_by], progress.round)
         improved = progress.selection.best_round == progress.round
         progress.stopped = progress.selection.stops(train)
         yield Evaluated(progress.round, "validation", metrics, loss, improved, client.name)
@@ -194,7 +193,7 @@ def _server_selection(server: Server, loss: float) -> Script[None]:
     """Evaluate on validation nodes, and tell the clients whether the model is the best so far."""
     progress, train = server.progress, server.config.train
     metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    progress.selection = progress.selection.after(metrics[SELECTED_BY[train.task]], progress.round)
+    progress.selection = progress.selection.after(metrics[server.task.selected_by], progress.round)
     improved, progress.stopped = progress.selection.best_round == progress.round, progress.selection.stops(train)
     yield Evaluated(progress.round, "validation", metrics, loss, improved)
     key = server.key(Phase.EVALUATION, progress.round, METRICS_LAYER)

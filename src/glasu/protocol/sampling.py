@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
+from glasu.model.sampler import sampler_class
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
 from glasu.protocol.sample import Sample
@@ -44,13 +45,13 @@ def owner_sends_batches(config: RunConfig) -> bool:
 
 def owner_publishes_nodes(config: RunConfig) -> bool:
     """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
-    return config.train.labels != "all" and config.train.sampler == "shared"
+    return config.train.labels != "all" and sampler_class(config.train).shares_draws
 
 
 def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     """Return the l for which the parties agree on S[l], in the order of the agreement."""
     layers = config.model.aggregation_layers
-    agreed = [layer + 1 for layer in reversed(layers[:-1])] if config.train.sampler == "neighbor" else []
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
     if owner_sends_batches(config) and phase is Phase.SAMPLING:
         agreed.insert(0, config.model.num_layers)
     return agreed

@@ -15,7 +15,8 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, ProtocolError, TrainingError
 from glasu.model.aggregation import Aggregation, aggregation_of
-from glasu.model.metrics import find_probability_error
+from glasu.model.sampler import sampler_class
+from glasu.model.task import task_of
 from glasu.protocol.fields import Array, Shapes, TensorField
 from glasu.protocol.messages import Losses, Message, TensorMessage
 from glasu.protocol.state import Selection, ServerState
@@ -59,6 +60,7 @@ class Server:
         self.config, self.roster, self.sizes, self.run = config, tuple(roster), sizes, run
         self.aggregation = aggregation_of(config.model, len(roster))
         self.encodings = encodings_of(config)
+        self.task = task_of(config.train)
         self.progress = ServerProgress()
 
     @property
@@ -91,7 +93,7 @@ class Server:
             sizes: {(round, l): |S[l]|} of the agreed node sets.
         """
         known: dict[int, int | None] = {layer: sizes.get((round_index, layer + 1)) for layer in self.aggregation_layers}
-        if self.config.train.sampler == "full":
+        if sampler_class(self.config.train).reads_whole_graph:
             known |= dict.fromkeys(self.aggregation_layers[:-1], self.sizes.num_nodes)
         return known
 
@@ -162,7 +164,7 @@ class Server:
         A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
         """
         for message in tensors:
-            if error := find_probability_error(encoding.decode(message.value), self.config.train.task):
+            if error := self.task.find_score_error(encoding.decode(message.value)):
                 self.refuse(message, f"class probabilities: {error}; they were not aggregated.")
 
     def check_owner_alone(self, messages: Sequence[Message]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from glasu.protocol.requests import Script
-from glasu.protocol.walk import compute_with, walk_backward, walk_forward
+from glasu.protocol.walk import walk_backward, walk_forward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,8 @@ def local_update(
         return learner.aggregation.own_gradient(gradient)
 
     if joint is None:
-        joint = yield from walk_forward(client, step.encode(), compute_with(step), merge)
-    step.begin_back()
+        joint = yield from walk_forward(client, step, merge)
+    step.begin_backward()
     if client.has_labels:
         value, gradient = learner.loss_and_gradient(step, joint, batch)
     else:

@@ -6,7 +6,7 @@ what it then says. It has no memory either: a message made again is the same byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu import registry
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
@@ -257,6 +258,28 @@ def alike(encoding: Encoding) -> Mapping[Kind, Encoding]:
     return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
 
 
+def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return alike(Plain(config.wire.precision))
+
+
+def _bf16(config: RunConfig) -> Mapping[Kind, Encoding]:
+    return {**alike(BFloat16()), "probabilities": Plain()}
+
+
+def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
+    gradient = Int8(config.model.hidden, stochastic=True, seed=config.train.seed)
+    return {"representation": Int8(config.model.hidden), "gradient": gradient, "probabilities": Plain()}
+
+
+# The choices of wire.precision: each returns the encoding of every kind of tensor.
+ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
+    "fp32": _plain,
+    "bf16": _bf16,
+    "int8": _int8,
+    "fp64": _plain,
+}
+
+
 def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     """Return how each kind of tensor travels, in both directions.
 
@@ -264,10 +287,5 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     every round must not be lost in every round. Class probabilities are what a run is judged by, and few: they travel
     as computed.
     """
-    precision, width, seed = config.wire.precision, config.model.hidden, config.train.seed
-    if precision == "bf16":
-        return {**alike(BFloat16()), "probabilities": Plain()}
-    if precision == "int8":
-        gradient = Int8(width, stochastic=True, seed=seed)
-        return {"representation": Int8(width), "gradient": gradient, "probabilities": Plain()}
-    return alike(Plain(precision))
+    encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
+    return encodings

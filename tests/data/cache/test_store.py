@@ -1,13 +1,16 @@
-"""The store: entries are whole, are what they were made of, and are made again where they are not."""
+"""Cache entries are complete and unchanged, or they are made again."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,18 +18,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data.cache import store
-from glasu.data.cache.store import key_of, stored, stored_from_files
-from glasu.data.cache.workspace import Folder, Memory
+from glasu.data.cache.arrays import FolderWorkspace, Workspace
+from glasu.data.cache.store import ABANDONED, Cache, make_key
 from glasu.errors import DataError
 
 ABOUT = {"kind": "test", "seed": 1}
 
 
+SETTLED = -(10**18)  # every file counts as unchanged for long
+
+
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "store"
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
 
 
 class Build:
@@ -37,7 +41,7 @@ class Build:
 
     def __call__(self, workspace):
         self.times += 1
-        numbers = workspace.growing("numbers", np.int32)
+        numbers = workspace.writer("numbers", np.int32)
         for start in range(0, 100, 10):
             numbers.append(np.arange(start, start + 10))
         numbers.finish()
@@ -61,34 +65,34 @@ def check(entry):
 
 
 def left_over(cache):
-    return [path.name for path in cache.iterdir() if path.name.startswith(".")]
+    return [path.name for path in cache.folder.iterdir() if path.name.startswith(".")]
 
 
 def test_an_entry_is_made_once_and_opened_with_the_same_bits(cache):
     build = Build()
     for _ in range(3):
-        check(stored(ABOUT, build))
+        check(cache.open(ABOUT, build))
     assert build.times == 1
     assert left_over(cache) == []
 
 
 def test_the_arrays_of_an_entry_are_npy_files_that_cannot_be_written_to(cache):
-    arrays = stored(ABOUT, Build()).arrays
+    arrays = cache.open(ABOUT, Build()).arrays
     for name in ("numbers", "rows", "names"):
         assert not arrays[name].flags.writeable
-        np.testing.assert_array_equal(np.load(cache / key_of(ABOUT) / f"{name}.npy"), arrays[name])
+        np.testing.assert_array_equal(np.load(cache.folder / make_key(ABOUT) / f"{name}.npy"), arrays[name])
 
 
 def test_only_its_owner_may_read_an_entry(cache):
-    stored(ABOUT, Build())
-    assert (cache / key_of(ABOUT)).stat().st_mode & 0o077 == 0
+    cache.open(ABOUT, Build())
+    assert (cache.folder / make_key(ABOUT)).stat().st_mode & 0o077 == 0
 
 
 def test_another_description_is_another_entry(cache):
-    assert len({key_of(ABOUT), key_of({**ABOUT, "seed": 2}), key_of({**ABOUT, "more": None})}) == 3
+    assert len({make_key(ABOUT), make_key({**ABOUT, "seed": 2}), make_key({**ABOUT, "more": None})}) == 3
     build = Build()
-    stored(ABOUT, build)
-    stored({**ABOUT, "seed": 2}, build)
+    cache.open(ABOUT, build)
+    cache.open({**ABOUT, "seed": 2}, build)
     assert build.times == 2
 
 
@@ -122,52 +126,64 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_entry_is_noticed_and_made_again(cache, damage):
     build = Build()
-    stored(ABOUT, build)
-    damage(cache / key_of(ABOUT))
-    check(stored(ABOUT, build))
-    check(stored(ABOUT, build))
+    cache.open(ABOUT, build)
+    damage(cache.folder / make_key(ABOUT))
+    check(cache.open(ABOUT, build))
+    check(cache.open(ABOUT, build))
     assert build.times == 2
     assert left_over(cache) == []
 
 
-def test_an_entry_that_was_touched_or_copied_but_is_as_written_is_kept_and_read_through_once(cache, monkeypatch):
-    build, place = Build(), cache / key_of(ABOUT)
-    stored(ABOUT, build)
+def test_an_unchanged_entry_with_a_new_time_stamp_is_kept_and_read_once(cache, monkeypatch):
+    build, place = Build(), cache.folder / make_key(ABOUT)
+    cache.open(ABOUT, build)
     make_older(place / "numbers.npy")
-    check(stored(ABOUT, build))
-    monkeypatch.setattr(store, "values_sha256", lambda path: pytest.fail("it was read again"))
-    check(stored(ABOUT, build))
+    check(cache.open(ABOUT, build))
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("it was read again"))
+    check(cache.open(ABOUT, build))
     assert build.times == 1
+
+
+def test_an_entry_of_another_layout_is_made_again_under_the_same_key(cache):
+    build = Build()
+    cache.open(ABOUT, build)
+    manifest = cache.folder / make_key(ABOUT) / "entry.json"
+    content = json.loads(manifest.read_text().splitlines()[1])
+    del content["layout"]
+    text = json.dumps(content)
+    manifest.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
+    check(cache.open(ABOUT, build))
+    assert build.times == 2
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(cache):
     def fails(workspace):
-        workspace.growing("numbers", np.int32).append(np.arange(10))
+        workspace.writer("numbers", np.int32).append(np.arange(10))
         raise DataError("no such column")
 
     with pytest.raises(DataError, match="no such column"):
-        stored(ABOUT, fails)
-    assert list(cache.iterdir()) == []
-    check(stored(ABOUT, Build()))
+        cache.open(ABOUT, fails)
+    assert list(cache.folder.iterdir()) == []
+    check(cache.open(ABOUT, Build()))
 
 
 def test_many_may_make_the_same_entry_at_once(cache):
     together = threading.Barrier(4)
 
     def build(workspace):
-        together.wait(60)  # nobody has finished when the last one begins
+        together.wait(60)  # all four build at the same time
         return Build()(workspace)
 
     with ThreadPoolExecutor(4) as pool:
-        entries = list(pool.map(lambda _: stored(ABOUT, build), range(4)))
+        entries = list(pool.map(lambda _: cache.open(ABOUT, build), range(4)))
     for entry in entries:
         check(entry)
-    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+    assert [path.name for path in cache.folder.iterdir()] == [make_key(ABOUT)]
 
 
 def test_many_may_mend_the_same_damaged_entry_at_once(cache):
-    stored(ABOUT, Build())
-    change_a_byte(cache / key_of(ABOUT) / "numbers.npy")
+    cache.open(ABOUT, Build())
+    change_a_byte(cache.folder / make_key(ABOUT) / "numbers.npy")
     together = threading.Barrier(4)
 
     def build(workspace):
@@ -175,19 +191,19 @@ def test_many_may_mend_the_same_damaged_entry_at_once(cache):
         return Build()(workspace)
 
     with ThreadPoolExecutor(4) as pool:
-        for entry in list(pool.map(lambda _: stored(ABOUT, build), range(4))):
+        for entry in list(pool.map(lambda _: cache.open(ABOUT, build), range(4))):
             check(entry)
-    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+    assert [path.name for path in cache.folder.iterdir()] == [make_key(ABOUT)]
 
 
 IN_A_PROCESS = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from glasu.data.cache.store import stored
+from glasu.data.cache.store import Cache
 
 def build(workspace):
-    numbers = workspace.growing("numbers", np.int32)
+    numbers = workspace.writer("numbers", np.int32)
     numbers.append(np.arange(50))
     if sys.argv[1] == "is killed":
         workspace.keep("rows", np.ones(9))  # this one is complete
@@ -199,7 +215,7 @@ def build(workspace):
     numbers.finish()
     return {"sum": 4950}
 
-print(stored({"kind": "test", "seed": 1}, build).arrays["numbers"].sum())
+print(Cache(Path(sys.argv[3])).open({"kind": "test", "seed": 1}, build).arrays["numbers"].sum())
 """
 
 
@@ -208,20 +224,20 @@ def start(*arguments):
 
 
 def test_what_a_killed_process_has_half_written_is_never_opened(cache, tmp_path):
-    process = start("is killed", tmp_path)
+    process = start("is killed", tmp_path, cache.root)
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
-    assert len(left_over(cache)) == 1  # what it wrote is there, but under no name that is ever opened
+    assert len(left_over(cache)) == 1  # the half-written entry has a name that is never opened
     build = Build()
-    check(stored(ABOUT, build))
+    check(cache.open(ABOUT, build))
     assert build.times == 1
 
 
 def test_two_processes_may_make_the_same_entry_at_once(cache, tmp_path):
     (tmp_path / "here").mkdir()
-    both = [start(name, tmp_path / "here") for name in ("one", "other")]
+    both = [start(name, tmp_path / "here", cache.root) for name in ("one", "other")]
     assert [process.communicate(timeout=120)[0].strip() for process in both] == [b"4950", b"4950"]
-    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+    assert [path.name for path in cache.folder.iterdir()] == [make_key(ABOUT)]
 
 
 def test_a_folder_that_may_not_be_written_to_is_read(cache, monkeypatch):
@@ -229,32 +245,36 @@ def test_a_folder_that_may_not_be_written_to_is_read(cache, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     build = Build()
-    stored(ABOUT, build)
-    monkeypatch.setattr(store.tempfile, "mkdtemp", refused)
-    check(stored(ABOUT, build))
+    cache.open(ABOUT, build)
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    check(cache.open(ABOUT, build))
     assert build.times == 1
-    check(stored({**ABOUT, "seed": 2}, build))  # in memory
+    check(cache.open({**ABOUT, "seed": 2}, build))  # in memory
     assert build.times == 2
-    assert [path.name for path in cache.iterdir()] == [key_of(ABOUT)]
+    assert [path.name for path in cache.folder.iterdir()] == [make_key(ABOUT)]
 
 
-def test_where_nothing_can_be_written_the_entry_is_made_in_memory(tmp_path, monkeypatch):
+def test_where_nothing_can_be_written_the_entry_is_made_in_memory(tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "file" / "cache"))
+    cache = Cache(tmp_path / "file" / "cache")
     build = Build()
-    check(stored(ABOUT, build))
-    check(stored(ABOUT, build))
+    check(cache.open(ABOUT, build))
+    check(cache.open(ABOUT, build))
     assert build.times == 2
 
 
-def test_a_full_disk_is_reported_with_what_to_do(cache, monkeypatch):
-    def full(self, name):
-        return Path("/dev/full")
+def test_the_environment_names_the_folder_of_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "elsewhere"))
+    check(Cache().open(ABOUT, Build()))
+    assert (tmp_path / "elsewhere" / "store" / make_key(ABOUT)).is_dir()
 
-    monkeypatch.setattr(Folder, "path", full)
-    with pytest.raises(DataError, match=r"cannot be written .*set GLASU_CACHE"):
-        stored(ABOUT, Build())
-    assert list(cache.iterdir()) == []
+
+def test_a_full_disk_is_reported_with_the_file_and_the_remedy(tmp_path):
+    (tmp_path / "numbers.npy").symlink_to("/dev/full")
+    workspace = FolderWorkspace(tmp_path)
+    with pytest.raises(DataError, match=r"numbers\.npy: cannot be written \(No space left .*set GLASU_CACHE"):
+        Build()(workspace)
+    workspace.close()
 
 
 def test_a_full_disk_is_no_signal_for_arrays_that_are_written_in_place(tmp_path, monkeypatch):
@@ -263,21 +283,21 @@ def test_a_full_disk_is_no_signal_for_arrays_that_are_written_in_place(tmp_path,
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"No space left on device.*GLASU_CACHE"):
-        Folder(tmp_path).scratch("kept", np.uint8, 10)
+        FolderWorkspace(tmp_path).zeros("kept", np.uint8, 10)
 
 
 def test_what_killed_processes_left_is_cleared_away_after_a_day(cache):
-    for name, age in ((".old", 2 * store.ABANDONED), (".young", 60.0)):
-        (cache / name).mkdir(parents=True)
-        (cache / name / "numbers.npy").write_text("half")
-        then = (cache / name).stat().st_mtime - age
-        os.utime(cache / name, (then, then))
-    stored(ABOUT, Build())
+    for name, age in ((".old", 2 * ABANDONED), (".young", 60.0)):
+        (cache.folder / name).mkdir(parents=True)
+        (cache.folder / name / "numbers.npy").write_text("half")
+        then = (cache.folder / name).stat().st_mtime - age
+        os.utime(cache.folder / name, (then, then))
+    cache.open(ABOUT, Build())
     assert left_over(cache) == [".young"]
 
 
 def test_a_folder_that_another_process_renames_meanwhile_is_no_reason_to_keep_data_in_memory(cache, monkeypatch):
-    (cache / ".theirs").mkdir(parents=True)
+    (cache.folder / ".theirs").mkdir(parents=True)
     stat = Path.stat
 
     def gone(path, **keys):
@@ -286,19 +306,19 @@ def test_a_folder_that_another_process_renames_meanwhile_is_no_reason_to_keep_da
         return stat(path, **keys)
 
     monkeypatch.setattr(Path, "stat", gone)
-    stored(ABOUT, Build())
-    assert [path.name for path in cache.iterdir() if not path.name.startswith(".")]
+    cache.open(ABOUT, Build())
+    assert [path.name for path in cache.folder.iterdir() if not path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("place", [Memory, Folder])
-def test_a_workspace_gives_back_what_was_appended(tmp_path, place):
-    workspace = place() if place is Memory else place(tmp_path)
-    rows = workspace.growing("rows", np.float32, 3)
+@pytest.mark.parametrize("make", [lambda _: Workspace(), FolderWorkspace], ids=["memory", "folder"])
+def test_a_workspace_gives_back_the_appended_rows(tmp_path, make):
+    workspace = make(tmp_path)
+    rows = workspace.writer("rows", np.float32, 3)
     for count in (0, 2, 1):
         rows.append(np.full((count, 3), count, np.float64))
     np.testing.assert_array_equal(rows.finish(), np.array([[2] * 3, [2] * 3, [1] * 3], np.float32))
-    assert workspace.growing("empty", np.int64, 2).finish().shape == (0, 2)
-    scratch = workspace.scratch("scratch", np.uint8, 4)
+    assert workspace.writer("empty", np.int64, 2).finish().shape == (0, 2)
+    scratch = workspace.zeros("scratch", np.uint8, 4)
     scratch[1:3] = 7
     assert scratch.tolist() == [0, 7, 7, 0]
     assert sorted(workspace.arrays) == ["empty", "rows"]
@@ -323,54 +343,57 @@ def reader(source):
     return read, build
 
 
-def content(source, read):
-    return stored_from_files([source], {"kind": "text"}, read).arrays["content"].tolist()
+def content(cache, source, read):
+    return cache.open_for_files([source], {"kind": "text"}, read).arrays["content"].tolist()
 
 
-def test_a_changed_file_is_noticed_even_if_size_and_time_are_as_before(cache, source, monkeypatch):
-    monkeypatch.setattr(store, "SETTLED", -(10**18))  # as if the file had been left alone for long
+@pytest.fixture
+def settled(tmp_path):
+    return Cache(tmp_path / "cache", settle_ns=SETTLED)
+
+
+def test_a_changed_file_is_noticed_even_if_size_and_time_are_as_before(settled, source):
     read, build = reader(source)
-    assert content(source, read) == content(source, read) == [1, 2, 3]
+    assert content(settled, source, read) == content(settled, source, read) == [1, 2, 3]
     assert build.times == 1
     before = source.stat()
     source.write_text("4 5 6")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert content(source, read) == [4, 5, 6]
-    source.write_text("1 2 3")  # the first entry is still there
-    assert content(source, read) == [1, 2, 3]
+    assert content(settled, source, read) == [4, 5, 6]
+    source.write_text("1 2 3")  # the first entry still exists
+    assert content(settled, source, read) == [1, 2, 3]
     assert build.times == 2
 
 
-def test_a_file_that_lies_elsewhere_with_the_same_content_is_the_same_source(cache, source, tmp_path):
+def test_a_copy_of_a_file_is_the_same_source(cache, source, tmp_path):
     read, build = reader(source)
-    content(source, read)
+    content(cache, source, read)
     shutil.copy(source, tmp_path / "copy.txt")
-    assert content(tmp_path / "copy.txt", read) == [1, 2, 3]
+    assert content(cache, tmp_path / "copy.txt", read) == [1, 2, 3]
     assert build.times == 1
 
 
-def test_a_file_that_was_left_alone_is_not_read_again_and_one_that_was_not_is(cache, source, monkeypatch):
+def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, settled, source, monkeypatch):
     read, _ = reader(source)
+    content(cache, source, read)
     reads = []
-    digest = store.hashlib.file_digest
-    monkeypatch.setattr(store.hashlib, "file_digest", lambda *args: reads.append(1) or digest(*args))
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: reads.append(1) or digest(*args))
     for _ in range(2):
-        content(source, read)
-    assert len(reads) == 2  # it was written a moment ago: its time could stay while it changes
-    monkeypatch.setattr(store, "SETTLED", -(10**18))
+        content(cache, source, read)
+    assert len(reads) == 2  # the file is a moment old: it could change without a new time stamp
     for _ in range(3):
-        content(source, read)
+        content(settled, source, read)
     assert len(reads) == 3
 
 
-def test_a_damaged_note_of_a_digest_is_not_believed(cache, source, monkeypatch):
-    monkeypatch.setattr(store, "SETTLED", -(10**18))
+def test_a_damaged_note_of_a_digest_is_ignored(settled, source):
     read, _ = reader(source)
-    content(source, read)
-    (note,) = (cache / "digests").iterdir()
+    content(settled, source, read)
+    (note,) = (settled.folder / "digests").iterdir()
     for text in ("", "[]", '{"identity": 1}'):
         note.write_text(text)
-        assert content(source, read) == [1, 2, 3]
+        assert content(settled, source, read) == [1, 2, 3]
 
 
 def test_a_file_that_changes_while_it_is_read_makes_no_entry(cache, source):
@@ -379,6 +402,6 @@ def test_a_file_that_changes_while_it_is_read_makes_no_entry(cache, source):
         source.write_text("something longer")
         return {}
 
-    with pytest.raises(DataError, match=r"source\.txt: has changed while it was read"):
-        content(source, read)
-    assert [path.name for path in cache.iterdir() if path.name != "digests"] == []
+    with pytest.raises(DataError, match=r"source\.txt: changed while it was read"):
+        content(cache, source, read)
+    assert [path.name for path in cache.folder.iterdir() if path.name != "digests"] == []

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ import scipy.sparse as sp
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.folders import write_party
 from glasu.data.party import PartyData
-from glasu.data.sources import catalog as datasets
+from glasu.data.sources import SOURCES, find_source
 from glasu.data.sources.catalog import load_parties, load_whole
+from glasu.data.sources.source import DataSource
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
@@ -67,12 +70,10 @@ def test_the_environment_says_where_data_is(data_root, monkeypatch):
 
 @pytest.fixture
 def nowhere(monkeypatch, tmp_path):
-    """Make the data root and the cache empty, and the network unreachable."""
+    """Make the data root and the cache empty, and every download fail."""
+    from torch_geometric.datasets import Planetoid
 
-    def unreachable(known, folder):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "_download_planetoid", unreachable)
+    monkeypatch.setattr(Planetoid, "url", (tmp_path / "no such folder").as_uri())
     monkeypatch.setenv("GLASU_DATA_ROOT", str(tmp_path / "root"))
     monkeypatch.setenv("GLASU_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -85,6 +86,14 @@ def test_files_that_cannot_be_had_are_named_with_where_to_get_and_put_them(nowhe
         assert said in str(caught.value)
 
 
+def test_a_failed_download_shows_no_error_of_another_library(nowhere):
+    with pytest.raises(DataError) as caught:
+        load_parties(config(name="citeseer"))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1
+    assert "\n" not in str(caught.value)
+
+
 def test_files_in_the_cache_are_used(data_root, nowhere):
     (nowhere / "cache").symlink_to(data_root)
     assert load_whole(config(name="cora")).graph.num_edges == 10556
@@ -93,8 +102,8 @@ def test_files_in_the_cache_are_used(data_root, nowhere):
 def test_damaged_files_are_reported(nowhere):
     folder = nowhere / "root" / "planetoid" / "Cora" / "raw"
     folder.mkdir(parents=True)
-    for file in datasets.PLANETOID["cora"].raw_files():
-        (folder / file).write_text("not a pickle")
+    for suffix in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        (folder / f"ind.cora.{suffix}").write_text("not a pickle")
     with pytest.raises(DataError, match="cannot be read"):
         load_parties(config(name="cora"))
 
@@ -102,14 +111,14 @@ def test_damaged_files_are_reported(nowhere):
 def test_unknown_names_are_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'cora'"):
         load_parties(config(name="coar"))
-    with pytest.raises(ConfigError, match="known are demo, cora"):
+    with pytest.raises(ConfigError, match=f"known are {', '.join(SOURCES)}"):
         load_parties(config(name="atlantis"))
-    with pytest.raises(ConfigError, match="say which data"):
+    with pytest.raises(ConfigError, match="name a data set"):
         load_parties(config())
 
 
 def test_the_method_decides_who_sees_what_of_one_graph():
-    whole = load_whole(config(name="synthetic", **SIZES)).as_party()
+    whole = load_whole(config(name="synthetic", **SIZES))
     (everything,) = load_parties(config(name="synthetic", method="centralized", **SIZES))
     assert (everything.name, edges(everything)) == ("all", edges(whole))
     assert everything.num_features == 9
@@ -171,13 +180,13 @@ def test_folders_train_as_the_data_they_were_written_from(folders):
 
 
 def own_party(folder, name, rows, *, labelled=True):
-    whole = load_whole(config(name="synthetic", **SIZES)).as_party()
+    whole = load_whole(config(name="synthetic", **SIZES))
     write_party(
         PartyData(
             name,
             whole.ids[rows],
             whole.features[rows],
-            whole.graph.restricted_to(rows),
+            whole.graph.restrict(rows),
             whole.labels[rows] if labelled else None,
             whole.classes if labelled else (),
         ),
@@ -244,6 +253,13 @@ def test_a_download_is_used_only_if_it_is_the_published_files(data_root, tmp_pat
     (source / "ind.cora.y").chmod(0o644)
     (source / "ind.cora.y").write_bytes(b"cposix\nsystem\n(S'true'\ntR.")  # a pickle that would run a command
     monkeypatch.setattr("torch_geometric.io.read_planetoid_data", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(DataError, match="cannot be downloaded"):
+    with pytest.raises(DataError, match="the download failed"):
         load_whole(config(name="cora"))
     assert not list(cache.rglob("ind.cora.*"))
+
+
+def test_every_source_can_be_loaded_and_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text()
+    for name in SOURCES:
+        assert isinstance(find_source(name), DataSource)
+        assert f"`{name}`" in text

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from glasu.config import DataConfig, RunConfig
 from glasu.data.alignment import check_parties
 from glasu.data.sources.demo import DEPARTMENTS, INTERESTS, news_service
-from glasu.data.sources.synthetic import synthetic
+from glasu.data.sources.synthetic import draw_graph
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_small_service_works_too(num_users):
 
 
 def synthetic_graph(**sizes):
-    return synthetic(RunConfig(data=DataConfig(name="synthetic", **sizes)))
+    return draw_graph(RunConfig(data=DataConfig(name="synthetic", **sizes)))
 
 
 def test_a_synthetic_graph_has_the_sizes_asked_for():
@@ -101,7 +101,7 @@ def test_synthetic_classes_show_in_features_and_edges():
     whole = synthetic_graph(num_nodes=3000)
     source, target = whole.graph.edge_index()
     assert (whole.labels[source] == whole.labels[target]).mean() > 0.6
-    party = whole.as_party()
+    party = whole
     model = LogisticRegression(max_iter=500).fit(party.features[:1500], party.labels[:1500])
     assert model.score(party.features[1500:], party.labels[1500:]) > 0.5
 

@@ -136,11 +136,11 @@ def test_commas_separate_columns_as_well(root):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"visual": ["Index", *VISUAL[1:]]}, "expected are ID, IO_Type and 982"),
-        ({"visual": [*VISUAL[:-1], "IO_Type"]}, "expected are ID, IO_Type and 982"),
+        ({"visual": ["Index", *VISUAL[1:]]}, "must have ID, IO_Type and 982"),
+        ({"visual": [*VISUAL[:-1], "IO_Type"]}, "must have ID, IO_Type and 982"),
         ({"labels": [*LABELS[:-1], "labeled"]}, "9 soft labels, then category, and labelled"),
         ({"labels": ["ID", *LABELS[2:], "more"]}, "9 soft labels, then category, and labelled"),
-        ({"edges": [*EDGES[:9], "Social", *EDGES[10:]]}, "expected are 0, 1, Temporal_Similarity, Social_Similarity"),
+        ({"edges": [*EDGES[:9], "Social", *EDGES[10:]]}, "must have 0, 1, Temporal_Similarity, Social_Similarity"),
     ],
 )
 def test_other_columns_are_refused_with_the_expected_ones(root, changes, said):
@@ -152,9 +152,9 @@ def test_other_columns_are_refused_with_the_expected_ones(root, changes, said):
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("Attribute_Labels.csv", str(IDS[5]), "17", "60 against 60, 59 in common"),
-        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "an ID stands in two rows"),
-        ("Edge_List.csv", str(IDS[5]), "17", "names a post that Visual_Features.csv does not have"),
+        ("Attribute_Labels.csv", str(IDS[5]), "17", "60 ids against 60, 59 in common"),
+        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "an ID is in two rows"),
+        ("Edge_List.csv", str(IDS[5]), "17", "is a post that Visual_Features.csv does not have"),
         ("Visual_Features.csv", "5.981", "", "is empty"),
         ("Visual_Features.csv", "5.981", "five", "a value is not of type float"),
     ],

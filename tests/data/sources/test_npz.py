@@ -1,4 +1,4 @@
-"""Data sets as one .npz file: what is read, how it is divided, what is refused."""
+"""Data sets as one .npz file: reading, dividing, and refusing bad files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
+from glasu.data.graph import make_undirected
 from glasu.data.sources.catalog import load, load_parties, load_whole
-from glasu.data.sources.multi_relational import undirected_graph
 from glasu.data.sources.npz import read_npz
 from glasu.errors import ConfigError, DataError
 
@@ -24,7 +24,7 @@ def edges(party):
 
 
 def write(root, name="own", *, relations=("R", "S"), nodes=40, without=(), **changed):
-    """Write a small set of the format and return what was written."""
+    """Write a small data set and return its arrays."""
     rng = np.random.default_rng(0)
     x = sp.random_array((nodes, 7), density=0.4, rng=rng, format="csr")
     arrays = {
@@ -79,10 +79,10 @@ def test_the_method_decides_who_sees_what(tmp_path):
 
 
 def test_weights_are_kept_in_both_directions_and_a_repeated_edge_counts_once(tmp_path):
-    graph = undirected_graph(np.array([[0, 2, 1, 1], [1, 1, 2, 1]]), 3, np.array([0.5, 0.25, 0.75, 1.0], np.float32))
+    graph = make_undirected(np.array([[0, 2, 1, 1], [1, 1, 2, 1]]), 3, np.array([0.5, 0.25, 0.75, 1.0], np.float32))
     assert graph.edge_index().T.tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]]
     assert graph.weights.tolist() == [0.5, 0.5, 0.75, 0.75]
-    plain = undirected_graph(np.array([[0, 2, 1, 1], [1, 1, 2, 1]]), 3)
+    plain = make_undirected(np.array([[0, 2, 1, 1], [1, 1, 2, 1]]), 3)
     assert plain.edge_index().tolist() == graph.edge_index().tolist()
     write(tmp_path, weight_R=np.full(39, 0.5, np.float32))
     parties = load_parties(config("own", tmp_path))
@@ -97,7 +97,7 @@ def test_blocks_that_do_not_fit_the_relations_become_nearly_equal(tmp_path):
 
 def test_the_sources_own_split_is_the_public_one(tmp_path):
     write(tmp_path)
-    with pytest.raises(ConfigError, match="'own' has none"):
+    with pytest.raises(ConfigError, match="'own' has no public split"):
         load_parties(config("own", tmp_path, split="public"))
     write(tmp_path, train_idx=np.array([3, 1]), val_idx=np.array([5]), test_idx=np.array([9, 8]))
     splits = load_parties(config("own", tmp_path, split="public"))[1].splits
@@ -117,7 +117,7 @@ def test_the_sources_own_split_is_the_public_one(tmp_path):
         ({"edges_R": np.zeros((3, 4), int)}, "edges_R of shape"),
         ({"edges_R": np.array([[0], [40]])}, "numbered 0..39"),
         ({"weight_R": np.ones(3)}, "with E weights"),
-        ({"x_shape": np.array([40, 2])}, "no CSR matrix"),
+        ({"x_shape": np.array([40, 2])}, "not a CSR matrix"),
         ({"y": np.array([None] * 40)}, "without pickle"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -57,6 +59,7 @@ def test_a_set_that_cannot_be_downloaded_says_what_to_fetch_and_where_to_put_it(
     for said in ("ms_academic_cs.npz", "gnn-benchmark", str(cache / "pyg" / "Coauthor" / "CS" / "raw")):
         assert said in str(caught.value)
     assert capsys.readouterr().err == ""
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_a_damaged_file_is_reported_with_where_it_lies(cache):
@@ -83,7 +86,7 @@ def test_a_set_without_files_needs_no_folder_and_may_have_a_public_split(cache):
         ("pyg:Coauthor", "takes a name: pyg:Coauthor/NAME"),
         ("pyg:Actor/film", "takes no name"),
         ("pyg:MD17", "takes a name"),
-        ("pyg:StochasticBlockModelDataset", "wants block_sizes, edge_probs too"),
+        ("pyg:StochasticBlockModelDataset", "also needs block_sizes, edge_probs"),
     ],
 )
 def test_names_that_lead_to_no_set_are_refused(cache, name, said):
@@ -99,5 +102,5 @@ def test_a_set_of_many_graphs_is_refused(cache, monkeypatch):
             super().__init__(num_graphs=3, avg_num_nodes=5)
 
     monkeypatch.setattr(datasets, "FakeDataset", Many)
-    with pytest.raises(DataError, match="holds 3 graphs"):
+    with pytest.raises(DataError, match="has 3 graphs"):
         load_parties(config("pyg:FakeDataset"))

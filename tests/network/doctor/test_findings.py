@@ -165,7 +165,7 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
     party = tiny_parties()[0]
     indices = party.graph.indices.copy()
     indices[:2] = (24, -1)
-    found = data_findings(opened(party, Graph.opened(party.graph.indptr, indices)))
+    found = data_findings(opened(party, Graph.without_checks(party.graph.indptr, indices)))
     assert levels(found)["edges"] == "bad"
     assert "2 of them name nodes" in found[-1].said
 

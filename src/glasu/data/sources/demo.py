@@ -1,39 +1,44 @@
-"""The paper's story as data: a news service, three departments, and what its users are interested in.
+"""The paper's example as random data: three departments of a news service predict the interests of their users.
 
-Every department confuses some interests and tells the others apart, and no two departments confuse the same ones:
-what one of them cannot know, the other two can. The networks follow the same pattern.
+The data of a department separates some interests and confuses others. No two departments confuse the same interests,
+so together they can separate all of them. The networks follow the same pattern.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glasu.data.partition import splits_by_fraction
-from glasu.data.party import Graph, PartyData
+from glasu.data.graph import Graph
+from glasu.data.partition import draw_splits_by_fraction
+from glasu.data.party import PartyData
+from glasu.data.sources.source import DataSource, RawData
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from glasu.config import RunConfig
+    from glasu.data.cache.store import Cache
+
 INTERESTS = ("politics", "business", "culture", "sports", "travel", "science")
-SURPRISING = 0.08  # the share of users who behave like anyone, whatever their interest: no model gets them right
-SPLIT = (0.1, 0.2, 0.5)  # labels are dear: one user in ten has told
+SURPRISING = 0.08  # the share of users whose data is independent of their interest: no model can classify them
+SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten trains
 
 
 @dataclass(frozen=True)
 class Department:
-    """What one department knows: a group per interest, and how loudly features and network speak of it."""
+    """The data of one department: a group per interest, and how clearly features and network show the group."""
 
     name: str
-    groups: tuple[int, ...]  # one per interest; interests of one group look alike here
+    groups: tuple[int, ...]  # one per interest; interests of one group look the same
     num_features: int
-    separation: float  # distance of the group centres from the origin, where noise has variance 1 per column
+    separation: float  # distance of the group centres from the origin; noise has variance 1 per column
     average_degree: float
     homophily: float  # the share of links within the group
-    tail: float  # spread of the users' popularity, as sigma of a log-normal; 0: all alike
+    tail: float  # sigma of the log-normal popularity of users; 0: all are equally popular
     directed: bool = False
 
 
@@ -45,26 +50,33 @@ DEPARTMENTS = (
 
 
 def news_service(seed: int, num_users: int = 3000) -> list[PartyData]:
-    """Return the departments "professional", "personal" and "follower" of a news service with these users.
+    """Return the departments "professional", "personal" and "follower".
 
-    In the follower network an edge leads from whoever is followed to the follower, who reads from there.
+    An edge of the follower network leads from the followed user to the follower.
     """
     rng = Stream(seed, "demo interests").numpy()
     labels, anyone = rng.integers(0, len(INTERESTS), (2, num_users))
     shown = np.where(rng.random(num_users) < SURPRISING, anyone, labels)
-    splits = splits_by_fraction(labels, SPLIT, seed)
+    splits = draw_splits_by_fraction(labels, SPLIT, seed)
     ids = np.char.add("u", np.char.zfill(np.arange(num_users).astype(str), len(str(num_users - 1))))
     parties = []
     for client, department in enumerate(DEPARTMENTS):
         groups = np.asarray(department.groups)[shown]
         rng = Stream(seed, "demo department", client=client).numpy()
-        features = _features(department, groups, rng)
-        graph = _network(department, groups, rng)
+        features = _draw_features(department, groups, rng)
+        graph = _draw_network(department, groups, rng)
         parties.append(PartyData(department.name, ids, features, graph, labels, INTERESTS, splits))
     return parties
 
 
-def _features(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float32]:
+def _read(config: RunConfig, cache: Cache) -> RawData:
+    return RawData([replace(party, splits=None) for party in news_service(config.data_seed)])
+
+
+DEMO = DataSource(_read, SPLIT)
+
+
+def _draw_features(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float32]:
     """Draw a group centre plus noise for every user."""
     centres = rng.standard_normal((max(department.groups) + 1, department.num_features))
     centres *= department.separation / np.linalg.norm(centres, axis=1, keepdims=True)
@@ -72,23 +84,24 @@ def _features(department: Department, groups: NDArray[np.int64], rng: np.random.
     return (centres[groups] + noise).astype(np.float32)
 
 
-def _network(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Let every user pick others in proportion to their popularity, mostly within the own group."""
+def _draw_network(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> Graph:
+    """Draw for every user others in proportion to their popularity, mostly within the same group."""
     users = len(groups)
     popularity = rng.lognormal(0.0, department.tail, users)
     links = round(users * department.average_degree / (1 if department.directed else 2))
     reader = rng.integers(0, users, links)
-    followed = _pick(popularity, links, rng)
+    followed = _draw_weighted(popularity, links, rng)
     near = rng.random(links) < department.homophily
     for group in range(max(department.groups) + 1):
         members, chosen = np.flatnonzero(groups == group), np.flatnonzero(near & (groups[reader] == group))
-        followed[chosen] = members[_pick(popularity[members], len(chosen), rng)] if len(members) else followed[chosen]
+        if len(members):
+            followed[chosen] = members[_draw_weighted(popularity[members], len(chosen), rng)]
     if department.directed:
         return Graph.from_edges(followed, reader, users)
     return Graph.from_edges(np.concatenate([followed, reader]), np.concatenate([reader, followed]), users)
 
 
-def _pick(weight: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_weighted(weight: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw `count` positions in proportion to their weight."""
     heights = np.cumsum(weight)
     return np.asarray(np.searchsorted(heights, rng.random(count) * heights[-1], side="right"))

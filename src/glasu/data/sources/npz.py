@@ -1,34 +1,51 @@
-"""Data sets as one `.npz` file: nodes, labels, sparse features, and the edges of one or several relations.
+"""Data sets as one `.npz` file: labels, sparse features, and the edges of one or several relations.
 
-Keys: `y` (int, -1 where unknown), `relations` (names), `edges_<relation>` (2, E), each undirected edge once, optionally
+Keys: `y` (int, -1 if unknown), `relations` (names), `edges_<relation>` (2, E), each undirected edge once, optionally
 `weight_<relation>`; `x_data`, `x_indices`, `x_indptr`, `x_shape` (features as CSR), optionally `feature_blocks` (column
 boundaries, one block per relation), `num_nodes`, `class_names`, `ids` or `flickr_id`, index splits. No pickle is read.
 """
 
 from __future__ import annotations
 
+import difflib
 import zipfile
 import zlib
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.party import Features, Splits
-from glasu.data.sources.multi_relational import Relations, undirected_graph
-from glasu.errors import DataError
+from glasu.data.cache.parties import Dataset, read_files
+from glasu.data.graph import make_undirected
+from glasu.data.party import Splits
+from glasu.data.paths import data_root
+from glasu.data.preprocessing import Features
+from glasu.data.sources import PREFIXES, SOURCES
+from glasu.data.sources.multi_relational import Relations
+from glasu.data.sources.source import DataSource, RawData
+from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # how a file that is no good .npz fails
+    from glasu.config import RunConfig
+    from glasu.data.cache.store import Cache
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # of np.load for a bad .npz file
 FEATURES = ("x_data", "x_indices", "x_indptr", "x_shape")
 IDS = ("ids", "flickr_id")
-SPLITS = (  # the splits that a source ships, in the order of preference
+SPLITS = (  # names of the splits in the file, in the order of preference
     ("train_idx", "val_idx", "test_idx"),
     ("repo_train_idx", "repo_val_idx", "repo_test_idx"),
     ("train_60", "val_60", "test_60"),
@@ -36,16 +53,16 @@ SPLITS = (  # the splits that a source ships, in the order of preference
 
 
 def read_arrays(path: Path, *, without: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an `.npz` file by name; an array of Python objects is refused."""
+    """Return the arrays of an `.npz` file by name; refuse arrays of Python objects."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files if key not in without}
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files if key not in without}
     except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read as .npz without pickle ({error}); fetch it again.") from None
 
 
 def read_npz(path: Path) -> Relations:
-    """Read a file of the format above; with several relations, each gets the block of columns of its place."""
+    """Read a file of the format above; each of several relations gets its block of feature columns."""
     arrays = read_arrays(path, without=("y_soft", "y_value"))
     names = np.atleast_1d(arrays.get("relations", np.empty(0, str))).tolist()
     needed = ("y", "relations", *(f"edges_{name}" for name in names), *FEATURES)
@@ -62,16 +79,16 @@ def read_npz(path: Path) -> Relations:
         features = sp.csr_array(tuple(arrays[key] for key in FEATURES[:3]), shape=tuple(arrays["x_shape"].tolist()))
         features.check_format(full_check=True)
     except ValueError as error:
-        raise DataError(f"{path}: x_data, x_indices, x_indptr and x_shape are no CSR matrix ({error}).") from None
+        raise DataError(f"{path}: x_data, x_indices, x_indptr and x_shape are not a CSR matrix ({error}).") from None
     if {len(labels), features.shape[0]} != {nodes}:
         raise DataError(f"{path}: {nodes} nodes, {len(labels)} labels and {features.shape[0]} feature rows differ.")
     graphs = {}
     for name in names:
         ends, weights = arrays[f"edges_{name}"], arrays.get(f"weight_{name}")
         if ends.ndim != 2 or ends.shape[0] != 2 or (weights is not None and len(weights) != ends.shape[1]):
-            raise DataError(f"{path}: edges_{name} of shape {ends.shape}; needed is (2, E), with E weights if any.")
+            raise DataError(f"{path}: edges_{name} of shape {ends.shape}; must be (2, E), with E weights or none.")
         try:
-            graphs[str(name)] = undirected_graph(ends, nodes, weights)
+            graphs[str(name)] = make_undirected(ends, nodes, weights)
         except DataError as error:
             raise DataError(f"{path}: edges_{name}: {error}") from None
     blocks = _blocks(features, arrays.get("feature_blocks"), len(graphs))
@@ -82,7 +99,7 @@ def read_npz(path: Path) -> Relations:
 
 
 def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise DataError where an array has the wrong number of dimensions or the wrong kind of values."""
+    """Raise DataError for all arrays with wrong dimensions or a wrong type of values."""
     names = np.atleast_1d(arrays["relations"]).tolist()
     checks = [
         ("y", arrays["y"].ndim == 1 and arrays["y"].dtype.kind in "iu", "one integer per node"),
@@ -92,15 +109,17 @@ def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         ("class_names", arrays.get("class_names", np.empty(0)).ndim == 1, "a list of names"),
         *((f"edges_{name}", arrays[f"edges_{name}"].dtype.kind in "iu", "integers") for name in names),
     ]
-    for key, fits, expected in checks:
-        if not fits:
-            raise DataError(
-                f"{path}: {key} of shape {arrays[key].shape} and type {arrays[key].dtype}: must be {expected}."
-            )
+    faults = [
+        f"{key} of shape {arrays[key].shape} and type {arrays[key].dtype} must be {expected}"
+        for key, fits, expected in checks
+        if not fits
+    ]
+    if faults:
+        raise DataError(f"{path}: {'; '.join(faults)}.")
 
 
 def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
-    """Cut the columns at the bounds or, where these make another number of blocks, into nearly equal ones."""
+    """Cut the columns at the bounds; if these do not make `count` blocks, into nearly equal blocks."""
     columns = features.shape[1]
     if columns < count:
         raise DataError(f"{columns} feature columns cannot be divided among {count} relations.")
@@ -112,7 +131,7 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
 
 
 def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:
-    """Return the labelled nodes of the splits that came with the file, or None; positions or masks."""
+    """Return the labelled nodes of the splits in the file, which are positions or masks; None if it has no splits."""
     for keys in SPLITS:
         if all(key in arrays for key in keys):
             parts = []
@@ -126,3 +145,58 @@ def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.i
                 parts.append(np.sort(part[labels[part] >= 0]).astype(np.int64))
             return Splits(*parts)
     return None
+
+
+def npz_path(root: Path, name: str) -> Path:
+    """Return the place of a data set below the data root."""
+    return root / name / f"{name}.npz"
+
+
+def read_npz_once(path: Path, cache: Cache) -> Dataset:
+    """Read a file, or open its converted form."""
+    return read_files(cache, {"kind": "npz"}, [path], lambda _: read_npz(path).make_parties())
+
+
+@dataclass(frozen=True)
+class NpzFile:
+    """A data set in a file of this format below the data root."""
+
+    origin: str = ""  # of a published data set: the files to convert
+
+    def read(self, config: RunConfig, cache: Cache) -> RawData:
+        """Read the file of `data.name`."""
+        name, root = config.data.name, data_root(config.data.root)
+        path = npz_path(root, name)
+        if name and Path(name).name == name and path.is_file():
+            return RawData(read_npz_once(path, cache))
+        if not self.origin:
+            raise _unknown_name(name, root)
+        raise ConfigError(
+            f"data.name={name!r}: {path} does not exist; convert {self.origin} to the format of docs/datasets.md."
+        )
+
+
+OWN_FILE = DataSource(NpzFile().read)
+DBLP_AUTHORS = DataSource(
+    NpzFile("data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)").read, per_class=60
+)
+IMDB_MOVIES = DataSource(
+    NpzFile("data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)").read, per_class=60
+)
+FACEBOOK_PAGES = DataSource(
+    NpzFile("the Facebook pages of the repository benedekrozemberczki/MUSAE").read, per_class=60
+)
+
+
+def _unknown_name(name: str, root: Path) -> ConfigError:
+    own = sorted(path.stem for path in root.glob("*/*.npz") if path.stem == path.parent.name)
+    known = list(dict.fromkeys([*SOURCES, *own]))
+    listed = ", ".join([*known, *(f"{prefix}Class/name for a PyG data set" for prefix in PREFIXES)])
+    if not name:
+        return ConfigError(f"data.name: name a data set, one of {listed}, or list folders in data.parties.")
+    match = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean {match[0]!r}?" if match else ";"
+    return ConfigError(
+        f"data.name={name!r}: no such data set{hint} known are {listed}. A file of your own goes to "
+        f"{npz_path(root, name)}."
+    )

@@ -1,4 +1,4 @@
-"""A graph of any size whose classes show both in the features and in who is linked to whom."""
+"""A random graph of any size. Its classes show in the features and in the edges."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glasu.data.cache.workspace import Memory, Workspace
-from glasu.data.edges import collected
-from glasu.data.partition import WholeGraph
+from glasu.data.cache.arrays import Workspace
+from glasu.data.cache.parties import compute_once
+from glasu.data.graph import collect_edges
+from glasu.data.party import PartyData
+from glasu.data.sources.source import DataSource, RawData
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:
@@ -19,41 +21,61 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from glasu.config import DataConfig, RunConfig
+    from glasu.data.cache.store import Cache
 
-HOMOPHILY = 0.7  # the share of edges drawn within a class; the rest do not look at classes
-SEPARATION = 2.0  # how far class centres lie from the origin, where the noise has unit variance in every direction
-CHUNK = 1 << 22  # edges, or feature values, drawn at a time; another number of edges would be another graph
+HOMOPHILY = 0.7  # the share of edges drawn within a class; the other edges ignore classes
+SEPARATION = 2.0  # distance of the class centres from the origin; the noise has unit variance in every direction
+CHUNK = 1 << 22  # edges or feature values per draw; another value draws another graph
 
 
-def synthetic(config: RunConfig, workspace: Workspace | None = None) -> WholeGraph:
+def draw_graph(config: RunConfig, workspace: Workspace | None = None, chunk: int = CHUNK) -> PartyData:
     """Draw a stochastic block graph of the sizes in `config.data`, without splits.
 
-    Time is O(N d + E). Features and graph are made in the workspace; besides them, this takes O(N + CHUNK) memory, and
-    in the workspace, while it lasts, 8 bytes per directed edge.
+    Time is O(N d + E). Features and graph are made in the workspace. Beside them, this takes O(N + chunk) memory and,
+    in the workspace, 8 bytes per directed edge until the end.
+
+    Args:
+        config: sizes and seed.
+        workspace: receives features and graph.
+        chunk: edges or feature values per draw.
     """
     data, rng = config.data, Stream(config.data_seed, "synthetic").numpy()
-    workspace = workspace or Memory()
+    workspace = workspace or Workspace()
     labels = rng.integers(0, data.num_classes, data.num_nodes)
-    features = _features(data, labels, rng, workspace)
-    within, anywhere = _num_draws(data, labels)
-    ends = _draw_ends(labels, within, within + anywhere, rng)
-    graph = collected(ends, data.num_nodes, 2 * (within + anywhere), workspace)
+    features = _draw_features(data, labels, rng, workspace, chunk)
+    within, anywhere = _count_draws(data, labels)
+    ends = _draw_ends(labels, within, within + anywhere, rng, chunk)
+    graph = collect_edges(ends, data.num_nodes, 2 * (within + anywhere), workspace)
     classes = tuple(str(label) for label in range(data.num_classes))
-    return WholeGraph(np.arange(data.num_nodes), features, graph, labels, classes)
+    return PartyData("all", np.arange(data.num_nodes), features, graph, labels, classes)
 
 
-def _features(
-    data: DataConfig, labels: NDArray[np.int64], rng: np.random.Generator, workspace: Workspace
+def _read(config: RunConfig, cache: Cache) -> RawData:
+    """Draw the graph; draw a large graph once and then open it."""
+    data = config.data
+    num_bytes = 4 * data.num_nodes * (data.average_degree + data.num_features)
+    if num_bytes < 4 * cache.min_bytes:  # drawing takes a quarter of the time of reading files
+        return RawData(draw_graph(config))
+    sizes = {key: getattr(data, key) for key in ("num_nodes", "average_degree", "num_features", "num_classes")}
+    about = {"kind": "synthetic", "seed": config.data_seed, **sizes}
+    return RawData(compute_once(cache, about, lambda workspace: draw_graph(config, workspace)))
+
+
+SYNTHETIC = DataSource(_read)
+
+
+def _draw_features(
+    data: DataConfig, labels: NDArray[np.int64], rng: np.random.Generator, workspace: Workspace, chunk: int
 ) -> NDArray[np.float32]:
-    """Draw noise for all nodes, then class centres, and add them up; the noise twice, so that it need not be kept."""
+    """Draw noise for all nodes, then class centres, and add them; the noise is drawn twice to save its memory."""
     again, width = copy.deepcopy(rng), data.num_features
-    size = max(1, CHUNK // width)
+    size = max(1, chunk // width)
     pieces = [slice(start, min(start + size, len(labels))) for start in range(0, len(labels), size)]
     for rows in pieces:
         rng.standard_normal((rows.stop - rows.start, width), np.float32)
     centres = rng.standard_normal((data.num_classes, width), np.float32)
     centres *= SEPARATION / np.linalg.norm(centres, axis=1, keepdims=True)
-    features = workspace.growing("x", np.float32, width)
+    features = workspace.writer("x", np.float32, width)
     for rows in pieces:
         noise = again.standard_normal((rows.stop - rows.start, width), np.float32)
         noise += centres[labels[rows]]
@@ -61,32 +83,32 @@ def _features(
     return features.finish()
 
 
-def _num_draws(data: DataConfig, labels: NDArray[np.int64]) -> tuple[int, int]:
-    """Return how many undirected edges to draw within the classes and anywhere, to have the average degree."""
+def _count_draws(data: DataConfig, labels: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the numbers of undirected edges to draw within classes and anywhere for the average degree."""
     nodes, sizes = len(labels), np.bincount(labels)
     wanted = nodes * data.average_degree / 2
-    within = _draws(wanted * HOMOPHILY, float((sizes * (sizes - 1.0)).sum()) / 2)
-    return within, _draws(wanted * (1 - HOMOPHILY), nodes * (nodes - 1.0) / 2)
+    within = _count_with_replacement(wanted * HOMOPHILY, float((sizes * (sizes - 1.0)).sum()) / 2)
+    return within, _count_with_replacement(wanted * (1 - HOMOPHILY), nodes * (nodes - 1.0) / 2)
 
 
 def _draw_ends(
-    labels: NDArray[np.int64], within: int, total: int, rng: np.random.Generator
+    labels: NDArray[np.int64], within: int, total: int, rng: np.random.Generator, chunk: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Yield the sources and targets of both directions of each edge, some at a time."""
+    """Yield pieces of sources and targets, with both directions of each edge."""
     nodes, sizes = len(labels), np.bincount(labels)
     members, first = np.argsort(labels, kind="stable").astype(np.int32), np.cumsum(sizes) - sizes
-    for start in range(0, total, CHUNK):
-        count = min(CHUNK, total - start)
+    for start in range(0, total, chunk):
+        count = min(chunk, total - start)
         source = rng.integers(0, nodes, count, np.int32)
         target = rng.integers(0, nodes, count, np.int32)
-        near = labels[source[: max(0, within - start)]]  # the first `within` edges stay in the source's class
+        near = labels[source[: max(0, within - start)]]  # the first `within` edges stay within a class
         target[: len(near)] = members[first[near] + rng.integers(0, sizes[near])]
         yield source, target
         yield target, source
 
 
-def _draws(wanted: float, possible: float) -> int:
-    """Return how many pairs to draw with replacement so that about `wanted` of the `possible` ones are seen."""
+def _count_with_replacement(wanted: float, possible: float) -> int:
+    """Return the number of draws with replacement that see about `wanted` of the `possible` pairs."""
     if possible < 1:
         return 0
     return round(-possible * math.log1p(-min(wanted / possible, 0.95)))

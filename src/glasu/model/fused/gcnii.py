@@ -1,7 +1,7 @@
-"""The passes through gcnii's layers with their gradients written out.
+"""A training step through gcnii's layers with hand-written gradients: `FusedStep`.
 
-They compute what the plain layers compute, to rounding, with fewer passes over memory and no tape: a compiled call per
-layer, products included, several times as fast where blocks are small. Weights change after everything else of a step.
+It computes what `AutogradStep` computes, up to rounding, in fewer passes over memory and without a tape. It is several
+times as fast where blocks are small. Weights change only at the end of a step, after all gradients are known.
 """
 
 from __future__ import annotations
@@ -17,87 +17,90 @@ from torch import Tensor, nn
 
 from glasu.model import kernels
 from glasu.model.dropout import ENCODER, Dropout
-from glasu.model.kernels.arrays import Constants, Drops
 from glasu.model.layers import GCNIILayer, Hidden
-from glasu.model.optimizer import ALL
+from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
-from glasu.model.step import Inputs, Step
+from glasu.model.step import Inputs, Step, StepMaker
 
 Array = NDArray[Any]
-Norm = tuple[Tensor, Tensor, Tensor]  # what was normalised, means, reciprocal deviations
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
+Constants = tuple[Any, Any, Any]  # s, k and t of `FusedStep`
+Norm = tuple[Tensor, Tensor, Tensor]  # input of a layer norm, means, reciprocal deviations
 NO_KEY = np.uint64(0), np.uint64(0)
 NO_DRAWS = np.empty((0, 0), np.uint8)
 NOTHING = np.empty((0, 0))
 NOWHERE = np.empty(0, np.int64)
-TO_WRITE = (0.0, 1.0)  # a target keeps nothing of itself, and takes the gradient as it is
+WRITE_GRADIENT = (0.0, 1.0)  # target <- 0 * target + 1 * gradient
 
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """Weight and bias of a linear layer and where their gradients go; views, which follow the model."""
+    """Weight and bias of a linear layer and the arrays that receive their gradients; all are views of the model."""
 
     weight: Array
     bias: Array
-    target: Array  # what changes by dL/dW: its gradient, or the weight itself
+    target: Array  # receives dL/dW: the gradient array, or the weight itself (see `FusedWeights`)
     at_bias: Array
 
     @classmethod
-    def of(cls, module: Any, *, directly: bool = False) -> _Linear:
+    def of(cls, module: Any, *, in_place: bool = False) -> _Linear:
         weight, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
-        return cls(weight, bias, weight if directly else module.weight.grad.numpy(), module.bias.grad.numpy())
+        return cls(weight, bias, weight if in_place else module.weight.grad.numpy(), module.bias.grad.numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class _GCNII:
-    """The weight of a gcnii layer, what changes by its gradient, and the layer's constants."""
+    """The weight of a gcnii layer, the array that receives its gradient, and the constants of the layer."""
 
     weight: Array
     target: Array
-    constants: Constants  # s, k and t of `FusedStep`
+    constants: Constants
 
     @classmethod
-    def of(cls, layer: GCNIILayer, *, directly: bool) -> _GCNII:
+    def of(cls, layer: GCNIILayer, *, in_place: bool) -> _GCNII:
         weight, gradient = layer.linear.weight.detach().numpy(), layer.linear.weight.grad
         assert gradient is not None
         kind = weight.dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight if directly else gradient.numpy(), constants)
+        return cls(weight, weight if in_place else gradient.numpy(), constants)
 
 
 @dataclass(frozen=True, eq=False)
-class Hand:
-    """The weights of a gcnii network as arrays, once they have been laid out (`optimizer.laid_out`)."""
+class FusedWeights:
+    """The weights of a gcnii network as arrays. The optimizer must have laid them out (`lay_out_weights`)."""
 
     encoder: _Linear
     layers: tuple[_GCNII, ...]
     classifier: _Linear | None
     norms: tuple[nn.LayerNorm, ...]
-    pending: Sequence[slice]  # the weights that have only a gradient when the passes are over
+    pending: Sequence[slice]  # parts of the weight vector that the backward pass does not change
 
     @classmethod
-    def of(cls, model: ClientModel, *, directly: bool = False) -> Hand | None:
-        """Return the weights, where all layers are gcnii's without a projection in front; else None.
+    def of(cls, model: ClientModel, *, in_place: bool = False) -> FusedWeights | None:
+        """Return the weights, or None if a layer is not a plain gcnii layer.
 
         Args:
-            model: whose weights.
-            directly: whether products change the weights of encoder and layers, not their gradients (`Optimizer`).
+            model: the network.
+            in_place: whether the backward pass changes encoder and layer weights directly (plain SGD), instead of
+                writing their gradients.
         """
         layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
+        # With alpha >= 1/2, or a projection in front, `GCNIILayer` adds in another order.
         if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
             return None
         assert model.encoder is not None
         changed = [model.encoder.weight, *(layer.linear.weight for layer in layers)]
         return cls(
-            encoder=_Linear.of(model.encoder, directly=directly),
-            layers=tuple(_GCNII.of(layer, directly=directly) for layer in layers),
+            encoder=_Linear.of(model.encoder, in_place=in_place),
+            layers=tuple(_GCNII.of(layer, in_place=in_place) for layer in layers),
             classifier=None if model.classifier is None else _Linear.of(model.classifier),
             norms=tuple(model.norms or ()),  # type: ignore[arg-type]
-            pending=_all_but(changed) if directly else ALL,
+            pending=_list_other_parts(changed) if in_place else ALL,
         )
 
 
-def _all_but(weights: Sequence[Tensor]) -> list[slice]:
-    """Return where the other weights lie in the vector of all."""
+def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
+    """Return the parts of the weight vector that hold none of these weights."""
     parts, end = [], 0
     for weight in sorted(weights, key=Tensor.storage_offset):
         start = int(weight.storage_offset())
@@ -107,103 +110,128 @@ def _all_but(weights: Sequence[Tensor]) -> list[slice]:
     return [*parts, slice(end, None)]
 
 
-class _Kept(NamedTuple):
-    """What a layer needs to go back: what its product read and made, what it was dropped by, what undoes its norm."""
+def dense_product(
+    left: Array, right: Array, out: Array, *, left_t: bool = False, right_t: bool = False, kept: float, taken: float
+) -> None:
+    """Write kept * out + taken * left @ right into `out`; `left_t` and `right_t` transpose a factor first."""
+    one, other, total = (torch.from_numpy(array) for array in (left, right, out))
+    one, other = one.t() if left_t else one, other.t() if right_t else other
+    torch.addmm(total, one, other, beta=kept, alpha=taken, out=total)
 
-    read: Array
-    made: Array
-    drops: Drops
+
+class _Saved(NamedTuple):
+    """The values of the forward pass of one layer that its backward pass needs."""
+
+    read: Array  # what the dense product read
+    made: Array  # the output
+    drops: Drops  # the dropout mask of the input
     norm: Norm | None
 
 
 class FusedStep(Step):
-    """gcnii on sparse blocks: with P = A (H * mask) + s H0, a layer makes H+ = ReLU(k P + t P W) of H.
+    """gcnii on sparse blocks. With P = A (H * mask) + s H0, a layer computes H+ = ReLU(k P + t P W).
 
     Its gradients, with G = dL/dH+ where H+ > 0, else 0:
 
         R = dL/dP = k G + t G W^T      dL/dW = t P^T G      dL/dH0 = s R      dL/dH = (A^T R) * mask
     """
 
-    def __init__(self, hand: Hand, inputs: Inputs, dropout: Dropout, descent: tuple[float, float] = TO_WRITE) -> None:
-        """Begin a step.
+    def __init__(
+        self,
+        weights: FusedWeights,
+        inputs: Inputs,
+        dropout: Dropout,
+        descent: tuple[float, float] = WRITE_GRADIENT,
+    ) -> None:
+        """Start a step.
 
         Args:
-            hand: the weights.
+            weights: the weights.
             inputs: what the layers read.
             dropout: the masks of this step.
-            descent: what a target keeps of itself, and takes of a gradient.
+            descent: (a, b): a weight that is changed in place becomes a * weight + b * gradient.
         """
         super().__init__(inputs, dropout)
-        self.hand, self.pending, self.descent = hand, hand.pending, descent
-        self._kept: dict[int, _Kept] = {}
-        self._products: list[tuple[Array, Array, Array]] = []  # what changes by dL/dW = P^T G, P and G
+        self.weights, self.pending, self.descent = weights, weights.pending, descent
+        self._saved: dict[int, _Saved] = {}
+        self._products: list[tuple[Array, Array, Array]] = []  # (target, P, G) of dL/dW = P^T G
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
-        self._at_initial: Array | None = None  # the gradient there of the layers so far, at the rows of the last one
+        self._at_initial: Array | None = None  # gradient at H0 of the layers so far, at the rows of the last one
 
     def encode(self) -> Hidden:
-        own = self.hand.encoder
+        own = self.weights.encoder
         self._read = self.dropout(self.inputs.features, ENCODER)
         if isinstance(self._read, Tensor):
             weight, bias = torch.from_numpy(own.weight), torch.from_numpy(own.bias)
             self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
         else:
             self._initial = np.empty((self._read.shape[0], len(own.bias)), own.bias.dtype)
-            kernels.rectified(self._read.parts, own.weight, own.bias, self._initial)
+            kernels.relu_linear(self._read.parts, own.weight, own.bias, self._initial)
         return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
         assert isinstance(hidden, Tensor)
-        own, matrix, rows = self.hand.layers[layer], self.inputs.blocks[layer].matrix, self.inputs.initial_rows[layer]
-        read, norm = self._normalized(layer, hidden)
+        own, rows = self.weights.layers[layer], self.inputs.initial_rows[layer]
+        share, kept, turned = own.constants
+        read, norm = self._normalize(layer, hidden)
         drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
         support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
-        about = matrix.parts, read, drops, self._initial, rows, own.constants, own.weight, support, made
-        kernels.gcnii_layer(*about)
-        self._kept[layer] = _Kept(support, made, drops, norm)
+        matrix = self.inputs.blocks[layer].matrix.parts
+        kernels.gcnii_support(matrix, read, drops, self._initial, rows, share, support)
+        dense_product(support, own.weight, made, kept=0.0, taken=1.0)
+        kernels.gcnii_result(support, kept, turned, made)
+        self._saved[layer] = _Saved(support, made, drops, norm)
         self.partials[layer] = torch.from_numpy(made)
         return self.partials[layer]
 
     def logits(self, joint: Tensor) -> Tensor:
-        own, last = self.hand.classifier, len(self.hand.layers)
+        own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
-        hidden, norm = self._normalized(last, joint)
+        hidden, norm = self._normalize(last, joint)
         drops, read = self._drops(last, hidden), np.empty_like(hidden)
         made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
-        kernels.classifier(hidden, drops, own.weight, own.bias, read, made)
-        self._kept[last] = _Kept(read, made, drops, norm)
+        kernels.apply_mask(hidden, drops, read)
+        made[:] = own.bias
+        dense_product(read, own.weight, made, kept=1.0, taken=1.0)
+        self._saved[last] = _Saved(read, made, drops, norm)
         return torch.from_numpy(made)
 
-    def begin_back(self) -> None:
-        """Do nothing: every gradient is written anew."""
+    def begin_backward(self) -> None:
+        """Do nothing: the backward pass overwrites every gradient."""
 
-    def back_from_logits(self, gradient: Tensor) -> Tensor:
-        own, last = self.hand.classifier, len(self.hand.layers)
+    def backward_classifier(self, gradient: Tensor) -> Tensor:
+        own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
-        kept = self._kept.pop(last)
-        back = np.empty_like(kept.read)
-        found = gradient.contiguous().numpy()
-        kernels.classifier_gradients(kept.read, found, kept.drops, own.weight, own.target, own.at_bias, back)
-        return self._before_norm(last, torch.from_numpy(back), kept.norm)
+        saved, found = self._saved.pop(last), gradient.contiguous().numpy()
+        back = np.empty_like(saved.read)
+        dense_product(saved.read, found, own.target, left_t=True, kept=0.0, taken=1.0)
+        dense_product(found, own.weight, back, right_t=True, kept=0.0, taken=1.0)
+        kernels.finish_classifier_gradients(found, saved.drops, own.at_bias, back)
+        return self._before_norm(last, torch.from_numpy(back), saved.norm)
 
-    def back(self, layer: int, gradient: Tensor) -> Tensor | None:
-        own, matrix = self.hand.layers[layer], self.inputs.blocks[layer].matrix
-        kept, found = self._kept.pop(layer), gradient.contiguous().numpy()
-        gated, at_initial = np.empty(found.shape, found.dtype), np.empty(found.shape, found.dtype)
+    def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
+        own, matrix = self.weights.layers[layer], self.inputs.blocks[layer].matrix
+        share, kept, turned = own.constants
+        saved, found = self._saved.pop(layer), gradient.contiguous().numpy()
+        gated, at_support, at_initial = (np.empty(found.shape, found.dtype) for _ in range(3))
         back = np.empty((matrix.width, found.shape[1]), found.dtype)
         more, places = found[:0], NOWHERE
         if self._at_initial is not None:
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
-        about = matrix.parts, kept.drops, own.constants, own.weight, kept.made, found
-        kernels.gcnii_layer_gradients(*about, gated, more, places, at_initial, back)
-        self._products.append((own.target, kept.read, gated))
+        kernels.relu_gradient(found, saved.made, turned, gated)
+        dense_product(gated, own.weight, at_support, right_t=True, kept=0.0, taken=1.0)
+        about = share, kept, saved.made, found, at_support, more, places
+        kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
+        # dL/dW waits until the end of the step: in place, it would change W before lower layers have used it.
+        self._products.append((own.target, saved.read, gated))
         self._at_initial = at_initial
-        return self._before_norm(layer, torch.from_numpy(back), kept.norm)
+        return self._before_norm(layer, torch.from_numpy(back), saved.norm)
 
-    def back_to_features(self, gradient: Tensor | None) -> None:
+    def backward_encoder(self, gradient: Tensor | None) -> None:
         assert gradient is not None
         assert self._at_initial is not None
-        (kept, taken), own = self.descent, self.hand.encoder
+        (kept, taken), own = self.descent, self.weights.encoder
         found, places = gradient.numpy(), self.inputs.initial_rows[0]
         if isinstance(self._read, Tensor):
             found[places] += self._at_initial
@@ -213,34 +241,60 @@ class FusedStep(Step):
         else:
             about = self._read.parts, self._initial, self._at_initial, places, found
             numbers = found.dtype.type(kept), found.dtype.type(taken)
-            kernels.rectified_gradients(*about, *numbers, own.target, own.at_bias)
+            kernels.relu_linear_gradients(*about, *numbers, own.target, own.at_bias)
         for target, read, gated in self._products:
-            kernels.dense_product(read, True, gated, False, kept, taken, target)
+            dense_product(read, gated, target, left_t=True, kept=kept, taken=taken)
 
     def _drops(self, layer: int, read: Array) -> Drops:
-        """Return by what the input of a layer is multiplied; its bytes are not drawn yet."""
+        """Return the dropout mask of a layer's input; the forward kernel draws its bytes, the backward reuses them."""
         mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:
             return *NO_KEY, np.uint8(0), kind(1), NO_DRAWS
         return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
 
-    def _normalized(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
-        """Return what `ClientModel.layer_input` reads before its dropout, and what undoes the normalisation."""
-        if layer == 0 or not self.hand.norms:
+    def _normalize(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
+        """Apply the layer norm of `ClientModel.layer_input`; return the result and what its gradient needs."""
+        if layer == 0 or not self.weights.norms:
             return hidden.contiguous().numpy(), None
-        norm = self.hand.norms[layer - 1]
+        norm = self.weights.norms[layer - 1]
         about = norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
         made, mean, deviation = torch.native_layer_norm(hidden, *about)
         return made.numpy(), (hidden, mean, deviation)
 
-    def _before_norm(self, layer: int, gradient: Tensor, kept: Norm | None) -> Tensor:
-        """Return the gradient at what `_normalized` was given."""
-        if kept is None:
+    def _before_norm(self, layer: int, gradient: Tensor, saved: Norm | None) -> Tensor:
+        """Return the gradient at the input of `_normalize`."""
+        if saved is None:
             return gradient
-        norm = self.hand.norms[layer - 1]
-        about = norm.normalized_shape, *kept[1:], norm.weight.detach(), norm.bias.detach(), [True, True, True]
-        back, *found = torch.ops.aten.native_layer_norm_backward(gradient, kept[0], *about)
+        norm = self.weights.norms[layer - 1]
+        about = norm.normalized_shape, *saved[1:], norm.weight.detach(), norm.bias.detach(), [True, True, True]
+        back, *found = torch.ops.aten.native_layer_norm_backward(gradient, saved[0], *about)
         for weight, part in zip((norm.weight, norm.bias), found, strict=True):
             assert weight.grad is not None
             weight.grad.copy_(part)
         return back  # type: ignore[no-any-return]
+
+
+def make_fused_steps(model: ClientModel, optimizer: Optimizer) -> StepMaker | None:
+    """Return a function that makes fused steps of a model, or None if the model has another form of layers."""
+    in_place = optimizer.is_plain
+    weights = FusedWeights.of(model, in_place=in_place)
+    if weights is None:
+        return None
+
+    def make(inputs: Inputs, dropout: Dropout) -> Step:
+        descent = optimizer.descent if in_place else WRITE_GRADIENT  # the learning rate changes between rounds
+        return FusedStep(weights, inputs, dropout, descent)
+
+    return make
+
+
+# Old names, until the last caller uses the new ones.
+TO_WRITE = WRITE_GRADIENT
+
+
+class Hand:
+    """Old name of `FusedWeights`."""
+
+    @staticmethod
+    def of(model: ClientModel, *, directly: bool = False) -> FusedWeights | None:
+        return FusedWeights.of(model, in_place=directly)

@@ -1,84 +1,70 @@
-"""The inner loops of sampling and of layers, each twice; with equal bits, but for losses and products of single rows.
+"""The inner loops of sampling and of layers, compiled by numba.
 
-`loops` is compiled by numba; `arrays` is plain numpy, for where numba is absent. This package is whichever is there.
+The loops are in `loops.py`. They are loaded at the first use of one, because importing numba takes a second and the
+server never needs it. Numba compiles a loop when it is first called, and again for arguments of other types.
 
-`labels` is a caller's array of one int32 per node, -1 everywhere; a kernel resets what it touched, so that no call
-costs time or memory in proportion to the graph. One array must not be used by two threads at a time.
+`labels` is an array of the caller: one int32 per node, -1 everywhere. A kernel resets every entry that it marked, so no
+call costs time or memory in proportion to the graph. Two threads must not use one array at the same time.
 """
 
 from __future__ import annotations
 
-from glasu.compiling import COMPILES
+from typing import TYPE_CHECKING, Any
 
-if COMPILES:
+if TYPE_CHECKING:
     from glasu.model.kernels.loops import (
+        adam_step,
         add_product,
         add_transposed,
-        classifier,
-        classifier_gradients,
+        apply_mask,
         cross_entropy,
-        dense_product,
-        descend,
-        descend_adaptively,
-        distinct,
         draw_neighbors,
         draw_numbers,
         edges_between,
         fill_block,
-        fill_bytes,
         fill_mask,
+        find_distinct,
+        finish_classifier_gradients,
         gather_rows,
-        gcnii_layer,
-        gcnii_layer_gradients,
+        gcnii_gradients,
+        gcnii_result,
+        gcnii_support,
         neighbors_outside,
-        rectified,
-        rectified_gradients,
-    )
-else:
-    from glasu.model.kernels.arrays import (
-        add_product,
-        add_transposed,
-        classifier,
-        classifier_gradients,
-        cross_entropy,
-        dense_product,
-        descend,
-        descend_adaptively,
-        distinct,
-        draw_neighbors,
-        draw_numbers,
-        edges_between,
-        fill_block,
-        fill_bytes,
-        fill_mask,
-        gather_rows,
-        gcnii_layer,
-        gcnii_layer_gradients,
-        neighbors_outside,
-        rectified,
-        rectified_gradients,
+        relu_gradient,
+        relu_linear,
+        relu_linear_gradients,
+        sgd_step,
     )
 
 __all__ = [
+    "adam_step",
     "add_product",
     "add_transposed",
-    "classifier",
-    "classifier_gradients",
+    "apply_mask",
     "cross_entropy",
-    "dense_product",
-    "descend",
-    "descend_adaptively",
-    "distinct",
     "draw_neighbors",
     "draw_numbers",
     "edges_between",
     "fill_block",
-    "fill_bytes",
     "fill_mask",
+    "find_distinct",
+    "finish_classifier_gradients",
     "gather_rows",
-    "gcnii_layer",
-    "gcnii_layer_gradients",
+    "gcnii_gradients",
+    "gcnii_result",
+    "gcnii_support",
     "neighbors_outside",
-    "rectified",
-    "rectified_gradients",
+    "relu_gradient",
+    "relu_linear",
+    "relu_linear_gradients",
+    "sgd_step",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from glasu.model.kernels import loops
+
+    globals().update({each: getattr(loops, each) for each in __all__})  # the next use finds them without this function
+    return globals()[name]

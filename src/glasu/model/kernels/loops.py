@@ -1,4 +1,10 @@
-"""The kernels as loops, compiled by numba. Integers are int64 and node labels int32 unless a caller says otherwise."""
+"""Compiled loops over arrays. Integers are int64 and node labels int32 unless a caller says otherwise.
+
+All loops stand in one file although they serve several purposes. Numba caches each compiled function on disk and
+compiles it again when the file of that function changes. It does not notice a change of a function that is called from
+another file: `_word`, for example, serves samples and dropout masks. Split this file only where no function calls
+across the border.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from glasu import blas
 from glasu.compiling import compiled
-from glasu.model.kernels import arrays
-from glasu.model.kernels.arrays import Constants, Drops, Matrix
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
-Array = Any  # numba knows the types better than an annotation could
+Array = Any  # numba infers the types of arguments at the first call
+Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 LOWEST = np.uint64(0xFF)
 
 
-# Randomness: as in glasu.randomness, one word at a time.
+# Random words: the functions of glasu.randomness on a single word.
 
 
 @compiled
@@ -37,12 +42,16 @@ def _below(word: np.uint64, bound: int) -> Any:
     return np.int64(np.float64(word >> S11) * 2.0**-53 * bound)
 
 
-# Node sets and edges.
+# Node sets and edges. `labels` holds one number per node and is -1 everywhere between two calls. A loop marks nodes in
+# it and resets exactly the entries it marked, so its cost does not depend on the size of the graph.
 
 
 @compiled
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
-    """Write numbers below the population, sorted; tell whether they are distinct, and so what `draw_distinct` draws."""
+    """Write sorted random numbers below `population`; return whether they are distinct.
+
+    If they are, they equal what `randomness.draw_distinct` draws with this key.
+    """
     for k in range(len(numbers)):
         numbers[k] = _below(_word(low, high, k), population)
     numbers.sort()
@@ -53,8 +62,8 @@ def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Arra
 
 
 @compiled
-def _merged(one: Array, other: Array) -> Array:
-    """Return two sorted arrays as one; nothing is in both."""
+def _merge(one: Array, other: Array) -> Array:
+    """Merge two sorted arrays that have no number in common."""
     both = np.empty(len(one) + len(other), np.int64)
     left = right = 0
     for k in range(len(both)):
@@ -71,7 +80,10 @@ def _merged(one: Array, other: Array) -> Array:
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Array, fanout: int, low: np.uint64, high: np.uint64, labels: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw up to `fanout` edges into each of some sorted targets: (nodes, starts, edges, scale) of a `Draw`."""
+    """Draw up to `fanout` edges into each target; return (nodes, starts, edges, scale) of a `Draw`.
+
+    The targets are sorted.
+    """
     starts = np.empty(len(targets) + 1, np.int64)
     starts[0] = 0
     for row in range(len(targets)):
@@ -89,10 +101,10 @@ def draw_neighbors(
             for k in range(start, stop):
                 edges[k] = first + k - start
         else:
-            for step in range(fanout):  # Floyd: a number below top + 1, or top where that one was drawn before
+            for step in range(fanout):  # Floyd's algorithm: pick below top + 1; if the pick was drawn before, take top
                 top = degree - fanout + step
                 pick = first + _below(_word(low, high, row * fanout + step), top + 1)
-                at = start + step  # the drawn ones are kept in order
+                at = start + step  # insertion keeps the drawn edges sorted
                 while at > start and edges[at - 1] > pick:
                     at -= 1
                 if at > start and edges[at - 1] == pick:
@@ -112,12 +124,12 @@ def draw_neighbors(
         labels[fresh[k]] = -1
     for node in targets:
         labels[node] = -1
-    return _merged(targets, np.sort(fresh[:found])), starts, edges, scale
+    return _merge(targets, np.sort(fresh[:found])), starts, edges, scale
 
 
 @compiled
 def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
-    """Return the sources of edges into the targets that are no targets themselves, in any order."""
+    """Return the sources of edges into the targets, without the targets themselves, in any order."""
     most = 0
     for node in targets:
         labels[node] = 0
@@ -142,7 +154,7 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Arr
 def edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
-    """List the edges into the targets from targets and others: (starts, edges, whether from others)."""
+    """List the edges from targets and others into the targets; return (starts, edges, whether from others)."""
     most = 0
     for node in others:
         labels[node] = 1
@@ -185,8 +197,8 @@ def fill_block(
     values: Array,
     positions: Array,
 ) -> None:
-    """Write the rows of a block: self loops first where there are any, then the drawn edges (see `Adjacency`)."""
-    everything = len(nodes) == len(labels)  # then a node's position is its number
+    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges."""
+    everything = len(nodes) == len(labels)  # if so, the position of a node is its number
     if not everything:
         for position in range(len(nodes)):
             labels[nodes[position]] = position
@@ -220,8 +232,8 @@ def fill_block(
 
 
 @compiled
-def distinct(numbers: Array, labels: Array) -> Array:
-    """Return the distinct ones among numbers below the number of nodes, in any order."""
+def find_distinct(numbers: Array, labels: Array) -> Array:
+    """Return the distinct values of `numbers`, which are node numbers, in any order."""
     fresh = np.empty(min(len(numbers), len(labels)), np.int64)
     found = 0
     for number in numbers:
@@ -234,12 +246,12 @@ def distinct(numbers: Array, labels: Array) -> Array:
     return fresh[:found].copy()
 
 
-# Sparse matrices by rows, and masks.
+# Sparse matrices by rows, and dropout masks.
 
 
 @compiled
 def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tuple[Array, Array, Array]:
-    """Return some rows of a sparse matrix, as the arrays of another one."""
+    """Return some rows of a sparse matrix as (indptr, indices, data)."""
     starts = np.empty(len(rows) + 1, indptr.dtype)
     starts[0] = 0
     for k in range(len(rows)):
@@ -255,7 +267,10 @@ def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tupl
 
 @compiled
 def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
-    """Add matrix @ dense to `total`, the entries of a row in their order."""
+    """Add matrix @ dense to `total`.
+
+    The entries of a row are added in the order in which they are stored. That order fixes the bits of the sum.
+    """
     for row in range(len(indptr) - 1):
         result = total[row]
         for k in range(indptr[row], indptr[row + 1]):
@@ -266,7 +281,7 @@ def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total:
 
 @compiled
 def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
-    """Add matrix.T @ dense to `total`, the entries of a column in the order of the rows."""
+    """Add matrix.T @ dense to `total`; the entries of a column are added in the order of the rows."""
     for row in range(len(indptr) - 1):
         source = dense[row]
         for k in range(indptr[row], indptr[row + 1]):
@@ -277,7 +292,7 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
 
 @compiled
 def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
-    """Write the bytes of the key's words, eight a word, lowest first."""
+    """Write the random bytes of a key: eight per word, lowest first."""
     whole = len(draws) // 8
     words = draws[: 8 * whole].view(np.uint64)
     for k in range(whole):
@@ -290,7 +305,7 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
 
 @compiled
 def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
-    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
+    """Write a dropout mask: `scale` where a random byte of the key reaches the threshold, else 0."""
     draws = np.empty(len(mask), np.uint8)
     fill_bytes(low, high, draws)
     zero = scale - scale
@@ -298,56 +313,11 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Dense products: the same code that torch calls, with the same bits, but without the way there.
-
-if blas.GEMM is None:
-    dense_product = arrays.dense_product
-
-    def around_products(loop: Any) -> Any:
-        """Leave a function that calls products to Python."""
-        return loop
-
-else:
-    around_products = compiled
-    SGEMM, DGEMM = blas.GEMM
-    PLAIN, TURNED = np.uint8(ord("n")), np.uint8(ord("t"))
-    SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-
-    @compiled
-    def dense_product(
-        left: Array, left_turned: bool, right: Array, right_turned: bool, kept: Any, taken: Any, out: Array
-    ) -> None:
-        """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
-        depth, same = left.shape[0 if left_turned else 1], right.shape[1 if right_turned else 0]
-        rows, columns = left.shape[1 if left_turned else 0], right.shape[0 if right_turned else 1]
-        if depth != same or out.shape != (rows, columns):
-            raise ValueError("the factors of a product do not fit.")
-        alike = left.dtype == out.dtype and right.dtype == out.dtype
-        if not (alike and (out.dtype == SINGLE or out.dtype == DOUBLE)):
-            raise ValueError("the factors of a product and what it is added to must be floats of one precision.")
-        if not (left.flags.c_contiguous and right.flags.c_contiguous and out.flags.c_contiguous):
-            raise ValueError("the rows of a product must lie one after the other.")
-        # BLAS counts by columns, and reads what lies here as the transposed: out^T = right^T left^T. It is given
-        # addresses only; a BLAS of 32-bit integers finds them in the lower halves, which come first.
-        turns = np.array([TURNED if right_turned else PLAIN, TURNED if left_turned else PLAIN])
-        sizes = np.array([columns, rows, depth, max(1, right.shape[1]), max(1, left.shape[1]), max(1, columns)])
-        factors = np.array([taken, kept], out.dtype)
-        about = (
-            *(turns.ctypes, turns[1:].ctypes, sizes.ctypes, sizes[1:].ctypes, sizes[2:].ctypes, factors.ctypes),
-            *(right.ctypes, sizes[3:].ctypes, left.ctypes, sizes[4:].ctypes),
-            *(factors[1:].ctypes, out.ctypes, sizes[5:].ctypes),
-        )
-        if out.itemsize == 4:
-            SGEMM(*about)
-        else:
-            DGEMM(*about)
-
-
-# Layers in one pass over the rows, for what a row needs is in the nearest cache by then.
+# Layers. Each loop does all the work on one row before the next, while the row is in the cache.
 
 
 @compiled
-def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
+def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
     """Write ReLU(matrix @ weight + bias)."""
     indptr, indices, data = matrix
     for row in range(len(indptr) - 1):
@@ -355,16 +325,16 @@ def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None
         total[:] = 0
         for k in range(indptr[row], indptr[row + 1]):
             value, source = data[k], weight[indices[k]]
-            if value != 0:  # what was dropped is still stored
+            if value != 0:  # dropped values are stored as zeros
                 for column in range(len(total)):
                     total[column] += value * source[column]
         for column in range(len(total)):
             value = total[column] + bias[column]
-            total[column] = 0 if value < 0 else value  # what is not a number stays so, as everywhere
+            total[column] = 0 if value < 0 else value  # NaN stays NaN
 
 
 @compiled
-def rectified_gradients(
+def relu_linear_gradients(
     matrix: Matrix,
     result: Array,
     more: Array,
@@ -375,13 +345,13 @@ def rectified_gradients(
     target: Array,
     bias: Array,
 ) -> None:
-    """Go back through `rectified`: make kept * target + taken * dL/dweight of `target`, write dL/dbias.
+    """Compute the gradients of `relu_linear`: target <- kept * target + taken * dL/dweight, bias <- dL/dbias.
 
-    The gradient at the result is what is given, to which `more` is added at some places.
+    The gradient at the result is `gradient`, plus `more` at the rows `places`.
     """
     indptr, indices, data = matrix
     if kept == 0:
-        target[:] = 0  # whatever stood there
+        target[:] = 0  # not 0 * target, which would keep a NaN
     elif kept != 1:
         target *= kept
     bias[:] = 0
@@ -406,10 +376,10 @@ def rectified_gradients(
 def gcnii_support(
     matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Array, share: Any, support: Array
 ) -> None:
-    """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
+    """Write share * initial[rows] + matrix @ (hidden * mask).
 
-    The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
-    `draws`, which has one for each value; none at all: no mask.
+    The mask is that of `fill_mask`. Its random bytes are written into `draws`, one per value of `hidden`, because the
+    backward pass must use the same mask again. An empty `draws` means no mask.
     """
     indptr, indices, data = matrix
     low, high, threshold, scale, draws = drops
@@ -432,38 +402,19 @@ def gcnii_support(
 
 
 @compiled
-def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
-    """Make ReLU(kept * support + turned * result) of the result, which is support @ weight."""
+def gcnii_result(support: Array, kept: Any, transformed: Any, result: Array) -> None:
+    """Write ReLU(kept * support + transformed * result) into `result`, which holds support @ weight."""
     zero = kept - kept
     for row in range(len(result)):
         total, own = result[row], support[row]
         for column in range(len(total)):
-            value = kept * own[column] + turned * total[column]
-            total[column] = zero if value < 0 else value  # what is not a number stays so, as everywhere
-
-
-@around_products
-def gcnii_layer(
-    matrix: Matrix,
-    hidden: Array,
-    drops: Drops,
-    initial: Array,
-    rows: Array,
-    constants: Constants,
-    weight: Array,
-    support: Array,
-    result: Array,
-) -> None:
-    """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
-    share, kept, turned = constants
-    gcnii_support(matrix, hidden, drops, initial, rows, share, support)
-    dense_product(support, False, weight, False, 0.0, 1.0, result)
-    gcnii_result(support, kept, turned, result)
+            value = kept * own[column] + transformed * total[column]
+            total[column] = zero if value < 0 else value  # NaN stays NaN
 
 
 @compiled
-def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
-    """Write factor * gradient where the result of a ReLU is above zero, else 0."""
+def relu_gradient(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
+    """Write factor * gradient where the result of a ReLU is positive, else 0."""
     zero = factor - factor
     for row in range(len(gated)):
         target, source, made = gated[row], gradient[row], result[row]
@@ -485,10 +436,10 @@ def gcnii_gradients(
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_hidden` and `at_initial` the gradients of what `gcnii_support` read: hidden and initial[rows].
+    """Write the gradients of `gcnii_support` at hidden and at initial[rows] into `at_hidden` and `at_initial`.
 
-    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
-    is what later layers add to `at_initial`, and `places` the rows there that they read.
+    On entry `at_support` holds the part of the gradient at the support that came through the weights; the other part
+    is added here. Later layers contribute `more` to `at_initial`, at the rows `places`.
     """
     indptr, indices, data = matrix
     _, _, threshold, scale, draws = drops
@@ -513,34 +464,9 @@ def gcnii_gradients(
             first[column] += other[column]
 
 
-@around_products
-def gcnii_layer_gradients(
-    matrix: Matrix,
-    drops: Drops,
-    constants: Constants,
-    weight: Array,
-    result: Array,
-    gradient: Array,
-    gated: Array,
-    more: Array,
-    places: Array,
-    at_initial: Array,
-    at_hidden: Array,
-) -> None:
-    """Go back through `gcnii_layer`: write the gradients of what it read (see `gcnii_gradients`).
-
-    The gradient of the weight is support^T gated, and is left to the caller.
-    """
-    share, kept, turned = constants
-    gate(gradient, result, turned, gated)
-    at_support = np.empty_like(gated)
-    dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
-    gcnii_gradients(matrix, drops, share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
-
-
 @compiled
-def masked(hidden: Array, drops: Drops, read: Array) -> None:
-    """Write `hidden` times the mask of `gcnii_support`, whose bytes are drawn."""
+def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
+    """Write hidden * mask into `read`, and the random bytes of the mask into `draws` (see `gcnii_support`)."""
     low, high, threshold, scale, draws = drops
     zero = scale - scale
     if len(draws):
@@ -555,17 +481,9 @@ def masked(hidden: Array, drops: Drops, read: Array) -> None:
                 target[column] *= scale if drawn[column] >= threshold else zero
 
 
-@around_products
-def classifier(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
-    """Write what a linear layer reads, `hidden` times a mask, and what it makes of that: read @ weight + bias."""
-    masked(hidden, drops, read)
-    result[:] = bias
-    dense_product(read, False, weight, False, 1.0, 1.0, result)
-
-
 @compiled
-def classifier_sums(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
-    """Add up the gradient of a bias, and multiply that of what was read by the mask."""
+def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
+    """Write the gradient at the bias, and multiply the gradient at the input by its dropout mask."""
     _, _, threshold, scale, draws = drops
     zero = scale - scale
     at_bias[:] = zero
@@ -578,25 +496,9 @@ def classifier_sums(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Ar
             total[column] *= scale if drawn[column] >= threshold else zero
 
 
-@around_products
-def classifier_gradients(
-    read: Array,
-    gradient: Array,
-    drops: Drops,
-    weight: Array,
-    at_weight: Array,
-    at_bias: Array,
-    at_hidden: Array,
-) -> None:
-    """Write the gradients of what `classifier` read, given that of its result."""
-    dense_product(read, True, gradient, False, 0.0, 1.0, at_weight)
-    dense_product(gradient, False, weight, True, 0.0, 1.0, at_hidden)
-    classifier_sums(gradient, drops, at_bias, at_hidden)
-
-
 @compiled
 def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
-    """Return the mean cross-entropy of classes, and write its gradient at the logits."""
+    """Return the mean cross-entropy of classes; write its gradient at the logits."""
     total = 0.0
     for row in range(len(logits)):
         own, target = logits[row], gradient[row]
@@ -611,12 +513,12 @@ def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
     return total / len(logits)
 
 
-# Optimisers.
+# Optimizers.
 
 
 @compiled
-def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
-    """Take a step of SGD; weight decay is part of the gradient. Without momentum there is no velocity."""
+def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
+    """Take a step of SGD. Weight decay is part of the gradient. Without momentum `velocity` is empty."""
     if len(velocity):
         for k in range(len(weights)):
             velocity[k] = momentum * velocity[k] + (gradients[k] + decay * weights[k])
@@ -627,7 +529,7 @@ def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, moment
 
 
 @compiled
-def descend_adaptively(
+def adam_step(
     weights: Array,
     gradients: Array,
     mean: Array,
@@ -639,7 +541,7 @@ def descend_adaptively(
     epsilon: Any,
     decay: Any,
 ) -> None:
-    """Take a step of Adam: `rate` and `length` make up for means that began at zero; decay is part of the gradient."""
+    """Take a step of Adam. `rate` and `length` correct the bias of the moments; decay is part of the gradient."""
     one = length / length
     for k in range(len(weights)):
         gradient = gradients[k] + decay * weights[k]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.cache.workspace import row_pieces
-from glasu.data.party import Graph, PartyData, labelled
+from glasu.data.cache.arrays import row_pieces
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.machine import check_disk, log_detail
@@ -88,7 +89,7 @@ def _check_labels(party: PartyData) -> list[Finding]:
     if party.labels is None or party.splits is None:
         return []
     parts = {"training": party.splits.train, "validation": party.splits.validation, "test": party.splits.test}
-    known = {name: party.labels[nodes][labelled(party.labels[nodes])] for name, nodes in parts.items()}
+    known = {name: party.labels[nodes][have_labels(party.labels[nodes])] for name, nodes in parts.items()}
     counts = ", ".join(f"{len(labels)} of {len(parts[name])} {name} nodes" for name, labels in known.items())
     said = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:

@@ -1,11 +1,10 @@
-"""The kernels in plain numpy, and torch for dense products, for where numba is absent: whatever `loops` has, alike."""
+"""The kernels of glasu.model in plain numpy: oracles that the compiled loops are compared with."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from glasu.randomness import below, contains, words
@@ -15,11 +14,9 @@ Labels = NDArray[np.int32]
 Array = NDArray[Any]
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
-Constants = tuple[Any, Any, Any]  # of a layer of gcnii: share, kept, turned
 
 
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids) -> bool:
-    """Write numbers below the population, sorted; tell whether they are distinct, and so what `draw_distinct` draws."""
     numbers[:] = np.sort(below(words(low, high, np.arange(len(numbers))), population))
     return bool((numbers[1:] > numbers[:-1]).all())
 
@@ -27,7 +24,6 @@ def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids)
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Ids, fanout: int, low: np.uint64, high: np.uint64, labels: Labels
 ) -> tuple[Ids, Ids, Ids, NDArray[np.float64]]:
-    """Draw up to `fanout` edges into each of some sorted targets: (nodes, starts, edges, scale) of a `Draw`."""
     first = indptr[targets]
     degrees = indptr[targets + 1] - first
     counts = np.minimum(degrees, fanout)
@@ -60,12 +56,10 @@ def _starts(counts: Ids) -> Ids:
 
 
 def _runs(first: Ids, counts: Ids, starts: Ids) -> Ids:
-    """Return first, first + 1, ... of each row, `counts` numbers each, one row after the other."""
     return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
 
 def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
-    """List every edge into the targets: (where those of each target start, the edges)."""
     first = indptr[targets]
     degrees = indptr[targets + 1] - first
     starts = _starts(degrees)
@@ -73,7 +67,6 @@ def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
 
 
 def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
-    """Return the sources of edges into the targets that are no targets themselves, in any order."""
     _, edges = edges_into(indptr, targets)
     return _fresh(indices[edges], targets)
 
@@ -81,7 +74,6 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Label
 def edges_between(
     indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
 ) -> tuple[Ids, Ids, NDArray[np.bool_]]:
-    """List the edges into the targets from targets and others: (starts, edges, whether from others)."""
     starts, edges = edges_into(indptr, targets)
     rows = np.repeat(np.arange(len(targets)), np.diff(starts))
     labels[others] = 1
@@ -109,7 +101,6 @@ def fill_block(
     values: Array,
     positions: Ids,
 ) -> None:
-    """Write the rows of a block: self loops first where there are any, then the drawn edges (see `Adjacency`)."""
     sources, counts = indices[edges], np.diff(starts)
     own: Array = targets  # right where all nodes are there: then a node's position is its number
     others = sources
@@ -134,13 +125,11 @@ def fill_block(
     columns[at], values[at] = others, shares
 
 
-def distinct(numbers: NDArray[np.integer], labels: Labels) -> Ids:
-    """Return the distinct ones among numbers below the number of nodes, in any order."""
+def find_distinct(numbers: NDArray[np.integer], labels: Labels) -> Ids:
     return np.unique(numbers).astype(np.int64)
 
 
 def gather_rows(indptr: Array, indices: Array, data: Array, rows: Ids) -> tuple[Array, Array, Array]:
-    """Return some rows of a sparse matrix, as the arrays of another one."""
     first, counts = indptr[rows].astype(np.int64), (indptr[rows + 1] - indptr[rows]).astype(np.int64)
     starts = _starts(counts)
     at = _runs(first, counts, starts)
@@ -148,7 +137,6 @@ def gather_rows(indptr: Array, indices: Array, data: Array, rows: Ids) -> tuple[
 
 
 def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
-    """Add matrix @ dense to `total`, the entries of a row in their order."""
     counts = np.diff(indptr)
     rows = np.argsort(-counts, kind="stable")  # the longest first: those with a k-th entry come before the others
     for k in range(int(counts.max(initial=0))):
@@ -158,43 +146,30 @@ def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total:
 
 
 def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
-    """Add matrix.T @ dense to `total`, the entries of a column in the order of the rows."""
     order = np.argsort(indices, kind="stable")
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     add_product(_starts(np.bincount(indices, minlength=len(total))), rows[order], data[order], dense, total)
 
 
 def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
-    """Write `scale` where a byte of the key's words reaches the threshold, else 0."""
     draws = np.empty(len(mask), np.uint8)
     fill_bytes(low, high, draws)
     np.multiply(draws >= threshold, scale, out=mask)
 
 
 def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> None:
-    """Write the bytes of the key's words, eight a word, lowest first."""
     found = words(low, high, np.arange(-(-len(draws) // 8))).astype("<u8", copy=False)
     draws[:] = found.view(np.uint8)[: len(draws)]
 
 
-def dense_product(
-    left: Array, left_turned: bool, right: Array, right_turned: bool, kept: Any, taken: Any, out: Array
-) -> None:
-    """Make kept * out + taken * left @ right of `out`, with either factor transposed where `turned` says so."""
-    one, other, total = (torch.from_numpy(array) for array in (left, right, out))
-    one, other = one.t() if left_turned else one, other.t() if right_turned else other
-    torch.addmm(total, one, other, beta=float(kept), alpha=float(taken), out=total)
-
-
-def rectified(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
-    """Write ReLU(matrix @ weight + bias)."""
+def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
     indptr, indices, data = matrix
     result[:] = 0
     add_product(indptr, indices, data, weight, result)
     np.maximum(result + bias, 0, out=result)
 
 
-def rectified_gradients(
+def relu_linear_gradients(
     matrix: Matrix,
     result: Array,
     more: Array,
@@ -205,16 +180,12 @@ def rectified_gradients(
     target: Array,
     bias: Array,
 ) -> None:
-    """Go back through `rectified`: make kept * target + taken * dL/dweight of `target`, write dL/dbias.
-
-    The gradient at the result is what is given, to which `more` is added at some places.
-    """
     indptr, indices, data = matrix
     target[:] = kept * target if kept else 0
     bias[:] = 0
     gradient[places] += more
     gated = np.where(result > 0, gradient, 0)
-    for row in gated:  # one after the other, for numpy's own sum adds in another order
+    for row in gated:  # one row after the other: numpy's own sum adds in another order
         bias += row
     add_transposed(indptr, indices, taken * data, gated, target)
 
@@ -222,11 +193,6 @@ def rectified_gradients(
 def gcnii_support(
     matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Ids, share: Any, support: Array
 ) -> None:
-    """Write share * initial[rows] + matrix @ hidden, where `hidden` is first multiplied by a mask.
-
-    The mask is `scale` where a byte of the key's words reaches the threshold, else 0. The bytes are written into
-    `draws`, which has one for each value; none at all: no mask.
-    """
     indptr, indices, data = matrix
     low, high, threshold, scale, draws = drops
     if len(draws):
@@ -237,30 +203,10 @@ def gcnii_support(
 
 
 def gcnii_result(support: Array, kept: Any, turned: Any, result: Array) -> None:
-    """Make ReLU(kept * support + turned * result) of the result, which is support @ weight."""
     np.maximum(kept * support + turned * result, 0, out=result)
 
 
-def gcnii_layer(
-    matrix: Matrix,
-    hidden: Array,
-    drops: Drops,
-    initial: Array,
-    rows: Ids,
-    constants: Constants,
-    weight: Array,
-    support: Array,
-    result: Array,
-) -> None:
-    """Write a layer's support (`gcnii_support`) and its result, ReLU(kept * support + turned * support @ weight)."""
-    share, kept, turned = constants
-    gcnii_support(matrix, hidden, drops, initial, rows, share, support)
-    dense_product(support, False, weight, False, 0.0, 1.0, result)
-    gcnii_result(support, kept, turned, result)
-
-
-def gate(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
-    """Write factor * gradient where the result of a ReLU is above zero, else 0."""
+def relu_gradient(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
     gated[:] = np.where(result > 0, factor * gradient, 0)
 
 
@@ -277,11 +223,6 @@ def gcnii_gradients(
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write into `at_hidden` and `at_initial` the gradients of what `gcnii_support` read: hidden and initial[rows].
-
-    `at_support` is the share of the support's gradient that came through the weights; the rest is added to it. `more`
-    is what later layers add to `at_initial`, and `places` the rows there that they read.
-    """
     indptr, indices, data = matrix
     _, _, threshold, scale, draws = drops
     at_support += np.where(result > 0, kept * gradient, 0)
@@ -293,55 +234,17 @@ def gcnii_gradients(
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
 
 
-def gcnii_layer_gradients(
-    matrix: Matrix,
-    drops: Drops,
-    constants: Constants,
-    weight: Array,
-    result: Array,
-    gradient: Array,
-    gated: Array,
-    more: Array,
-    places: Ids,
-    at_initial: Array,
-    at_hidden: Array,
-) -> None:
-    """Go back through `gcnii_layer`: write the gradients of what it read (see `gcnii_gradients`).
-
-    The gradient of the weight is support^T gated, and is left to the caller.
-    """
-    share, kept, turned = constants
-    gate(gradient, result, turned, gated)
-    at_support = np.empty_like(gated)
-    dense_product(gated, False, weight, True, 0.0, 1.0, at_support)
-    gcnii_gradients(matrix, drops, share, kept, result, gradient, at_support, more, places, at_initial, at_hidden)
-
-
-def classifier(hidden: Array, drops: Drops, weight: Array, bias: Array, read: Array, result: Array) -> None:
-    """Write what a linear layer reads, `hidden` times a mask, and what it makes of that: read @ weight + bias."""
+def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
     low, high, threshold, scale, draws = drops
     if len(draws):
         fill_bytes(low, high, draws.reshape(-1))
     read[:] = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
-    result[:] = bias
-    dense_product(read, False, weight, False, 1.0, 1.0, result)
 
 
-def classifier_gradients(
-    read: Array,
-    gradient: Array,
-    drops: Drops,
-    weight: Array,
-    at_weight: Array,
-    at_bias: Array,
-    at_hidden: Array,
-) -> None:
-    """Write the gradients of what `classifier` read, given that of its result."""
+def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
     _, _, threshold, scale, draws = drops
-    dense_product(read, True, gradient, False, 0.0, 1.0, at_weight)
-    dense_product(gradient, False, weight, True, 0.0, 1.0, at_hidden)
     at_bias[:] = 0
-    for row in gradient:  # one after the other, for numpy's own sum adds in another order
+    for row in gradient:  # one row after the other: numpy's own sum adds in another order
         at_bias += row
     if len(draws):
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
@@ -353,7 +256,6 @@ def _factors(draws: Array, threshold: np.uint8, scale: Any, dtype: np.dtype[Any]
 
 
 def cross_entropy(logits: Array, labels: Ids, gradient: Array) -> float:
-    """Return the mean cross-entropy of classes, and write its gradient at the logits."""
     rows, shifted = np.arange(len(logits)), logits - logits.max(axis=1, keepdims=True)
     np.exp(shifted, out=gradient)
     lengths = gradient.sum(axis=1, keepdims=True)
@@ -363,8 +265,7 @@ def cross_entropy(logits: Array, labels: Ids, gradient: Array) -> float:
     return float((np.log(lengths[:, 0]) - shifted[rows, labels]).mean(dtype=np.float64))
 
 
-def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
-    """Take a step of SGD; weight decay is part of the gradient. Without momentum there is no velocity."""
+def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
     gradients = gradients + decay * weights
     if len(velocity):
         velocity *= momentum
@@ -373,7 +274,7 @@ def descend(weights: Array, gradients: Array, velocity: Array, rate: Any, moment
     weights -= rate * gradients
 
 
-def descend_adaptively(
+def adam_step(
     weights: Array,
     gradients: Array,
     mean: Array,
@@ -385,7 +286,6 @@ def descend_adaptively(
     epsilon: Any,
     decay: Any,
 ) -> None:
-    """Take a step of Adam: `rate` and `length` make up for means that began at zero; decay is part of the gradient."""
     gradient, one = gradients + decay * weights, weights.dtype.type(1)
     mean *= first
     mean += (one - first) * gradient

@@ -7,7 +7,12 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
-from glasu.model.metrics import NAMES, SELECTED_BY, evaluate, find_probability_error
+from glasu.config import TrainConfig
+from glasu.model.task import TASKS, Task, task_of
+
+
+def evaluate(probabilities: np.ndarray, labels: np.ndarray, task: str) -> dict[str, float]:
+    return TASKS[task]().evaluate(probabilities, labels)
 
 
 def random_multiclass(seed: int, nodes: int = 60, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -90,11 +95,11 @@ def test_a_probability_of_zero_costs_much_but_not_infinitely_much():
     assert 700 < loss < math.inf
 
 
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize("task", TASKS)
 def test_without_labelled_nodes_no_score_is_a_number(task):
     labels = np.full((2, 3), -1) if task == "multilabel" else np.full(2, -1)
     scores = evaluate(np.full((2, 3), 0.5), labels, task)
-    assert list(scores) == list(NAMES[task])
+    assert list(scores) == list(TASKS[task].metric_names)
     assert all(math.isnan(value) for value in scores.values())
 
 
@@ -103,36 +108,85 @@ def test_no_positive_label_and_no_positive_prediction_is_no_division_by_zero():
     assert scores == {"accuracy": 1, "macro_f1": 0, "micro_f1": 0, "loss": 0}
 
 
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize("task", TASKS)
 def test_the_score_that_selects_the_model_is_among_those_computed(task):
-    assert SELECTED_BY[task] in NAMES[task]
+    assert TASKS[task].selected_by in TASKS[task].metric_names
 
 
-PRECISIONS = [np.float32, np.float64]
+# The conformance suite: every task passes it.
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("classes", [2, 7, 500])
-def test_softmax_and_sigmoid_outputs_and_their_means_are_class_probabilities(classes, precision):
-    logits = torch.from_numpy(10 * np.random.default_rng(0).normal(size=(3, 200, classes)).astype(precision))
-    for task, outputs in (("multiclass", logits.softmax(dim=2)), ("multilabel", logits.sigmoid())):
-        for values in (*outputs.numpy(), outputs.numpy().mean(axis=0)):
-            assert find_probability_error(values, task) == ""
-    assert find_probability_error(np.empty((0, classes), precision), "multiclass") == ""
+def labels_of(task: Task, nodes: int = 40, classes: int = 4) -> np.ndarray:
+    draw = random_multiclass if task.accepts(np.zeros(1, np.int64)) else random_multilabel
+    return draw(0, nodes, classes)[1]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-@pytest.mark.parametrize("value", [1e30, -5.0, -1e-3, 1.001, np.nan, np.inf])
-def test_a_value_outside_0_and_1_is_no_probability(value, task, precision):
-    values = np.full((4, 2), 0.5, precision)
-    values[2, 1] = value
-    assert "expected values in 0..1" in find_probability_error(values, task)
+@pytest.mark.parametrize("name", TASKS)
+def test_the_config_names_the_task(name):
+    assert type(task_of(TrainConfig(task=name))) is TASKS[name]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_only_the_rows_of_a_multiclass_task_must_sum_to_1(precision):
-    values = np.full((4, 2), 0.5, precision)
-    values[3] = 0.5, 0.501
-    assert "a row that sums to 1.001" in find_probability_error(values, "multiclass")
-    assert find_probability_error(values, "multilabel") == ""
+@pytest.mark.parametrize("name", TASKS)
+def test_the_gradient_at_the_logits_is_that_of_the_loss(name):
+    task = TASKS[name]()
+    labels = task.label_tensor(labels_of(task), torch.float64)
+    logits = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, gradient = task.loss_and_gradient(logits, labels)
+    for row, column in ((0, 0), (7, 3)):
+        step = torch.zeros_like(logits)
+        step[row, column] = 1e-6
+        rise = task.loss_and_gradient(logits + step, labels)[0] - task.loss_and_gradient(logits - step, labels)[0]
+        assert gradient[row, column].item() == pytest.approx(rise / 2e-6, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("classes", [2, 4, 500])
+@pytest.mark.parametrize("name", TASKS)
+def test_scores_of_a_model_and_their_mean_pass_the_check(name, classes, dtype):
+    task = TASKS[name]()
+    generator = torch.Generator().manual_seed(0)
+    scores = [task.scores(30 * torch.randn(200, classes, dtype=dtype, generator=generator)).numpy() for _ in range(3)]
+    mean = (scores[0] + scores[1] + scores[2]) / np.asarray(3, scores[0].dtype)
+    assert not [error for each in (*scores, mean) if (error := task.find_score_error(each))]
+
+
+@pytest.mark.parametrize("value", [1e30, -5.0, -1e-6, 1.01, np.nan, np.inf])
+@pytest.mark.parametrize("name", TASKS)
+def test_scores_out_of_range_are_found(name, value):
+    task = TASKS[name]()
+    scores = task.scores(torch.zeros(5, 4)).numpy()
+    scores[3, 1] = value
+    assert "expected values in 0..1" in task.find_score_error(scores)
+
+
+def test_rows_that_do_not_sum_to_one_are_found_for_one_class_per_node_only():
+    scores = np.full((3, 4), 0.5, np.float32)
+    assert "sums to 2" in TASKS["multiclass"]().find_score_error(scores)
+    assert TASKS["multilabel"]().find_score_error(scores) == ""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_empty_array_of_scores_is_correct(name):
+    assert TASKS[name]().find_score_error(np.empty((0, 3), np.float32)) == ""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_unknown_labels_have_the_form_of_the_task_and_nothing_can_be_learned_from_them(name):
+    task = TASKS[name]()
+    labels = task.unknown_labels(6, ("a", "b", "c"))
+    assert task.accepts(labels)
+    assert len(task.training_nodes(labels, np.arange(6))) == 0
+    labels[2:4] = 1
+    assert task.training_nodes(labels, np.array([1, 2, 5])).tolist() == [2]
+
+
+def test_a_table_of_predictions_names_the_classes():
+    scores = np.array([[0.1, 0.9], [0.8, 0.7]])
+    single, several = (TASKS[name]().columns(scores, ("x", "y")) for name in ("multiclass", "multilabel"))
+    assert single["prediction"] == ["y", "x"]
+    assert several["prediction"] == ["y", "x y"]
+    for columns in (single, several):
+        assert list(columns) == ["prediction", "p_x", "p_y"]
+        np.testing.assert_array_equal(columns["p_y"], [0.9, 0.7])
+    assert TASKS["multiclass"]().predict(scores, ("x", "y")).tolist() == ["y", "x"]
+    assert TASKS["multilabel"]().predict(scores, ("x", "y")).tolist() == [[0, 1], [1, 1]]

@@ -1,0 +1,240 @@
+"""Graph: the edges E_m of one party, and ways to build and combine graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from glasu.data.cache.arrays import PIECE_BYTES, Workspace
+from glasu.errors import DataError
+
+EDGE_BYTES = 8  # an edge takes 4 to 8 bytes; used to turn the size of a piece into a number of edges
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Edges as CSC: the sources of the edges into node i are indices[indptr[i]:indptr[i + 1]], sorted.
+
+    There are no self loops (each layer adds its own) and no duplicate edges.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32] | None = None  # None: every edge weighs 1
+
+    def __post_init__(self) -> None:
+        indptr, nodes = self.indptr, self.num_nodes
+        if nodes < 0 or indptr[0] != 0 or indptr[-1] != len(self.indices) or (np.diff(indptr) < 0).any():
+            raise DataError("a graph's indptr must rise from 0 to the number of edges; use Graph.from_edges.")
+        if len(self.indices) and (self.indices.min() < 0 or self.indices.max() >= nodes):
+            raise DataError(f"a graph's indices must lie in 0..{nodes - 1}; use Graph.from_edges.")
+        if self.weights is not None and len(self.weights) != len(self.indices):
+            raise DataError(f"{len(self.weights)} weights for {len(self.indices)} edges; each edge needs one.")
+        if self.weights is not None and len(self.weights) and self.weights.min() < 0:
+            raise DataError("an edge weight is negative; use weights of 0 or more.")
+
+    @classmethod
+    def without_checks(
+        cls,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        weights: NDArray[np.float32] | None = None,
+        degree: NDArray[np.float64] | None = None,
+    ) -> Self:
+        """Return a graph that was checked earlier; no edge is read."""
+        graph = object.__new__(cls)
+        graph.__dict__.update(indptr=indptr, indices=indices, weights=weights)
+        if degree is not None:
+            graph.__dict__["degree"] = degree
+        return graph
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def degree(self) -> NDArray[np.float64]:
+        """The sum of the weights of the edges into each node, without self loops."""
+        if self.weights is None:
+            return np.diff(self.indptr).astype(np.float64)
+        degree = np.zeros(self.num_nodes)
+        for nodes in self.node_pieces():
+            edges = slice(self.indptr[nodes.start], self.indptr[nodes.stop])
+            count = nodes.stop - nodes.start
+            row = np.repeat(np.arange(count), np.diff(self.indptr[nodes.start : nodes.stop + 1]))
+            degree[nodes] = np.bincount(row, self.weights[edges].astype(np.float64), count)
+        return degree
+
+    def node_pieces(self, num_edges: int = PIECE_BYTES // EDGE_BYTES) -> Iterator[slice]:
+        """Divide the nodes into pieces with at most `num_edges` edges into them, or a single node with more."""
+        start = 0
+        while start < self.num_nodes:
+            stop = int(np.searchsorted(self.indptr, self.indptr[start] + num_edges, side="right")) - 1
+            stop = min(max(stop, start + 1), self.num_nodes)
+            yield slice(start, stop)
+            start = stop
+
+    @classmethod
+    def from_edges(
+        cls,
+        source: NDArray[np.integer],
+        target: NDArray[np.integer],
+        num_nodes: int,
+        weights: NDArray[np.floating] | None = None,
+    ) -> Self:
+        """Sort edges by target, drop self loops, and merge duplicates (their weights add up)."""
+        source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        for name, ends in (("source", source), ("target", target)):
+            if len(ends) and (ends.min() < 0 or ends.max() >= num_nodes):
+                bad = int(np.flatnonzero((ends < 0) | (ends >= num_nodes))[0])
+                raise DataError(f"edge {bad}: its {name} is out of range; nodes are numbered 0..{num_nodes - 1}.")
+        if weights is not None and not np.isfinite(weights).all():
+            bad = int(np.flatnonzero(~np.isfinite(weights))[0])
+            raise DataError(f"edge {bad}: its weight is not a finite number; remove the edge or give it a weight.")
+        kept = source != target
+        key = target[kept] * num_nodes + source[kept]
+        merged = None
+        if weights is None:
+            key = sort_distinct(key)
+        else:
+            key, where = np.unique(key, return_inverse=True)
+            merged = np.bincount(where, weights=weights[kept], minlength=len(key)).astype(np.float32)
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.bincount(key // num_nodes, minlength=num_nodes), out=indptr[1:])
+        return cls(indptr, (key % num_nodes).astype(np.int32), merged)
+
+    def edge_index(self) -> NDArray[np.int64]:
+        """Return the edges as two rows, source and target, ordered by target."""
+        target = np.repeat(np.arange(self.num_nodes, dtype=np.int64), np.diff(self.indptr))
+        return np.stack([self.indices.astype(np.int64), target])
+
+    def restrict(self, nodes: NDArray[np.int64]) -> Self:
+        """Return the subgraph induced by `nodes`, which are renumbered 0, 1, ... in the given order."""
+        position = np.full(self.num_nodes, -1, np.int64)
+        position[nodes] = np.arange(len(nodes))
+        source, target = position[self.edge_index()]
+        kept = (source >= 0) & (target >= 0)
+        weights = None if self.weights is None else self.weights[kept]
+        return type(self).from_edges(source[kept], target[kept], len(nodes), weights)
+
+
+def sort_distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `np.unique(values)`; sorts `values` in place, which is much faster than the hashing of np.unique."""
+    values.sort()
+    first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
+
+
+def collect_edges(
+    ends: Iterable[tuple[NDArray[np.integer], NDArray[np.integer]]],
+    num_nodes: int,
+    num_edges: int,
+    workspace: Workspace,
+) -> Graph:
+    """Return the same graph as `Graph.from_edges` for edges that come in pieces, in bounded memory.
+
+    The edges are divided by target into buckets, which the workspace holds, and then sorted bucket by bucket. This
+    takes O(N) memory beside the pieces, and 8 bytes per edge in the workspace until the end.
+
+    Args:
+        ends: pieces of the list of edges: sources and targets, in 0..N-1.
+        num_nodes: N.
+        num_edges: an estimate of the number of edges.
+        workspace: receives the arrays `indptr` and `indices`.
+    """
+    bucket_edges = max(1, 2 * workspace.piece_bytes // EDGE_BYTES)
+    num_buckets = max(1, min(num_nodes, -(-num_edges // bucket_edges)))
+    bounds = np.arange(num_buckets + 1) * num_nodes // num_buckets  # the first target of each bucket
+    buckets = [workspace.writer(f"bucket{number}", np.int64) for number in range(num_buckets)]
+    for source, target in ends:
+        kept = source != target
+        keys = target[kept].astype(np.int64)
+        keys *= num_nodes
+        keys += source[kept]
+        keys.sort()
+        for bucket, piece in zip(buckets, np.split(keys, np.searchsorted(keys, bounds[1:-1] * num_nodes)), strict=True):
+            bucket.append(piece)
+    indptr, indices = workspace.writer("indptr", np.int64), workspace.writer("indices", np.int32)
+    indptr.append(np.zeros(1, np.int64))
+    before = 0
+    for number, bucket in enumerate(buckets):
+        keys = sort_distinct(np.array(bucket.finish()))
+        workspace.drop(f"bucket{number}")
+        first, last = bounds[number], bounds[number + 1]
+        indptr.append(before + np.searchsorted(keys, np.arange(first + 1, last + 1) * num_nodes))
+        indices.append((keys % num_nodes).astype(np.int32))
+        before += len(keys)
+    return Graph(indptr.finish(), indices.finish())
+
+
+def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[np.floating] | None = None) -> Graph:
+    """Return the graph with both directions of each edge in `ends`, shape (2, E), without self loops.
+
+    A duplicate edge counts once, with its largest weight: a list may hold both directions of an edge, and adding them
+    up would double the weight. Time is O(E) without weights.
+    """
+    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+        bad = np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=0))[0]
+        raise DataError(f"edge {bad}: an end is out of range; nodes are numbered 0..{num_nodes - 1}.")
+    kept = ends[0] != ends[1]
+    low, high = np.minimum(*ends)[kept], np.maximum(*ends)[kept]
+    if weights is None:
+        upper = sp.coo_array((np.ones(len(low), bool), (low, high)), shape=(num_nodes, num_nodes)).tocsr()
+        both = upper + upper.T.tocsr()
+        both.sort_indices()
+        return Graph(both.indptr.astype(np.int64), both.indices.astype(np.int32, copy=False))
+    weights = weights[kept].astype(np.float32)
+    order = np.lexsort((-weights, high, low))
+    low, high, weights = low[order], high[order], weights[order]
+    first = np.ones(len(low), bool)
+    first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    low, high, weights = low[first], high[first], weights[first]
+    both_weights = np.concatenate([weights, weights])
+    return Graph.from_edges(np.concatenate([low, high]), np.concatenate([high, low]), num_nodes, both_weights)
+
+
+def unite_graphs(graphs: Sequence[Graph]) -> Graph:
+    """Return the union of the edges. An edge gets the largest of its weights; in a graph without weights it weighs 1.
+
+    The largest and not the sum: parties that hold the same edge of one graph then restore the weight in that graph.
+    """
+    nodes = graphs[0].num_nodes
+    if all(graph is graphs[0] for graph in graphs):
+        return graphs[0]
+    if all(graph.weights is None for graph in graphs):
+        union = _add_patterns(graphs)
+        return Graph(union.indptr.astype(np.int64), union.indices.astype(np.int32, copy=False))
+    source, target = np.concatenate([graph.edge_index() for graph in graphs], axis=1)
+    keys, where = np.unique(target * nodes + source, return_inverse=True)
+    weights = np.full(len(keys), -np.inf, np.float32)
+    ones = [np.ones(graph.num_edges, np.float32) for graph in graphs]
+    stored = [one if graph.weights is None else graph.weights for one, graph in zip(ones, graphs, strict=True)]
+    np.maximum.at(weights, where, np.concatenate(stored))
+    return Graph.from_edges(keys % nodes, keys // nodes, nodes, weights)
+
+
+def count_linked_pairs(graphs: Sequence[Graph]) -> int:
+    """Count the pairs of nodes with an edge between them in some graph, in either direction; time is O(E)."""
+    union = _add_patterns(graphs)
+    both = union + union.T.tocsr()
+    return int(both.nnz) // 2  # no graph has self loops
+
+
+def _add_patterns(graphs: Sequence[Graph]) -> sp.csr_array:
+    """Return the union of the edges as a matrix of booleans; O(E), because both operands are sorted."""
+    size = graphs[0].num_nodes
+    union = sp.csr_array((size, size), dtype=bool)
+    for graph in graphs:
+        union = union + sp.csr_array((np.ones(graph.num_edges, bool), graph.indices, graph.indptr), union.shape)
+    return union

@@ -1,0 +1,163 @@
+"""Backbones: the kind of graph layer, and what the rest of the model must know about it.
+
+This module imports without torch: the config checks names and settings against it, also on a server without torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from glasu import registry
+from glasu.config import ModelConfig
+from glasu.errors import ConfigError
+from glasu.model.blocks import Normalization
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from glasu.model.layers import Layer
+
+
+class Backbone(ABC):
+    """One kind of graph layer. Subclass it and register the class to add a backbone."""
+
+    normalization: ClassVar[Normalization] = "symmetric"  # of the blocks, see `Adjacency`
+    has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m
+    uses_edge_weights: ClassVar[bool] = True
+    uses_torch_generator: ClassVar[bool] = False  # whether layers draw from torch's one generator: no two at a time
+    takes_convolution: ClassVar[bool] = False  # whether the convolution is an argument of `glasu.train`
+    fused_step: ClassVar[str] = ""  # "module:function": (model, optimizer) -> maker of fused steps, or None
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    @classmethod  # noqa: B027 - most backbones accept every setting
+    def check(cls, config: ModelConfig) -> None:
+        """Raise ConfigError if a setting of [model] does not fit this backbone."""
+
+    @abstractmethod
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        """Return layer l, which reads rows of `width_in` and makes rows of width `model.hidden`."""
+
+    def activation(self, hidden: Tensor) -> Tensor:
+        """Apply the function that follows every layer."""
+        return hidden.relu()
+
+
+class GCN(Backbone):
+    """Kipf and Welling 2017."""
+
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        from glasu.model.layers import GCNLayer
+
+        return GCNLayer(width_in, self.config.hidden)
+
+
+class GCNII(Backbone):
+    """Chen et al. 2020."""
+
+    has_encoder = True
+    fused_step = "glasu.model.fused.gcnii:make_fused_steps"
+
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        from glasu.model.layers import GCNIILayer
+
+        alpha, theta = self.config.alpha, self.config.theta
+        return GCNIILayer(width_in, self.config.hidden, layer=layer, alpha=alpha, theta=theta)
+
+
+class SAGE(Backbone):
+    """Hamilton et al. 2017, with mean aggregation of neighbours."""
+
+    normalization = "mean"
+
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        from glasu.model.layers import SAGELayer
+
+        return SAGELayer(width_in, self.config.hidden)
+
+
+class GAT(Backbone):
+    """Velickovic et al. 2018. Attention replaces edge weights."""
+
+    normalization = "none"
+    uses_edge_weights = False
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        if config.hidden % config.heads:
+            raise ConfigError(
+                f"model.heads={config.heads}: must divide model.hidden={config.hidden} because head outputs are "
+                "concatenated."
+            )
+
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        from glasu.model.layers import GATLayer
+
+        return GATLayer(width_in, self.config.hidden, heads=self.config.heads)
+
+    def activation(self, hidden: Tensor) -> Tensor:
+        from torch.nn.functional import elu
+
+        return elu(hidden)
+
+
+class ConvolutionBackbone(Backbone):
+    """A PyG convolution on bipartite pairs. Subclass it and register the class to train with it over the network.
+
+    The convolution is called with ((x_source, x_target), edge_index). The edges include the self loops.
+    """
+
+    normalization = "none"
+    uses_edge_weights = False
+    uses_torch_generator = True
+
+    @abstractmethod
+    def convolution(self, width_in: int, width_out: int) -> nn.Module:
+        """Return the convolution of one layer; it must not add self loops of its own."""
+
+    def build_layer(self, layer: int, width_in: int) -> Layer:
+        from glasu.model.layers import CustomLayer
+
+        return CustomLayer(self.convolution(width_in, self.config.hidden), self.config.hidden)
+
+
+class Custom(ConvolutionBackbone):
+    """The convolution that the caller of the Python API passes."""
+
+    takes_convolution = True
+
+    def __init__(self, config: ModelConfig, convolution: Callable[[int, int], nn.Module]) -> None:
+        super().__init__(config)
+        self._convolution = convolution
+
+    def convolution(self, width_in: int, width_out: int) -> nn.Module:
+        return self._convolution(width_in, width_out)
+
+
+BACKBONES: dict[str, type[Backbone]] = {"gcn": GCN, "gcnii": GCNII, "gat": GAT, "sage": SAGE, "custom": Custom}
+
+
+def backbone_class(config: ModelConfig) -> type[Backbone]:
+    """Return the class of the backbone that the config names."""
+    found: type[Backbone] = registry.load("backbone", config.backbone)
+    return found
+
+
+def build_backbone(config: ModelConfig, convolution: Callable[[int, int], nn.Module] | None = None) -> Backbone:
+    """Return the backbone that the config names.
+
+    Args:
+        config: the settings of the network.
+        convolution: builds the layers of the backbone "custom": (input width, output width) -> a PyG convolution.
+    """
+    kind = backbone_class(config)
+    if kind.takes_convolution != (convolution is not None):
+        raise ConfigError(
+            f'model.backbone={config.backbone!r}: a convolution of your own needs backbone = "custom" and is passed '
+            "in Python, as glasu.train(parties, config, convolution=...). To use it on the command line or over the "
+            "network, register a subclass of ConvolutionBackbone."
+        )
+    return kind(config) if convolution is None else kind(config, convolution)  # type: ignore[call-arg]

@@ -1,0 +1,197 @@
+"""The registry: built-in choices, choices of extensions, and what refuses wrong ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glasu import registry
+from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
+from glasu.errors import ConfigError
+from glasu.model.sampler import FullGraph
+
+SEAM_MODULES = sorted({target.partition(":")[0] for target in registry.TABLES.values()})
+FIELDS = {
+    "aggregation": (ModelConfig, "model", "aggregation"),
+    "backbone": (ModelConfig, "model", "backbone"),
+    "encoding": (WireConfig, "wire", "precision"),
+    "sampler": (TrainConfig, "train", "sampler"),
+    "task": (TrainConfig, "train", "task"),
+}
+
+
+def run(program: str, *paths: Path) -> str:
+    path = os.pathsep.join([*map(str, paths), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("seam", registry.TABLES)
+def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuses_another(seam):
+    kind, section, key = FIELDS[seam]
+    for name in registry.choices(seam):
+        assert getattr(kind(**{key: name}), key) == name
+    with pytest.raises(ConfigError, match=rf"{section}.{key}='nothing': must be ") as caught:
+        kind(**{key: "nothing"})
+    assert all(f'"{name}"' in str(caught.value) for name in registry.choices(seam))
+
+
+@pytest.mark.parametrize("module", SEAM_MODULES)
+def test_a_module_of_a_seam_loads_where_torch_and_numba_cannot_be_imported(module):
+    run(
+        "import sys\n"
+        "for name in ('torch', 'torch_geometric', 'numba'): sys.modules[name] = None\n"
+        f"import {module}\n"
+        "import glasu\n"
+        "glasu.RunConfig()\n"
+    )
+
+
+def test_a_registered_choice_is_loaded_on_first_use(tmp_path):
+    (tmp_path / "my_samplers.py").write_text(
+        "from glasu.model.sampler import FullGraph\nclass Hubs(FullGraph):\n    reads_whole_graph = True\n"
+    )
+    printed = run(
+        "import sys\n"
+        "from glasu import registry, TrainConfig\n"
+        "registry.register('sampler', 'hubs', 'my_samplers:Hubs')\n"
+        "assert registry.is_choice('sampler', 'hubs')\n"
+        "assert 'my_samplers' not in sys.modules\n"
+        "TrainConfig(sampler='hubs')\n"
+        "print(registry.load('sampler', 'hubs').__name__, registry.choices('sampler')[-1])\n",
+        tmp_path,
+    )
+    assert printed.split() == ["Hubs", "hubs"]
+
+
+@pytest.mark.parametrize(
+    ("seam", "name", "target", "said"),
+    [
+        ("sampler", "full", FullGraph, "registered already"),
+        ("backbone", "gcn", "anywhere:Anything", "registered already"),
+        ("flavour", "sweet", FullGraph, "no seam 'flavour'; the seams are aggregation, "),
+        ("sampler", "Upper Case", FullGraph, "lower-case letters"),
+        ("sampler", "", FullGraph, "lower-case letters"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(seam, name, target, said):
+    with pytest.raises(ConfigError, match=said):
+        registry.register(seam, name, target)
+
+
+def test_a_name_can_be_registered_twice_for_one_target_only():
+    registry.register("sampler", "twice", FullGraph)
+    registry.register("sampler", "twice", FullGraph)
+    with pytest.raises(ConfigError, match="registered already"):
+        registry.register("sampler", "twice", Path)
+    assert registry.load("sampler", "twice") is FullGraph
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("absent", "no_such_module_anywhere:Thing", "cannot import 'no_such_module_anywhere'"),
+        ("no-attribute", "json:Thing", "'json:Thing' names no attribute"),
+        ("no-colon", "json", "write 'module:attribute'"),
+    ],
+)
+def test_a_target_that_does_not_exist_is_named_when_it_is_used(name, target, said):
+    registry.register("task", name, target)
+    with pytest.raises(ConfigError, match=said):
+        registry.load("task", name)
+
+
+def test_an_unknown_choice_is_refused_with_those_that_are_known():
+    with pytest.raises(ConfigError, match="sampler 'nowhere' is not known; known are full, neighbor, shared"):
+        registry.load("sampler", "nowhere")
+
+
+EXTENSION = """
+__version__ = "1.2"
+from glasu import registry
+registry.register("backbone", "gatv2", "my_extension:GATv2")
+from glasu.model.backbones import ConvolutionBackbone
+class GATv2(ConvolutionBackbone):
+    def convolution(self, width_in, width_out):
+        from torch_geometric.nn import GATv2Conv
+        return GATv2Conv(width_in, width_out, add_self_loops=False)
+"""
+LOAD = """
+import dataclasses, json
+from glasu import registry
+registry.load_extension("my_extension")
+print(json.dumps([dataclasses.asdict(found) for found in registry.extensions()]))
+"""
+
+
+def test_an_extension_is_recorded_with_its_version_and_the_digest_of_its_source(tmp_path):
+    (tmp_path / "my_extension.py").write_text(EXTENSION)
+    ((first,), (again,)) = (json.loads(run(LOAD, tmp_path)) for _ in range(2))
+    assert first == again
+    assert (first["name"], first["version"], len(first["digest"])) == ("my_extension", "1.2", 64)
+    (tmp_path / "my_extension.py").write_text(EXTENSION + "# changed\n")
+    (changed,) = json.loads(run(LOAD, tmp_path))
+    assert changed["digest"] != first["digest"]
+
+
+def test_the_digest_of_a_package_covers_all_its_files(tmp_path):
+    (tmp_path / "my_extension").mkdir()
+    (tmp_path / "my_extension" / "__init__.py").write_text("")
+    (tmp_path / "my_extension" / "part.py").write_text("VALUE = 1\n")
+    (first,) = json.loads(run(LOAD, tmp_path))
+    (tmp_path / "my_extension" / "part.py").write_text("VALUE = 2\n")
+    (changed,) = json.loads(run(LOAD, tmp_path))
+    assert first["digest"] != changed["digest"]
+
+
+def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
+    (tmp_path / "my_extension.py").write_text(EXTENSION)
+    printed = run(
+        "import glasu\n"
+        "from glasu import registry\n"
+        "registry.load_extension('my_extension')\n"
+        "sections = {'data': {'name': 'demo'}, 'train': {'num_rounds': 2, 'evaluate_every': 2, 'fanout': 2},\n"
+        "    'model': {'backbone': 'gatv2', 'hidden': 8, 'num_layers': 2, 'aggregation_layers': [1]}}\n"
+        "config = glasu.RunConfig.from_dict(sections)\n"
+        "report = glasu.train(glasu.load_parties(config), config)\n"
+        "print(report.config['model']['backbone'], len(report.losses))\n",
+        tmp_path,
+    )
+    assert printed.split() == ["gatv2", "2"]
+
+
+def test_an_installed_extension_is_found_by_its_entry_point_when_a_name_is_unknown(tmp_path):
+    (tmp_path / "my_extension.py").write_text(EXTENSION)
+    info = tmp_path / "mine-3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 3.0\n")
+    (info / "entry_points.txt").write_text("[glasu.extensions]\nmine = my_extension\n")
+    printed = run(
+        "import sys\n"
+        "from glasu import ModelConfig, registry\n"
+        "ModelConfig()\n"
+        "assert 'my_extension' not in sys.modules\n"  # a run without extensions imports none
+        "ModelConfig(backbone='gatv2')\n"
+        "print(registry.extensions()[0].version)\n",
+        tmp_path,
+    )
+    assert printed.strip() == "3.0"
+
+
+@pytest.mark.parametrize("name", ["no_such_extension", "", ".relative", "a:b"])
+def test_an_extension_that_cannot_be_imported_is_refused(name):
+    with pytest.raises(ConfigError, match="extension "):
+        registry.load_extension(name)
+
+
+def test_settings_with_a_choice_from_the_registry_survive_a_round_trip():
+    config = RunConfig(model=ModelConfig(backbone="sage"), train=TrainConfig(sampler="shared"))
+    assert RunConfig.from_dict(config.to_dict()) == config
