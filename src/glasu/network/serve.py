@@ -116,8 +116,9 @@ def _run_attempts(
                 "attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round
             )
             result = drive(plan.script, perform, role.telemetry.watch, "communication")
-            finished = [read_payload(Finished, each, "the result of a party") for each in session.collect_results()]
-            return role.finish(result, finished)
+            with waiting:
+                results = session.collect_results()
+            return role.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])
         except RestartAttempt:
             options.log.info("a process was restarted: all roles return to the last common checkpoint.")
         except GlasuError as error:
