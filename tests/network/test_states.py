@@ -99,7 +99,7 @@ class Run(RuleBasedStateMachine):
     def gather(self):
         self.run.advance(RunEvent.GATHER)
         for peer in self.peers:
-            if peer.state is not PeerState.CONNECTED and peer.allows(PeerEvent.REGATHER):
+            if peer.allows(PeerEvent.REGATHER):
                 peer.advance(PeerEvent.REGATHER)
 
     @precondition(lambda self: self.run.state is RunState.GATHERING)

@@ -109,6 +109,7 @@ class Roster:
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
+            self.note_dropped_lines()
             if self.failure is not None:
                 raise self.failure
             if self.run.state is RunState.RESTARTING:
@@ -124,7 +125,6 @@ class Roster:
                 states = "; ".join(f"{peer.name}: {_describe(peer)}" for peer in absent)
                 self.announce(f"waiting for {names} {what} since {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
-            self.note_dropped_lines()
             self.changed.wait(min(1.0, max(0.05, left)))
             self.seconds_waited += self.clock() - now
 

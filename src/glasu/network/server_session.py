@@ -96,7 +96,7 @@ class ServerSession:
             roster.attempt = roster.expected = None
             for peer in roster.peers.values():
                 peer.conversation.inbox.clear()
-                if peer.state is not PeerState.CONNECTED and peer.machine.allows(PeerEvent.REGATHER):
+                if peer.machine.allows(PeerEvent.REGATHER):  # its checkpoints may have changed since its statement
                     peer.machine.advance(PeerEvent.REGATHER)
                     peer.send_control("report")
             roster.changed.notify_all()
@@ -125,8 +125,8 @@ class ServerSession:
                 peer.result = None
                 peer.send_control("begin", attempt=number, round=round_index, digest=digest)
             roster.changed.notify_all()
-            started = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
-            self._wait_for(lambda peer: peer.state in started, f"to go on after round {round_index}")
+            running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
+            self._wait_for(lambda peer: peer.state in running, f"to go on after round {round_index}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:

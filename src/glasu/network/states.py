@@ -78,7 +78,7 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
     # A restarted process takes the place of the earlier one, whatever that had reached.
     **{(state, _E.ADMIT): _P.CONNECTED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
-    **{(state, _E.REGATHER): _P.CONNECTED for state in _ADMITTED},
+    **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PROPOSED, _P.RUNNING, _P.FINISHED)},
     **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
     **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.FAIL): _P.FAILED for state in (_P.AWAY, *_ADMITTED, _P.REFUSED, _P.FAILED)},

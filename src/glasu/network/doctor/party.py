@@ -24,9 +24,8 @@ from glasu.network.party_setup import party_facts
 from glasu.network.payloads import Hello, Welcome, read_payload
 from glasu.network.sanitize import printable
 from glasu.pki.kit import Kit
-from glasu.protocol.messages import Message
+from glasu.protocol.message_bytes import Head
 from glasu.records import to_plain
-from glasu.wire.message_key import Key
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0  # seconds between attempts to connect
 
@@ -113,7 +112,7 @@ def visit(options: VisitOptions, own: list[Finding]) -> Verdict:
         session.close()
 
 
-def _refuse_message(kind: type[Message], key: Key) -> int:
+def _refuse_message(head: Head, size: int) -> None:
     raise ProtocolError("the server sent a message of a run in a dry run.")
 
 
