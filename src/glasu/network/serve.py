@@ -107,11 +107,14 @@ def _run_attempts(
     options: ServeOptions, role: ServerRole[Report], session: ServerSession, perform: ServerPerformer
 ) -> Report:
     """Run attempts until one succeeds."""
+    waiting = role.telemetry.watch.measure("waiting")
     while True:
         try:
-            session.gather()
+            with waiting:
+                session.gather()
             plan = role.plan()
-            session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
+            with waiting:
+                session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
             options.log.info(
                 "attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round
             )
