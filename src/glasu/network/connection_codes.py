@@ -16,7 +16,7 @@ class ConnectionCode(enum.Enum):
     SERVER_NOT_YET_VALID = "server_not_yet_valid"
     SERVER_OF_OTHER_CA = "server_of_other_ca"
     SERVER_OF_OTHER_NAME = "server_of_other_name"
-    OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # by the server's TLS library
+    OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # it seems: a server that is stopping looks the same
     REFUSED = "refused"  # by the server, in words
     BUSY = "busy"  # this party has too many connections
     UNREADABLE_REVOCATIONS = "unreadable_revocations"
@@ -40,7 +40,7 @@ class ConnectionCode(enum.Enum):
 
 _C = ConnectionCode
 _ABOUT_SERVER = {_C.SERVER_EXPIRED, _C.SERVER_NOT_YET_VALID, _C.SERVER_OF_OTHER_CA, _C.SERVER_OF_OTHER_NAME}
-_FINAL = {*_ABOUT_SERVER, _C.OWN_CERTIFICATE_REJECTED, _C.REFUSED}
+_FINAL = {*_ABOUT_SERVER, _C.REFUSED}
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ SENTENCES: dict[ConnectionCode, str] = {
         "or ask for `glasu provision --renew server --host {hosts}` (list all names: --host replaces them)"
     ),
     _C.OWN_CERTIFICATE_REJECTED: (
-        "the server rejected this party's certificate in the TLS handshake ({detail}); ask for a kit of the same "
-        "`glasu provision` as the server's"
+        "it closed the connection after the TLS handshake, as it does when it rejects a party's certificate; the "
+        "server's standard error names the reason. Use a kit of the same `glasu provision` as the server's"
     ),
     _C.REFUSED: "{detail}",
     _C.BUSY: "{detail}",

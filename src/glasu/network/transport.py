@@ -139,7 +139,7 @@ class Listener(AbstractContextManager["Listener"]):
     """Receives the parties of the kit's roster at an address: bound when constructed, served after `start`.
 
     gRPC calls no code of ours when a TLS handshake fails: it writes one line to standard error and drops the
-    connection. Those lines are left alone. The party that was rejected learns the reason itself (`probe`).
+    connection. Those lines are left alone. The party that was rejected finds out itself (`probe`).
     """
 
     def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
@@ -397,8 +397,8 @@ VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*
 def probe(kit: Kit, address: str, ended: Disconnection) -> Disconnection:
     """Connect once without gRPC, and return a more precise reason than gRPC's where there is one.
 
-    With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. gRPC then reports a
-    closed socket. The alert that the server sent names the reason, and here it can be read.
+    With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
+    it sends its HTTP/2 settings at once; gRPC's server closes the connection of one that it rejects, without an alert.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -409,19 +409,13 @@ def probe(kit: Kit, address: str, ended: Disconnection) -> Disconnection:
             socket.create_connection((host, int(port)), PATIENCE) as raw,
             party_context(kit).wrap_socket(raw, server_hostname=host) as tls,
         ):
-            tls.settimeout(1.0)
-            tls.recv(1)  # an alert comes at once; a server that accepts the certificate sends its settings
+            tls.settimeout(PATIENCE)
+            return ended if tls.recv(1) else Disconnection(ConnectionCode.OWN_CERTIFICATE_REJECTED)
     except ssl.SSLCertVerificationError as error:
         return Disconnection(VERIFY_CODES.get(error.verify_code, ConnectionCode.SERVER_OF_OTHER_CA))
-    except ssl.SSLError as error:
-        reason = (error.reason or "").lower().replace("_", " ")
-        if "alert" in reason:
-            return Disconnection(ConnectionCode.OWN_CERTIFICATE_REJECTED, reason)
-        return ended
     except OSError as error:
         exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
         return Disconnection(ConnectionCode.OUT_OF_DESCRIPTORS) if exhausted else ended
-    return ended
 
 
 # --- addresses ----------------------------------------------------------------------
