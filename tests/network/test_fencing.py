@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from glasu.network.control_messages import Code
 from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
 from glasu.network.handshake import RefusalError
+from glasu.network.payloads import Code
 from glasu.network.run_folder import open_joining, open_serving
 
 

@@ -38,7 +38,7 @@ class Rule:
 
 
 RULES = (
-    Rule("purpose", ("purpose",), "train or predict everywhere: --predict at all of them or at none"),
+    Rule("purpose", ("purpose",), "train or predict everywhere: give --predict to all roles or to none"),
     Rule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     Rule("versions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
     Rule(

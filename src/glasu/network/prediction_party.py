@@ -189,7 +189,7 @@ class PredictionParty:
         raise AssertionError("a prediction has no state")
 
     def settle(self) -> None:
-        """Return at once: there is nothing to write before a message leaves."""
+        """Do nothing: a prediction has no checkpoint."""
 
     def observe(self, event: Event) -> None:
         """Pass an event on."""
@@ -228,7 +228,7 @@ class PredictionParty:
         write_named(self.options.out / "prediction.json", report.to_json().encode())
 
     def close(self, *, finished: bool) -> None:
-        """Return at once: no thread was started."""
+        """Do nothing: a prediction starts no thread."""
 
 
 def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:

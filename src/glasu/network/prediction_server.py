@@ -95,7 +95,7 @@ class PredictionServer:
         raise AssertionError("a prediction has no state")
 
     def settle(self) -> None:
-        """Return at once: there is nothing to write before a message leaves."""
+        """Do nothing: a prediction has no checkpoint."""
 
     def observe(self, event: Event) -> None:
         """Pass an event on."""
@@ -115,4 +115,4 @@ class PredictionServer:
         return report
 
     def close(self, *, finished: bool) -> None:
-        """Return at once: no thread was started."""
+        """Do nothing: a prediction starts no thread."""
