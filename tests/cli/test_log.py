@@ -28,8 +28,8 @@ def log(role="a", *, log_format="text", quiet=False):
 
 def test_people_read_lines(capsys):
     writer = log()
-    writer.tell("connected to the server.")
-    writer.status(STATUS)
+    writer.notice("connected to the server.")
+    writer.observe(STATUS)
     writer.observe(EVALUATED)
     writer.observe(RoundDone(1))  # has a status line
     assert capsys.readouterr().err.splitlines() == [
@@ -41,8 +41,8 @@ def test_people_read_lines(capsys):
 
 def test_programs_read_one_object_per_line(capsys):
     writer = log(log_format="json")
-    writer.tell('say "hello"\nto all')
-    writer.status(STATUS)
+    writer.notice('say "hello"\nto all')
+    writer.observe(STATUS)
     writer.observe(EVALUATED)
     notice, status, evaluated = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     common = {"time": "2026-01-02T03:04:05.678Z", "command": "join", "role": "a"}
@@ -64,10 +64,10 @@ def test_programs_read_one_object_per_line(capsys):
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_quiet_role_shows_no_progress_but_what_happens(log_format, capsys):
     writer = log(log_format=log_format, quiet=True)
-    writer.status(STATUS)
+    writer.observe(STATUS)
     writer.observe(EVALUATED)
     assert capsys.readouterr().err == ""
-    writer.tell("b: the connection ended.")
+    writer.notice("b: the connection ended.")
     assert "b: the connection ended." in capsys.readouterr().err
 
 

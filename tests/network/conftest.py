@@ -1,4 +1,4 @@
-"""Kits for the parties of the tiny runs."""
+"""Kits for the parties of the tiny runs, and a run that was stopped in the middle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from glasu.pki.provision import provision
+from glasu.protocol.requests import RoundDone
+from support.cluster import Cluster
+from support.tiny import tiny
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,22 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here pulls the plug of the machine, so nothing here has to wait for the disk."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def stopped(kits: Path, tmp_path: Path) -> Cluster:
+    """Return a run of four rounds that the server ended for all after the third."""
+    config, parties = tiny(num_rounds=4)
+    cluster = Cluster(config, parties, kits, tmp_path)
+
+    def stop(event: object) -> None:
+        if isinstance(event, RoundDone) and event.round == 2:
+            cluster.serving[-1].stop("enough")
+
+    for role in (cluster.serve(observer=stop), *(cluster.join(name) for name in "abc")):
+        assert "enough" in str(role.error())
+    for name in ("server", "a", "b", "c"):
+        found = sorted(path.name for path in (tmp_path / name / "checkpoints").glob("*.checkpoint"))
+        assert found == [f"round-{index:08d}.checkpoint" for index in (2, 3)]
+    cluster.lines.clear()
+    return cluster

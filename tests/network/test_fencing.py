@@ -1,52 +1,48 @@
-"""Which process of a party is served: the one that the server knows, or a later start from its folder."""
+"""The server admits the process that it knows, or a later start from the same folder."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from glasu.network.fencing import REMEMBERED, STARTS, Fence, introduction, met, next_start
-from glasu.network.peer import read_hello
-from glasu.network.state_file import Durable
-
-HELLO = {"kind": "hello", "run": None, "attempt": 0, "finished": None, "facts": {"nodes": 1}, "rounds": {"0": "start"}}
+from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
+from glasu.network.handshake import RefusalError
+from glasu.network.payloads import Code
+from glasu.network.run_folder import open_joining, open_serving
 
 
 @pytest.fixture
-def party(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: None)  # hundreds of starts
-    return Durable(tmp_path / "joining.json", dict(STARTS))
+def party(tmp_path):
+    return open_joining(tmp_path / "a", "a")
 
 
 @pytest.fixture
 def fence(tmp_path):
-    return Fence(Durable(tmp_path / "serving.json", {"incarnations": {}}))
-
-
-def hello(party):
-    return read_hello({**HELLO, **introduction(party)})
+    return Fence(open_serving(tmp_path / "server"))
 
 
 def start(party, times=1):
     for _ in range(times):
-        next_start(party)
+        count_start(party)
 
 
 def come(party, fence, *, begun=True):
-    """Start once more, and be welcomed; with `begun`, the run begins with this process."""
+    """Start once more and be welcomed; with `begun`, an attempt begins with this process."""
     start(party)
-    assert fence.objection("a", hello(party)) == ""
-    fence.admit("a", hello(party))
-    met(party)
+    fence.check("a", describe_process(party.value))
+    fence.admit("a", describe_process(party.value))
+    note_welcome(party)
     if begun:
         fence.settle()
-        met(party, begun=True)
+        note_welcome(party, begun=True)
 
 
-def test_a_folder_keeps_its_place_however_often_it_was_started_in_vain(party, fence):
+def test_a_folder_keeps_its_place_however_many_starts_reach_no_server(party, fence):
     come(party, fence)
     start(party, 2 * REMEMBERED)
     come(party, fence)
-    assert len(introduction(party)["before"]) < REMEMBERED + 2
+    assert len(describe_process(party.value).before) < REMEMBERED + 2
 
 
 def test_a_process_that_was_welcomed_but_never_began_keeps_the_place_too(party, fence):
@@ -57,7 +53,7 @@ def test_a_process_that_was_welcomed_but_never_began_keeps_the_place_too(party, 
 
 
 @pytest.mark.parametrize("welcomes", [1, 2])
-def test_where_a_welcome_was_taken_back_the_process_before_counts_again(welcomes, party, fence):
+def test_after_a_withdrawal_the_process_before_counts_again(welcomes, party, fence):
     come(party, fence)
     for _ in range(welcomes):
         come(party, fence, begun=False)
@@ -66,16 +62,36 @@ def test_where_a_welcome_was_taken_back_the_process_before_counts_again(welcomes
     come(party, fence)
 
 
-def test_a_welcome_that_was_not_heard_counts_too(party, fence):
+def test_a_welcome_that_the_party_did_not_receive_counts_too(party, fence):
     come(party, fence)
     start(party)
-    fence.admit("a", hello(party))  # and the party dies
+    fence.admit("a", describe_process(party.value))  # and the party dies
     start(party, REMEMBERED // 2)
     come(party, fence)
 
 
 def test_another_folder_is_refused_however_often_it_is_started(party, fence, tmp_path):
     come(party, fence)
-    other = Durable(tmp_path / "other.json", dict(STARTS))
+    other = open_joining(tmp_path / "other", "a")
     start(other, 5)
-    assert "another process of party 'a'" in fence.objection("a", hello(other))
+    with pytest.raises(RefusalError, match="another process of party 'a'") as refused:
+        fence.check("a", describe_process(other.value))
+    assert refused.value.code == Code.SECOND_PROCESS
+
+
+def test_a_restarted_server_still_knows_the_admitted_process(party, fence, tmp_path):
+    come(party, fence)
+    other = open_joining(tmp_path / "other", "a")
+    start(other, 5)
+    again = Fence(open_serving(tmp_path / "server"))
+    again.check("a", describe_process(party.value))
+    with pytest.raises(RefusalError):
+        again.check("a", describe_process(other.value))
+
+
+def test_the_names_of_earlier_starts_stay_out_of_the_servers_file(party, fence, tmp_path):
+    come(party, fence)
+    start(party, 3)
+    come(party, fence)
+    kept = json.loads((tmp_path / "server" / "serving.json").read_text())["processes"]["a"]
+    assert kept["before"] == []

@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 
 from glasu.errors import AbsenceError, ConfigError
+from glasu.network.training_server import TrainingServer
 from glasu.runtime.simulation import simulate
-from network.test_faults import same_end
-from network.test_prediction import ASKED, trained
-from network.test_runs import tiny
-from network.test_state_file import stopped  # noqa: F401 - a fixture
-from support.cluster import Cluster, Killed, SeenHub
+from support.cluster import Cluster, Killed
+from support.tiny import assert_same_end, tiny
 
 
 def kept(cluster, name=""):
@@ -33,48 +31,50 @@ def taken():
         yield occupied.getsockname()[1]
 
 
-def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):  # noqa: F811
+def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):
     before, stopped.port = kept(stopped), taken
     error = stopped.serve(fresh=True).error()
     assert isinstance(error, ConfigError)
-    assert "cannot be listened on" in str(error)
+    assert "cannot be used" in str(error)
     assert kept(stopped) == before
     stopped.port = 0
     report, _ = stopped.run()
-    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
     for name in ("server", *"abc"):  # also who was started again says where it goes on
-        assert any("all parties are there; going on after round 3." in line for line in stopped.lines[name]), name
+        assert any("all parties are connected; continuing after round 3." in line for line in stopped.lines[name]), name
 
 
-def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):  # noqa: F811
+def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):
     before = kept(stopped)
     server, a = stopped.serve(fresh=True, wait=3.0), stopped.join("a", fresh=True)
     assert isinstance(server.error(), AbsenceError)
     assert "waited 3 s for" in str(a.error())
     assert kept(stopped) == before
     report, _ = stopped.run()
-    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
 
 
-def test_a_party_that_starts_over_stays_when_its_server_starts_over_once_more(stopped):  # noqa: F811
-    server, a = stopped.serve(fresh=True), stopped.join("a", fresh=True)
-    stopped.until("server", "a: prepared")
-    SeenHub.last.fail(Killed())
+def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped):
+    class Dying(TrainingServer):
+        def plan(self):
+            raise Killed
+
+    server, roles = stopped.serve(Dying, fresh=True), [stopped.join(name, fresh=True) for name in "abc"]
     assert isinstance(server.error(), Killed)
-    server, *others = stopped.serve(fresh=True), stopped.join("b", fresh=True), stopped.join("c", fresh=True)
-    for role in (a, *others):
+    server = stopped.serve(fresh=True)
+    for role in roles:
         role.outcome()
-    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
 
 
-def test_a_party_that_reaches_no_server_removes_nothing(stopped):  # noqa: F811
+def test_a_party_that_reaches_no_server_removes_nothing(stopped):
     before, stopped.port = kept(stopped), 1
     error = stopped.join("a", fresh=True, wait=0.5).error()
     assert isinstance(error, AbsenceError)
     assert kept(stopped) == before
 
 
-def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(stopped):  # noqa: F811
+def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(stopped):
     server = stopped.serve()
     before = kept(stopped)
     error = stopped.join("a", fresh=True).error()
@@ -83,10 +83,10 @@ def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(
     assert kept(stopped) == before
     for role in [stopped.join(name) for name in "abc"]:
         role.outcome()
-    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
 
 
-def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped):  # noqa: F811
+def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped):
     stopped.lines.clear()
     server, b = stopped.serve(fresh=True), stopped.join("b", fresh=True)
     stopped.until("server", "b: prepared")
@@ -99,28 +99,30 @@ def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(sto
     assert kept(stopped, "a") == before
     for role in (stopped.join("a", fresh=True), b, stopped.join("c", fresh=True)):
         role.outcome()
-    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
     for name in ("server", *"abc"):
         assert any("starting over: removed" in line for line in stopped.lines[name]), name
 
 
 def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+    config, parties = tiny(num_rounds=2)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster.run()
     cluster.port = 1
     assert isinstance(cluster.join("b", fresh=True, wait=0.5).error(), AbsenceError)
     cluster.port = 0
     assert isinstance(cluster.serve(fresh=True, wait=0.5).error(), AbsenceError)  # nor any party
-    _, found = cluster.predict(b=ASKED)
-    assert len(found["b"].nodes) == len(ASKED)
+    _, found = cluster.predict(b=[20, 3])
+    assert len(found["b"].nodes) == 2
 
 
 def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, taken):
     config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path, port=taken)
-    assert "cannot be listened on" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())
+    assert "cannot be used" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())
     cluster.port = 0
     served, _ = cluster.run()
-    same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate(parties, config).report)
 
 
 def test_a_server_to_which_no_party_came_may_have_other_settings(kits, tmp_path):
@@ -129,7 +131,7 @@ def test_a_server_to_which_no_party_came_may_have_other_settings(kits, tmp_path)
     assert isinstance(cluster.serve(config=config.replace(train={"seed": 5}), wait=0.2).error(), AbsenceError)
     cluster.port = 0
     served, _ = cluster.run()
-    same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate(parties, config).report)
 
 
 def test_a_party_that_came_holds_the_server_to_its_settings(kits, tmp_path):

@@ -12,8 +12,9 @@ import pytest
 
 from glasu.errors import ConfigError
 from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
-from network.test_runs import tiny
+from glasu.network.status import Status
 from support.cluster import Cluster
+from support.tiny import tiny
 
 ANYWHERE = ("127.0.0.1", 0)
 
@@ -30,16 +31,25 @@ def value(text, name):
 
 def watched_run(cluster):
     """Run, scrape after every round and at the end, and return the report, the scrapes and every role's statuses."""
-    look, texts, seen = [], [], {name: [] for name in ("server", "a", "b", "c")}
-    with metrics_served(ANYWHERE, lambda: look[0]() if look else None) as port:
+    texts, seen = [], {name: [] for name in ("server", "a", "b", "c")}
+
+    def look():
+        return cluster.serving[-1].view() if cluster.serving else None
+
+    with metrics_served(ANYWHERE, look) as port:
         texts.append(scrape(port))
 
-        def status(now):
-            seen["server"].append(now)
-            texts.append(scrape(port))
+        def note(name):
+            def observe(event):
+                if isinstance(event, Status):
+                    seen[name].append(event)
+                    if name == "server":
+                        texts.append(scrape(port))
 
-        server = cluster.serve(watched=look.append, status=status)
-        for role in [cluster.join(name, status=seen[name].append) for name in "abc"]:
+            return observe
+
+        server = cluster.serve(observer=note("server"))
+        for role in [cluster.join(name, observer=note(name)) for name in "abc"]:
             role.outcome()
         report = server.outcome()
         texts.append(scrape(port))
@@ -111,12 +121,13 @@ def test_every_role_has_one_status_per_round(run):
 
 def test_a_party_that_was_refused_is_counted(kits, tmp_path):
     config, parties = tiny()
-    cluster, look = Cluster(config, parties, kits, tmp_path), []
-    server, a = cluster.serve(watched=look.append), cluster.join("a")
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    assert look[0]().refused == 0
+    look = cluster.serving[-1].view
+    assert look().refused == 0
     cluster.join("b", party=replace(parties[1], ids=parties[1].ids[::-1].copy())).error()
-    view = look[0]()
+    view = look()
     assert view.refused == 1
     assert view.connected == {"a": True, "b": False, "c": False}
     cluster.end(server, a)

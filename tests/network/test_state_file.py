@@ -12,54 +12,60 @@ from pathlib import Path
 
 import pytest
 
-from glasu.errors import CheckpointError, ConfigError, GlasuError, TransportError
-from glasu.network import client_session as sessions
-from glasu.network import server_session as hubs
-from glasu.protocol.requests import RoundDone
-from glasu.runtime.checkpointing import Saver, Store
+from glasu.errors import CheckpointError, ConfigError, GlasuError
+from glasu.network.party_role import PartyPerformer
+from glasu.network.server_role import ServerPerformer
+from glasu.network.training_party import TrainingParty
+from glasu.network.training_server import TrainingServer
+from glasu.protocol.requests import Broadcast, RoundDone, Scatter, Send
 from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
-from network.test_faults import same_end
-from network.test_runs import tiny
-from support.cluster import Cluster, SeenHub
+from support.cluster import Cluster
+from support.tiny import assert_same_end, tiny
 
 ROLES = ("server", "a", "b", "c")
-SLOW = 0.05  # seconds that a checkpoint takes here, so that whoever does not wait for it is seen
+SLOW = 0.05  # seconds that a checkpoint takes here, so that a role that does not wait for it is noticed
 
 
-def order_of(run, monkeypatch):
-    """Run, and return for each role what it did in which order: ("durable", round) and ("sends", round)."""
+def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_role=TrainingParty):
+    """Run, and return for each role the order of ("durable", round) and ("sends", round)."""
     done = {name: [] for name in ROLES}
-    save, exchange, answer = Store.save, sessions.Session.exchange, hubs.Hub.answer
 
-    def spied_save(self, round_index, *content):
-        time.sleep(SLOW)
-        digest = save(self, round_index, *content)
-        done[self.folder.parent.name].append(("durable", round_index))
-        return digest
+    def fsync(handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if found := re.match(r"\.round-(\d+)", path.name):
+            time.sleep(SLOW)
+            done[path.parent.parent.name].append(("durable", int(found[1])))
 
-    def spied_exchange(self, messages, *more):
-        note(self.kit.name, messages[0].key)
-        return exchange(self, messages, *more)
+    def note(who, message):
+        if message.key.phase is Phase.TRAINING:
+            done[who].append(("sends", message.key.round))  # rounds count from 0: this many were done before
 
-    def spied_answer(self, messages, answers, *more):
-        note("server", messages[0].key)
-        answer(self, messages, answers, *more)
+    class NotingServer(ServerPerformer):
+        def __call__(self, request):
+            reply = super().__call__(request)
+            if isinstance(request, Broadcast | Scatter):
+                note("server", request.message if isinstance(request, Broadcast) else request.messages[0])
+            return reply
 
-    def note(who, key):
-        if key.phase is Phase.TRAINING:
-            done[who].append(("sends", key.round))  # rounds are counted from 0: this is the round after so many
+    class NotingParty(PartyPerformer):
+        def __call__(self, request):
+            reply = super().__call__(request)
+            if isinstance(request, Send) and type(request.message).__name__ != "Losses":  # they end a round
+                note(self.role.options.party.name, request.message)
+            return reply
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "save", spied_save)
-        patch.setattr(sessions.Session, "exchange", spied_exchange)
-        patch.setattr(hubs.Hub, "answer", spied_answer)
-        run()
+        patch.setattr("os.fsync", fsync)
+        server = cluster.serve(server_role, NotingServer)
+        for role in [cluster.join(name, party_role, NotingParty) for name in "abc"]:
+            role.outcome()
+        server.outcome()
     return done
 
 
-def too_early(done, num_rounds):
-    """Return who sent a message of a round before its checkpoint of the rounds until then was durable."""
+def find_early(done, num_rounds):
+    """Return the roles that sent a message of a round before their checkpoint of the rounds until then was durable."""
     return {
         (name, index)
         for name, order in done.items()
@@ -71,47 +77,29 @@ def too_early(done, num_rounds):
 @pytest.mark.parametrize("keys", [{}, {"sampler": "neighbor", "labels": "b"}], ids=str)
 def test_a_checkpoint_is_durable_before_the_first_message_of_the_next_round(keys, kits, tmp_path, monkeypatch):
     config, parties = tiny(num_rounds=4, **keys)
-    done = order_of(Cluster(config, parties, kits, tmp_path).run, monkeypatch)
+    done = run_noting_order(Cluster(config, parties, kits, tmp_path), monkeypatch)
     for name, order in done.items():
         assert [index for what, index in order if what == "durable"] == [1, 2, 3, 4], name
         assert {index for what, index in order if what == "sends"} == {0, 1, 2, 3}, name
-    assert too_early(done, 4) == set()
+    assert find_early(done, 4) == set()
 
 
-def test_the_test_before_notices_who_does_not_wait(kits, tmp_path, monkeypatch):
+def test_the_test_before_notices_a_role_that_does_not_wait(kits, tmp_path, monkeypatch):
+    class HastyServer(TrainingServer):
+        def settle(self):
+            pass
+
+    class HastyParty(TrainingParty):
+        def settle(self):
+            pass
+
     config, parties = tiny(num_rounds=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Saver, "settle", lambda self: None)
-        done = order_of(Cluster(config, parties, kits, tmp_path).run, patch)
-    assert {name for name, _ in too_early(done, 4)} == set(ROLES)
-
-
-def stop_after(round_index):
-    """Return an observer of the server that ends the run for all when a round is over, after its checkpoint."""
-
-    def observe(event):
-        if isinstance(event, RoundDone) and event.round == round_index:
-            SeenHub.last.fail(TransportError("enough"))
-
-    return observe
+    done = run_noting_order(Cluster(config, parties, kits, tmp_path), monkeypatch, HastyServer, HastyParty)
+    assert {name for name, _ in find_early(done, 4)} == set(ROLES)
 
 
 def checkpoints(cluster, name):
     return sorted((cluster.folder / name / "checkpoints").glob("*.checkpoint"))
-
-
-@pytest.fixture
-def stopped(kits, tmp_path):
-    """Return a run of four rounds that everyone has left after the third, and its settings and parties."""
-    config, parties = tiny(num_rounds=4)
-    cluster = Cluster(config, parties, kits, tmp_path)
-    for role in (cluster.serve(observe=stop_after(2)), *(cluster.join(name) for name in "abc")):
-        assert "enough" in str(role.error())
-    for name in ROLES:
-        assert [path.name for path in checkpoints(cluster, name)] == [
-            f"round-{index:08d}.checkpoint" for index in (2, 3)
-        ]
-    return cluster
 
 
 def flip(path: Path) -> None:
@@ -142,10 +130,10 @@ def put_anothers(path: Path) -> None:
 def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped):
     damage(checkpoints(stopped, name)[-1])
     report, _ = stopped.run()
-    same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
     assert any("not used:" in line and "is damaged or was exchanged" in line for line in stopped.lines[name])
-    assert any("going on after round 2." in line for line in stopped.lines["server"])
-    assert not any("going on after round 3." in line for line in stopped.lines["server"])
+    assert any("continuing after round 2." in line for line in stopped.lines["server"])
+    assert not any("continuing after round 3." in line for line in stopped.lines["server"])
 
 
 def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
@@ -163,7 +151,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
     roles = [stopped.join(name) for name in "abc"]
     for role in roles:
         role.outcome()
-    same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
 
 
 @pytest.mark.parametrize(("name", "memory"), [("server", "serving.json"), ("b", "joining.json")])
@@ -176,21 +164,28 @@ def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(na
     assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
         str(error)
     )
-    assert f"restore {memory}" in str(error)
+    assert f"Restore {memory}" in str(error)
     path.write_bytes(before)
     report, _ = stopped.run()
-    same_end(report, simulate(stopped.parties, stopped.config).report)
-    assert any("going on after round 3." in line for line in stopped.lines["server"])
+    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert any("continuing after round 3." in line for line in stopped.lines["server"])
 
 
 def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped):
     left = [stopped.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
     for path in left:
         path.write_bytes(b"half")
-    server = stopped.serve(observe=stop_after(3))
-    for role in (server, *(stopped.join(name) for name in "abc")):
-        assert "enough" in str(role.error())
-    assert not any(path.exists() for path in left)
+    removed = []
+
+    def observe(event):
+        if isinstance(event, RoundDone) and event.round == 3:
+            removed.append(not any(path.exists() for path in left))
+
+    server = stopped.serve(observer=observe)
+    for role in [stopped.join(name) for name in "abc"]:
+        role.outcome()
+    server.outcome()
+    assert removed == [True]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["no space", "a disk that fails"])
@@ -222,5 +217,5 @@ def test_a_disk_that_is_full_stops_the_run_in_so_many_words_and_costs_nothing(na
     found = sorted(path.name for path in folder.iterdir())
     assert found == [f"round-{index:08d}.checkpoint" for index in (1, 2)]  # and nothing that was begun
     report, _ = cluster.run()
-    same_end(report, simulate(parties, config).report)
-    assert any("going on after round 2." in line for line in cluster.lines["server"])
+    assert_same_end(report, simulate(parties, config).report)
+    assert any("continuing after round 2." in line for line in cluster.lines["server"])

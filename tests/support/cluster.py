@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+import numpy as np
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
-from glasu.errors import TransportError
-from glasu.network import serve as serving
-from glasu.network import server_session as hubs
-from glasu.network.join import join
+from glasu.network.connection import Dialing
+from glasu.network.join import join_as, join_prediction_as
+from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
+from glasu.network.party_role import PartyPerformer
+from glasu.network.prediction_party import PredictionParty, Query
+from glasu.network.prediction_server import PredictionServer
+from glasu.network.serve import serve_as, serve_prediction_as
+from glasu.network.server_role import ServerPerformer
+from glasu.network.training_party import TrainingParty
+from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
 from glasu.report import RunReport
 
+NOBODY = np.empty(0, np.int64)
+
 
 class Killed(BaseException):
-    """Ends a role as a signal would: nobody is told."""
-
-
-class SeenHub(hubs.Hub):
-    """A hub that a test can look at, and end."""
-
-    last: ClassVar[SeenHub]
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        SeenHub.last = self
-
-
-serving.Hub = SeenHub  # type: ignore[misc]
+    """Ends a role as a signal would: it tells no peer."""
 
 
 class Role(threading.Thread):
-    """One role in a thread; `outcome` waits for it and returns its result, or raises what it raised."""
+    """One role in a thread; `outcome` waits for it and returns its result, or raises its error."""
 
     def __init__(self, work: Callable[[], Any], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -63,9 +62,32 @@ class Role(threading.Thread):
         return self._result
 
 
+class Lines(logging.Handler):
+    """Collects the lines of one role's logger."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+@contextmanager
+def collected(logger: logging.Logger, lines: list[str]) -> Iterator[None]:
+    """Append the lines of a logger to `lines` while the block lasts."""
+    handler = Lines(lines)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 @dataclass
 class Cluster:
-    """Starts the roles of one run; all write below `folder`, and remember what they were told."""
+    """Starts the roles of one run; all write below `folder`, and their log lines are kept by role."""
 
     config: RunConfig
     parties: Sequence[PartyData]
@@ -73,53 +95,136 @@ class Cluster:
     folder: Path
     port: int = 0
     lines: dict[str, list[str]] = field(default_factory=dict)
+    serving: list[Serving] = field(default_factory=list)  # of the servers that were started
 
-    def serve(self, **options: Any) -> Role:
-        """Start the server, and return when it listens."""
-        ready = threading.Event()
+    def serve(
+        self,
+        role: type[TrainingServer] = TrainingServer,
+        performer: type[ServerPerformer] = ServerPerformer,
+        **options: Any,
+    ) -> Role:
+        """Start the server of a training, and return when it listens."""
+        return self._start_server(lambda ready: serve_as(role(self._serve_options(ready, options)), performer))
 
-        def listened(port: int) -> None:
+    def serve_prediction(self, role: type[PredictionServer] = PredictionServer, **options: Any) -> Role:
+        """Start the server of a prediction, and return when it listens."""
+        return self._start_server(lambda ready: serve_prediction_as(role(self._serve_options(ready, options))))
+
+    def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
+        observer = changes.get("observer")
+
+        def observe(event: RoleEvent) -> None:
+            if isinstance(event, Serving):
+                self.serving.append(event)
+            elif isinstance(event, Listening):
+                ready(event.port)
+            if observer is not None:
+                observer(event)
+
+        values = {
+            "config": self.config,
+            "kit": open_kit(self.kits / "server", "server"),
+            "listen": f"127.0.0.1:{self.port}",
+            "out": self.folder / "server",
+            "wait": 60.0,
+            **changes,
+            "observer": observe,
+        }
+        return ServeOptions(**values)
+
+    def _start_server(self, work: Callable[[Callable[[int], None]], Any]) -> Role:
+        listens = threading.Event()
+
+        def ready(port: int) -> None:
             self.port = port
-            ready.set()
+            listens.set()
 
-        kit = open_kit(self.kits / "server", "server")
-        said = self.lines.setdefault("server", [])
-        options = {"wait": 60.0, "tell": said.append, **options}
-        config = options.pop("config", self.config)
-        role = Role(
-            lambda: serving.serve(
-                config, kit, f"127.0.0.1:{self.port}", self.folder / "server", listened=listened, **options
-            ),
-            "server",
-        )
-        while not ready.wait(0.05) and role.is_alive():
+        def run() -> Any:
+            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
+                return work(ready)
+
+        role = Role(run, "server")
+        while not listens.wait(0.02) and role.is_alive():
             pass
         return role
 
-    def join(self, name: str, **options: Any) -> Role:
-        """Start a party."""
-        party = options.pop("party", None) or next(party for party in self.parties if party.name == name)
-        kit = open_kit(self.kits / options.pop("kit", name), "party")
-        said = self.lines.setdefault(name, [])
-        options = {"wait": 60.0, "tell": said.append, **options}
-        out = self.folder / options.pop("out", name)
-        return Role(lambda: join(party, kit, f"localhost:{self.port}", out, **options), name)
+    def join(
+        self,
+        name: str,
+        role: type[TrainingParty] = TrainingParty,
+        performer: type[PartyPerformer] = PartyPerformer,
+        open_line: Any = None,
+        **options: Any,
+    ) -> Role:
+        """Start a party of a training."""
 
-    def until(self, who: str, words: str) -> None:
-        """Wait until a role has been told something."""
-        deadline = time.monotonic() + 100
+        def work() -> Any:
+            made = role(self._join_options(name, options))
+            if open_line is None:
+                return join_as(made, performer)
+            used = made.options
+            return join_as(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
+
+        return self._start_party(name, work)
+
+    def predict_with(
+        self,
+        name: str,
+        nodes: Any = NOBODY,
+        performer: type[PartyPerformer] = PartyPerformer,
+        role: type[PredictionParty] = PredictionParty,
+        **options: Any,
+    ) -> Role:
+        """Start a party of a prediction that requests these nodes."""
+        query = Query(np.asarray(nodes, np.int64))
+        return self._start_party(
+            name, lambda: join_prediction_as(role(self._join_options(name, options), query), performer)
+        )
+
+    def _join_options(self, name: str, changes: dict[str, Any]) -> JoinOptions:
+        party = next(party for party in self.parties if party.name == name)
+        values = {
+            "party": party,
+            "server": f"localhost:{self.port}",
+            "wait": 60.0,
+            **changes,
+            "kit": open_kit(self.kits / changes.get("kit", name), "party"),
+            "out": self.folder / changes.get("out", name),
+        }
+        return JoinOptions(**values)
+
+    def _start_party(self, name: str, work: Callable[[], Any]) -> Role:
+        lines = self.lines.setdefault(name, [])
+
+        def run() -> Any:
+            with collected(logging.getLogger(f"glasu.party.{name}"), lines):
+                return work()
+
+        return Role(run, name)
+
+    def predict(self, **requested: Any) -> tuple[Any, dict[str, Any]]:
+        """Predict without a fault; parties that are not named request nothing. Every call uses a free port."""
+        self.port = 0
+        server = self.serve_prediction()
+        roles = {party.name: self.predict_with(party.name, requested.get(party.name, NOBODY)) for party in self.parties}
+        found = {name: role.outcome() for name, role in roles.items()}
+        return server.outcome(), found
+
+    def until(self, who: str, words: str, seconds: float = 100.0) -> None:
+        """Wait until a role has logged something."""
+        deadline = time.monotonic() + seconds
         while not any(words in line for line in self.lines.get(who, [])):
             assert time.monotonic() < deadline, self.lines
             time.sleep(0.02)
 
     def end(self, *roles: Role) -> None:
-        """Let the server end the run, for the test has seen enough."""
-        SeenHub.last.fail(TransportError("enough"))
+        """Let the server end the run, because the test has seen enough."""
+        self.serving[-1].stop("enough")
         for role in roles:
             assert "enough" in str(role.error())
 
     def run_id(self) -> str:
-        """Return the identity of the run, as the server remembers it."""
+        """Return the id of the run in the server's folder."""
         return str(json.loads((self.folder / "server" / "serving.json").read_text())["run"])
 
     def run(self) -> tuple[RunReport, dict[str, Any]]:

@@ -1,25 +1,27 @@
-"""glasu doctor: find out before a run whether it can take place.
+"""glasu doctor: check before a run whether it can take place.
 
-Start it at the server and at every party, with the arguments that serve and join will have, but for --predict. It
-looks at certificates, reachability, clocks, versions, disks, folders, data and ids, shows the same verdict to all, and
-ends with 0 (ready) or 1 (not). What it tells the others are counts and digests, never an id or a value.
+Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
+certificates, connections, clocks, versions, disks, folders, data and ids, shows the same verdict everywhere, and exits
+with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_overrides, gibibytes, named_path, output_folder, seconds
+from glasu.cli.arguments import add_log, add_overrides, gibibytes, named_path, seconds
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
-    from glasu.network.doctor.findings import Finding, Verdict
+    from glasu.network.findings import Finding, Verdict
 
 INTERRUPTED = "nothing was changed"
+SERVER_LOG = logging.getLogger("glasu.server")
 EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
 
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "at the server: override one setting; may be given several times")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--server", metavar="HOST:PORT", help="at a party: where the server listens")
-    where.add_argument("--listen", metavar="HOST:PORT", help="at the server: where the parties will connect to")
+    where.add_argument("--listen", metavar="HOST:PORT", help="at the server: address that the parties connect to")
     parser.add_argument("--kit", type=named_path, required=True, metavar="KIT", help="from glasu provision")
     parser.add_argument(
         "--out", type=named_path, required=True, metavar="DIR", help="folder that the run will write to"
@@ -39,16 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
-        help="at a party: what stands for missing feature values (refuse)",
+        help="at a party: replacement for missing feature values (refuse)",
     )
     parser.add_argument(
         "--expect", type=named_path, metavar="RUN.toml", help="at a party: the settings that were agreed on"
     )
     parser.add_argument("--run", dest="only", metavar="ID", help="at a party: as for glasu join")
     parser.add_argument("--max-memory", type=gibibytes, metavar="GIB", help="at a party: as for glasu join")
-    parser.add_argument("--metrics", metavar="[HOST:]PORT", help="at the server: whether that can be listened on")
-    parser.add_argument("--on-nonsense", choices=("stop", "wait"), help="at the server: as for glasu serve")
-    parser.add_argument("--fresh", action="store_true", help="what starting over would remove; nothing is removed now")
+    parser.add_argument("--metrics", metavar="[HOST:]PORT", help="at the server: check that this address is free")
+    parser.add_argument("--on-invalid-message", choices=("abort", "wait"), help="at the server: as for glasu serve")
+    parser.add_argument(
+        "--fresh", action="store_true", help="report what starting over would remove; nothing is removed now"
+    )
     parser.add_argument(
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
@@ -59,59 +63,59 @@ def run(args: argparse.Namespace) -> int:
     if args.server and args.overrides:
         raise ConfigError(f"--set {args.overrides[0]}: the server has the settings; set it there.")
     elsewhere, where = (
-        (("metrics", "on_nonsense"), "server") if args.server else (("expect", "only", "max_memory"), "parties")
+        (("metrics", "on_invalid_message"), "server") if args.server else (("expect", "only", "max_memory"), "parties")
     )
     for name in elsewhere:
         if getattr(args, name) is not None:
             option = {"only": "--run"}.get(name, f"--{name.replace('_', '-')}")
-            raise ConfigError(f"{option}: is for the {where}; leave it out here.")
+            raise ConfigError(f"{option} is for the {where}; leave it out here.")
     verdict = _at_party(args) if args.server else _at_server(args)
     for line in verdict.lines():
         print(line)
-    print(verdict.in_words())
+    print(verdict.summary())
     return 0 if verdict.is_ready else 1
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
-    from glasu.network.tls_log import handshakes_told, own_lines_asked
-
-    everything = own_lines_asked()  # before anything below loads gRPC
-
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.network.compatibility import for_network
-    from glasu.network.doctor.examination import examine
-    from glasu.network.doctor.findings import Verdict, told
-    from glasu.network.doctor.folder import server_folder
-    from glasu.network.doctor.machine import kit_findings, present
+    from glasu.network.compatibility import config_for_network
+    from glasu.network.doctor.folder import check_server_folder
+    from glasu.network.doctor.machine import check_kit, check_writable, current_time
+    from glasu.network.doctor.server import examine
+    from glasu.network.findings import Verdict
+    from glasu.network.options import Listening, RoleEvent, ServeOptions
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
+    if args.log_format == "json":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
-    tell = Log(args, "server").tell
     refuse_contents_of_others(args.out, "server")
-    out = output_folder(args.out)
-    kit, own = kit_findings(args.kit, "server", present())
-    if args.metrics is not None:
-        own.append(_metrics(args.metrics, address))
-    if kit is not None:
-        own += server_folder(out, for_network(config, kit.roster), kit.roster, fresh=args.fresh)
-    told(own, tell)
-    if kit is None:
-        return Verdict({"server": own})
-    host, roster = address.rpartition(":")[0], kit.roster
+    with Log(args, "server") as log:
+        kit, certificate = check_kit(args.kit, "server", current_time(), SERVER_LOG)
+        own = [certificate, *check_writable(args.out)]
+        if args.metrics is not None:
+            own.append(_check_metrics(args.metrics, address))
+        if kit is None:
+            return Verdict({"server": tuple(own)})
+        roster = kit.roster
+        config = config_for_network(config, roster)
+        own += check_server_folder(args.out, config, roster, SERVER_LOG, fresh=args.fresh)
 
-    def listened(port: int) -> None:
-        tell(f"listening on {host}:{port}, waiting for {', '.join(roster)}")
+        def observe(event: RoleEvent) -> None:
+            if isinstance(event, Listening):
+                host = address.rpartition(":")[0]
+                log.notice(f"listening on {host}:{event.port}, waiting for {', '.join(roster)}")
 
-    with handshakes_told(tell, everything=everything):
-        return examine(config, kit, address, out, own=own, wait=args.wait, tell=tell, listened=listened)
+        options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, wait=args.wait, observer=observe)
+        return examine(options, own)
 
 
-def _metrics(text: str, listen: str) -> Finding:
-    """Try to listen where Prometheus will ask."""
+def _check_metrics(text: str, listen: str) -> Finding:
+    """Try to listen at the address for Prometheus."""
     from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
-    from glasu.network.doctor.findings import Finding
+    from glasu.network.findings import Finding
 
     refuse_where_parties_come(text, listen)
     address = metrics_address(text)
@@ -123,45 +127,59 @@ def _metrics(text: str, listen: str) -> Finding:
 
 
 def _at_party(args: argparse.Namespace) -> Verdict:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why a connection fails is said in our words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.network.doctor.findings import Verdict, told
-    from glasu.network.doctor.folder import party_folder
-    from glasu.network.doctor.machine import kit_findings, present
+    from glasu.network.doctor.folder import check_joining_folder
+    from glasu.network.doctor.machine import check_kit, check_writable, current_time
+    from glasu.network.findings import Verdict
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.server, "--server")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     if not args.subject.is_dir():
-        raise ConfigError(f"{args.subject}: there is no such folder; name the party's, with party.toml in it.")
-    kit, own = kit_findings(args.kit, "party", present())
-    refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
-    out = output_folder(args.out)
-    party, found = _data(args.subject, args.missing)
-    tell = Log(args, args.subject.resolve().name if kit is None else kit.name).tell
-    own = told([*own, *found, *party_folder(out, party, args.only, fresh=args.fresh)], tell)
-    if kit is None:
-        return Verdict({args.subject.resolve().name: own})
-    if party is not None and party.name != kit.name:
-        raise ConfigError(
-            f"the data is of party {party.name!r} and the kit of party {kit.name!r}; one of them is wrong."
+        raise ConfigError(f"{args.subject}: there is no such folder; name the party's folder, with party.toml in it.")
+    folder_name = args.subject.resolve().name
+    with Log(args, folder_name):
+        log = logging.getLogger(f"glasu.party.{folder_name}")
+        kit, certificate = check_kit(args.kit, "party", current_time(), log)
+        refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
+        party, found = _read_data(args.subject, args.missing, log)
+        own = [certificate, *check_writable(args.out), *found]
+        name = folder_name if kit is None else kit.name
+        own += check_joining_folder(args.out, name, party, args.only, log, fresh=args.fresh)
+        if kit is None:
+            return Verdict({folder_name: tuple(own)})
+        if party is not None and party.name != kit.name:
+            raise ConfigError(
+                f"the data belongs to party {party.name!r} and the kit to party {kit.name!r}; use the kit of "
+                f"{party.name!r}."
+            )
+
+        from glasu.network.doctor.party import VisitOptions, visit
+
+        options = VisitOptions(
+            party=party,
+            kit=kit,
+            server=address,
+            out=args.out,
+            expect=expect,
+            wait=args.wait,
+            max_memory=args.max_memory,
         )
-
-    from glasu.network.doctor.visit import visit
-
-    memory = args.max_memory
-    return visit(party, kit, address, out, own=own, expect=expect, wait=args.wait, max_memory=memory, tell=tell)
+        return visit(options, own)
 
 
-def _data(folder: Path, missing: str) -> tuple[PartyData | None, list[Finding]]:
-    """Read the party's data; None where that fails, and why."""
+def _read_data(folder: Path, missing: str, log: logging.Logger) -> tuple[PartyData | None, list[Finding]]:
+    """Read the party's data; a finding says if that fails."""
     from glasu.data.folders import read_party_once
-    from glasu.network.doctor.findings import Finding
+    from glasu.network.doctor.machine import log_detail
+    from glasu.network.findings import Finding
 
     try:
         return read_party_once(folder, missing), []  # type: ignore[arg-type]
     except GlasuError as error:
-        return None, [Finding("data", "bad", "its files cannot be used; it says there why", str(error))]
+        log_detail(log, "data", str(error))
+        return None, [Finding("data", "bad", "its files cannot be used; see that party's log")]

@@ -1,9 +1,9 @@
 """glasu join: take part in a training between organisations, with one party's data.
 
-The data stays here: what leaves is counted in report.json. The server sends the settings, which are shown; with
---expect any difference is refused. The same command started again after a crash goes on. Writes report.json and model/.
-With --predict it takes part in a prediction with the trained model instead; who asked, or has the labels, gets
-predictions.csv (or .parquet).
+The data stays here; report.json counts everything that leaves. The server sends the settings, which are shown. With
+--expect, other settings are refused. After a crash, start the same command again: it continues. It writes report.json
+and model/. With --predict the party takes part in a prediction with the trained model instead. A party that requested
+nodes, or has the labels, receives predictions.csv (or .parquet).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
     from glasu.cli.log import Log
-    from glasu.data.party import PartyData
-    from glasu.pki.kit import Kit
+    from glasu.network.options import JoinOptions
 
-INTERRUPTED = "whoever else takes part waits; the same command goes on"
+INTERRUPTED = "the other parties wait; the same command continues"
 WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
 NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
-        help="what stands for missing feature values (refuse)",
+        help="replacement for missing feature values (refuse)",
     )
     parser.add_argument(
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
@@ -61,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NOTHING,
         metavar="IDS",
-        help="after the training: ask for the class probabilities of the ids in this .csv or .parquet file; without a "
+        help="after the training: request the class probabilities of the ids in this .csv or .parquet file; without a "
         "file, help the others to predict",
     )
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+        help="start over, even if DIR holds an unfinished run; not for continuing after a stop",
     )
     add_log(parser)
 
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> None:
     if args.predict is not None and (args.fresh or args.expect):
         extra = "--fresh" if args.fresh else "--expect"
         raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; leave it out.")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # why a connection fails is said in our words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
@@ -88,62 +87,58 @@ def run(args: argparse.Namespace) -> None:
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     raise_descriptor_limit()
     refuse_contents_of_others(args.out, "party", kit.name)
-    out = output_folder(args.out)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
+    out = output_folder(args.out)
 
     from glasu.data.folders import read_party_once
-    from glasu.network.join import join
+    from glasu.network.options import JoinOptions
 
     party = read_party_once(args.party, args.missing)
     log = Log(args, party.name)
-    if args.predict is not None:
-        _predict(args, party, kit, address, log)
-        return
-
-    with hold_folder(out, WAIT):
-        report = join(
-            party,
-            kit,
-            address,
-            out,
-            expect=expect,
-            run=args.only,
-            fresh=args.fresh,
-            wait=args.wait,
-            max_memory=args.max_memory,
-            observe=log.observe,
-            tell=log.tell,
-            status=log.status,
-        )
-    log.finished(out / "report.json")
-    moved = report["traffic"]["bytes_to_server"] / 1e6
-    print(f"{party.name}: finished; {moved:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+    options = JoinOptions(
+        party=party,
+        kit=kit,
+        server=address,
+        out=out,
+        expect=expect,
+        run=args.only,
+        fresh=args.fresh,
+        wait=args.wait,
+        max_memory=args.max_memory,
+        observer=log.observe,
+    )
+    with hold_folder(out, WAIT), log:
+        if args.predict is None:
+            _train(options, log)
+        else:
+            _predict(options, log, args)
 
 
-def _predict(args: argparse.Namespace, party: PartyData, kit: Kit, address: str, log: Log) -> None:
-    """Take part in a prediction, and say what this party received."""
+def _train(options: JoinOptions, log: Log) -> None:
+    from glasu.network.join import join
+
+    report = join(options)
+    log.finished(options.out / "report.json")
+    sent, name = report["traffic"]["bytes_to_server"] / 1e6, options.party.name
+    print(f"{name}: finished; {sent:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+
+
+def _predict(options: JoinOptions, log: Log, args: argparse.Namespace) -> None:
+    """Take part in a prediction, and print what this party received."""
     import numpy as np
 
     from glasu.data.query_ids import find_query_nodes
-    from glasu.files import hold_folder
-    from glasu.network.join_prediction import join_prediction
+    from glasu.network.join import join_prediction
+    from glasu.network.prediction_party import Query
 
-    helps = args.predict == NOTHING
-    asked = np.empty(0, np.int64) if helps else find_query_nodes(args.predict, args.party, party)
-    with hold_folder(args.out, WAIT):
-        predicted = join_prediction(
-            party,
-            kit,
-            address,
-            args.out,
-            asked,
-            file_format="csv" if helps else args.predict.suffix.removeprefix("."),
-            wait=args.wait,
-            observe=log.observe,
-            tell=log.tell,
-        )
-    log.finished(args.out / "prediction.json", predictions=None if predicted.file is None else str(predicted.file))
-    if predicted.file is None:
-        print(f"{party.name}: took part in the prediction and received no class probabilities.")
+    query = Query(np.empty(0, np.int64))
+    if args.predict != NOTHING:
+        nodes = find_query_nodes(args.predict, args.party, options.party)
+        query = Query(nodes, args.predict.suffix.removeprefix("."))
+    predicted = join_prediction(options, query)
+    file = None if predicted.file is None else str(predicted.file)
+    log.finished(options.out / "prediction.json", predictions=file)
+    if file is None:
+        print(f"{options.party.name}: took part in the prediction and received no class probabilities.")
     else:
-        print(f"{predicted.file}: {len(predicted.nodes)} nodes")
+        print(f"{file}: {len(predicted.nodes)} nodes")

@@ -1,4 +1,4 @@
-"""What a role of a network run writes to standard error: lines for people, or one JSON object per line for programs."""
+"""The log of a role of a network run on standard error: lines for people, or one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from glasu.cli.arguments import record
 from glasu.cli.progress import Patience, describe, say, so_far
-from glasu.protocol.requests import Evaluated, Evaluating, Event
+from glasu.network.status import Status
+from glasu.protocol.requests import Evaluated, Evaluating
 
 if TYPE_CHECKING:
-    from glasu.network.status import Status
+    from glasu.network.options import RoleEvent
 
 
 @contextmanager
@@ -50,8 +52,8 @@ class _LineHandler(logging.Handler):
         say([f"{self._prefix}{record.getMessage()}"])
 
 
-class Log:
-    """One role's log; threads may write to it at once."""
+class Log(logging.Handler):
+    """Writes the log and the events of one role while its block lasts. Threads may write at once."""
 
     def __init__(
         self,
@@ -59,32 +61,46 @@ class Log:
         role: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Log as the arguments ask.
+        """Prepare to write as the arguments ask.
 
         Args:
             args: the command, --log-format and --quiet.
             role: "server", or the party's name.
-            now: tells the time for JSON.
+            now: returns the time for JSON.
         """
+        super().__init__(logging.INFO)
         self._command, self._role, self._now = args.command, role, now
         self._as_json, self._quiet = args.log_format == "json", args.quiet
-        self._lock, self._patience = threading.Lock(), Patience(time.monotonic)
+        self._write_lock, self._patience = threading.Lock(), Patience(time.monotonic)
 
-    def tell(self, line: str) -> None:
-        """Write a notice; also when quiet."""
+    def __enter__(self) -> Log:
+        """Receive the records of all loggers of GLASU."""
+        logger = logging.getLogger("glasu")
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        logging.getLogger("glasu").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record of a logger; also when quiet."""
+        self.notice(record.getMessage())
+
+    def notice(self, line: str) -> None:
+        """Write a line; also when quiet."""
         self._write(line, "notice", message=line)
 
-    def status(self, status: Status) -> None:
-        """Write the status line of a round."""
-        if not self._quiet:
-            who = "" if self._role == "server" else f"{self._role}: "
-            self._write(f"{who}{status.line()}", "round", **dataclasses.asdict(status))
-
-    def observe(self, event: Event) -> None:
-        """Write what an evaluation found, and how far a long one is; rounds have a status line."""
+    def observe(self, event: RoleEvent) -> None:
+        """Write the status after a round, the result of an evaluation, and the progress of a long one."""
         if self._quiet:
             return
-        if isinstance(event, Evaluated):
+        if isinstance(event, Status):
+            who = "" if self._role == "server" else f"{self._role}: "
+            self._write(f"{who}{event.line()}", "round", **dataclasses.asdict(event))
+        elif isinstance(event, Evaluated):
             self._patience.begin()
             found = {"split": event.split, "metrics": event.metrics, "loss": event.loss, "improved": event.improved}
             self._write(f"round {event.round}: {describe(event)}", "evaluated", round=event.round, **found)
@@ -93,14 +109,14 @@ class Log:
             self._write(so_far(event), "evaluating", round=event.round, share=event.share)
 
     def finished(self, report: Path, **fields: Any) -> None:
-        """Write for programs that all is done, and where it stands; people read that on standard output."""
+        """Write for programs that the role has finished. People read the result on standard output."""
         if self._as_json:
             found = json.loads(report.read_bytes())
             weights = {name: found[name] for name in ("weights_sha256",) if name in found}
             self._write("", "finished", report=str(report), **weights, **fields)
 
     def _write(self, line: str, event: str, **fields: Any) -> None:
-        with self._lock:
+        with self._write_lock:
             if self._as_json:
                 sys.stderr.write(record(self._command, event, self._now(), role=self._role, **fields) + "\n")
                 sys.stderr.flush()

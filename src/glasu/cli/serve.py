@@ -1,13 +1,14 @@
 """glasu serve: run the server of a training between organisations.
 
-It waits for the parties of its kit's roster, sends them the settings, and adds up what they send; it needs no data and
-loads neither torch nor PyG. The same command started again after a crash goes on. Writes report.json. With --predict it
-serves one prediction instead, and writes prediction.json.
+The server waits for the parties of its kit's roster, sends them the settings and aggregates their messages. It needs no
+data and loads neither torch nor PyG. After a crash, start the same command again: it continues. It writes report.json.
+With --predict it serves one prediction instead and writes prediction.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -17,17 +18,16 @@ from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
     from glasu.cli.log import Log
-    from glasu.config import RunConfig
-    from glasu.pki.kit import Kit
+    from glasu.network.options import RoleEvent, ServeOptions
+    from glasu.network.status import View
 
-INTERRUPTED = "parties that have come wait; the same command goes on"
-FOR_STRAGGLERS = "for some seconds only: parties that have not heard it may ask"
+INTERRUPTED = "connected parties wait; the same command continues"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where the parties will connect to")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address that the parties connect to")
     parser.add_argument(
         "--kit", type=named_path, required=True, metavar="KIT", help="the server's, from glasu provision"
     )
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a party may be without a connection (600)",
     )
     parser.add_argument(
-        "--on-nonsense",
-        choices=("stop", "wait"),
-        default="stop",
-        help="when a party sends what cannot be: end the run, or refuse that party and wait for its return (stop)",
+        "--on-invalid-message",
+        choices=("abort", "wait"),
+        default="abort",
+        help="on an invalid message: abort the run, or drop the sender and wait for it to reconnect (abort)",
     )
     parser.add_argument(
         "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start over, even if DIR holds an unfinished run; not for going on after a stop",
+        help="start over, even if DIR holds an unfinished run; not for continuing after a stop",
     )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="answer Prometheus there while the training lasts; the host is 127.0.0.1 unless given",
+        help="serve metrics to Prometheus at this address during the training; the host is 127.0.0.1 unless given",
     )
     add_log(parser)
 
@@ -66,83 +66,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.predict and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
-        raise ConfigError(f"{extra}: is for trainings, and this is a prediction; leave it out.")
+        raise ConfigError(f"{extra} is for trainings, and this is a prediction; leave it out.")
+    if args.log_format == "json":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
     config = read_config(args)
-
-    from glasu.network.tls_log import handshakes_told, own_lines_asked
-
-    everything = own_lines_asked()  # before anything below loads gRPC
 
     from glasu.cli.log import Log
     from glasu.files import hold_folder, raise_descriptor_limit
-    from glasu.network.transport import check_address
+    from glasu.network.options import Listening, ServeOptions
+    from glasu.network.transport import check_address, check_listen_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 
-    raise_descriptor_limit()
+    address = check_address(args.listen, "--listen")
+    kit, log = open_kit(args.kit, "server"), Log(args, "server")
     refuse_contents_of_others(args.out, "server")
+    check_listen_address(address)  # before the folder is made: a typing error leaves nothing behind
+    raise_descriptor_limit()
     out = output_folder(args.out)
-    address, kit, log = check_address(args.listen, "--listen"), open_kit(args.kit, "server"), Log(args, "server")
-    host = address.rpartition(":")[0]
 
-    def listened(port: int, *, finished: bool = False) -> None:
-        purpose = f"waiting for {', '.join(kit.roster)}"
-        log.tell(f"listening on {host}:{port}, {FOR_STRAGGLERS if finished else purpose}")
+    def observe(event: RoleEvent) -> None:
+        if isinstance(event, Listening):
+            host = address.rpartition(":")[0]
+            purpose = (
+                "for parties that ask about the finished run" if event.finished else "for " + ", ".join(kit.roster)
+            )
+            log.notice(f"listening on {host}:{event.port}, waiting {purpose}")
+        log.observe(event)
 
-    with hold_folder(out), handshakes_told(log.tell, everything=everything):
-        if args.predict:
-            _predict(args, config, kit, address, log, listened)
-        else:
-            _train(args, config, kit, address, log, listened)
-
-
-def _predict(
-    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[[int], None]
-) -> None:
-    from glasu.network.serve_prediction import serve_prediction
-
-    found = serve_prediction(
-        config,
-        kit,
-        address,
-        args.out,
+    options = ServeOptions(
+        config=config,
+        kit=kit,
+        listen=address,
+        out=out,
+        fresh=args.fresh,
         wait=args.wait,
-        on_nonsense=args.on_nonsense,
-        tell=log.tell,
-        listened=listened,
+        on_invalid_message=args.on_invalid_message,
+        observer=observe,
     )
-    log.finished(args.out / "prediction.json")
-    print(f"predicted {found['nodes']} nodes; {found['traffic']['bytes_to_clients'] / 1e6:.1f} MB went out.")
+    with hold_folder(out), log:
+        if args.predict:
+            _predict(options, log)
+        else:
+            _train(options, log, args.metrics)
 
 
-def _train(
-    args: argparse.Namespace, config: RunConfig, kit: Kit, address: str, log: Log, listened: Callable[..., None]
-) -> None:
+def _predict(options: ServeOptions, log: Log) -> None:
+    from glasu.network.serve import serve_prediction
+
+    report = serve_prediction(options)
+    log.finished(options.out / "prediction.json")
+    print(f"predicted {report.nodes} nodes; {report.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties.")
+
+
+def _train(options: ServeOptions, log: Log, metrics: str | None) -> None:
+    from dataclasses import replace
+
     from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
+    from glasu.network.options import Serving
     from glasu.network.serve import serve
-    from glasu.network.status import View
 
-    watched: list[Callable[[], View]] = []
+    views: list[Callable[[], View]] = []
+
+    def observe(event: RoleEvent) -> None:
+        if isinstance(event, Serving) and event.view is not None:
+            views.append(event.view)
+        options.emit(event)
+
     with ExitStack() as stack:
-        if args.metrics is not None:
-            refuse_where_parties_come(args.metrics, address)
-            where = metrics_address(args.metrics)
-            port = stack.enter_context(metrics_served(where, lambda: watched[0]() if watched else None))
-            log.tell(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
-        report = serve(
-            config,
-            kit,
-            address,
-            args.out,
-            fresh=args.fresh,
-            wait=args.wait,
-            on_nonsense=args.on_nonsense,
-            observe=log.observe,
-            tell=log.tell,
-            status=log.status,
-            watched=watched.append,
-            listened=lambda port: listened(port, finished=watched[0]().finished),
-        )
-    log.finished(args.out / "report.json")
+        if metrics is not None:
+            refuse_where_parties_come(metrics, options.listen)
+            where = metrics_address(metrics)
+            port = stack.enter_context(metrics_served(where, lambda: views[0]() if views else None))
+            log.notice(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
+        report = serve(replace(options, observer=observe))
+    log.finished(options.out / "report.json")
     if report is not None:
         print(report.summary())

@@ -1,148 +1,175 @@
-"""Who may take part, and what may come: a process by its hello and its facts, a message by its header."""
+"""The server's side of the handshake of training and prediction: which process of a party may take part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ConfigError
 from glasu.network.compatibility import (
-    Facts,
-    differences,
-    in_one_line,
-    other_builds,
-    other_settings,
-    remedy,
-    two_columns,
-    unstated,
+    SERVER,
+    compare_settings,
+    describe_builds,
+    refuse_differences,
+    refuse_missing_facts,
+    refuse_settings,
 )
+from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.frames import Limits
-from glasu.network.peer import Hello, Link
+from glasu.network.handshake import Payload, RefusalError
+from glasu.network.payloads import SAME_VERSION, Code, Hello, Prepared, Welcome, read_payload
+from glasu.network.roster import RestartAttempt
 from glasu.network.sanitize import printable
-from glasu.protocol.message_bytes import Head
-from glasu.protocol.messages import Awaited
-from glasu.wire.message_key import ATTEMPTS, Phase
+from glasu.network.state_file import ServingRecord, StateFile
+from glasu.records import to_plain
 
-SAME_VERSION = "do both have the same version of GLASU?"
+
+def refuse_other_purpose(server: Facts, party: Facts) -> None:
+    """Refuse a dry run at a server that trains or predicts, and the other way round."""
+    if "dry run" not in (server.purpose, party.purpose) or server.purpose == party.purpose:
+        return
+    if party.purpose == "dry run":
+        why = f"a {server.purpose} is under way there; start glasu doctor at the server instead of glasu serve."
+    else:
+        why = f"this server runs glasu doctor; for a {party.purpose} start glasu serve there."
+    raise RefusalError(Code.OTHER_PURPOSE, why)
 
 
 class Admission:
-    """Compares what a party's process states with the run, with the server and with the parties that are there."""
+    """Compares each process of a party with the run, with the server and with the parties that are there."""
 
     def __init__(
         self,
-        own_facts: Facts,
-        welcome: Mapping[str, Any],
+        facts: Facts,
+        config: RunConfig,
+        roster: Sequence[str],
+        state: StateFile[ServingRecord],
         rounds: Callable[[], Mapping[int, str]],
-        fence: Fence,
-        settings: Callable[[int], RunConfig] | None,
+        resolve_config: Callable[[int], RunConfig],
     ) -> None:
-        """Hold parties to these.
+        """Admit processes of the roster's parties.
 
         Args:
-            own_facts: what a party must have in common with the server.
-            welcome: what an accepted party is told about the run.
-            rounds: returns the server's own checkpoints.
-            fence: knows the process of each party.
-            settings: returns those that run on so many nodes; None: any.
+            facts: the server's.
+            config: the settings that a welcome offers.
+            roster: the parties in client order.
+            state: remembers the admitted processes; its run id is the run's.
+            rounds: returns the server's checkpoints and their digests.
+            resolve_config: returns the settings that run on a graph of so many nodes.
         """
-        self._own_facts, self._welcome, self._rounds, self._fence = own_facts, welcome, rounds, fence
-        self._settings = settings
+        self._facts, self._config, self._roster = facts, config, tuple(roster)
+        self._fence, self._state = Fence(state), state
+        self._rounds, self._resolve_config = rounds, resolve_config
+        self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
+        self._statements: dict[str, Prepared] = {}  # by party
 
-    def objection(self, link: Link, hello: Hello, links: Iterable[Link], *, closing: bool) -> tuple[str, list[str]]:
-        """Return why a process cannot take part, in a sentence and perhaps in two columns; else nothing."""
-        if why := self._fence.objection(link.name, hello):
-            return why, []
-        if hello.only not in (None, self._welcome["run"]):
-            return (
-                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self._welcome['run']}; "
-                "is it the right server, and the right id?"
-            ), []
-        if hello.run not in (None, self._welcome["run"]):
-            return (
-                f"its --out folder holds a party's part of run {printable(hello.run, 64)}, and this server serves run "
-                f"{self._welcome['run']}. Is the server's --out the right one? To take part in the new run, choose "
-                "another --out at this party, or start over there with --fresh."
-            ), []
-        if closing:  # a party of this run may come once more to hear that all is done
-            return "" if hello.finished else "this run is finished; the server begins another one with --fresh.", []
-        if hello.fresh and (saved := max(self._rounds(), default=0)):
-            return (
-                f"it wants to start over (--fresh), and this run is under way, after round {saved}; nothing was "
-                "removed. To go on, leave out --fresh at this party; to start over, start the server with --fresh, too."
-            ), []
-        why, table = self.difference(link, hello.facts, links)
-        if not why and not set(hello.rounds) & set(self._rounds()):
-            here, there = (", ".join(map(str, own)) or "none" for own in (self._rounds(), hello.rounds))
-            why = (
-                f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
-                "--out folder of whoever lost it, or start over with --fresh at the server and at every party."
+    @property
+    def run(self) -> str:
+        """The id of the run."""
+        return str(self._state.value.run)
+
+    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+        """Admit a process, durably, and return its welcome, or raise RefusalError."""
+        stated = read_payload(Hello, hello, f"the hello of party {party!r}")
+        refuse_other_purpose(self._facts, stated.facts)
+        if stated.process is None:
+            raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
+        self._fence.check(party, stated.process)
+        self._check_run(stated)
+        if closing:
+            if stated.finished is None:
+                raise RefusalError(Code.RUN_FINISHED, "this run is finished; --fresh at the server starts another.")
+        else:
+            self._check_start(stated)
+            refuse_differences(party, stated.facts, self._others(party))
+            self._check_checkpoints(stated)
+        self._fence.admit(party, stated.process)
+        self._stated[party] = stated.facts
+        self._statements.pop(party, None)
+        index = self._roster.index(party)
+        return to_plain(Welcome(config=self._config.to_dict(), roster=self._roster, index=index, run=self.run))
+
+    def prepare(self, party: str, statement: Payload) -> Sequence[str]:
+        """Check what a party states when it is ready to run, or raise RefusalError; return warnings for the logs."""
+        stated = read_payload(Prepared, statement, f"the statement of party {party!r}")
+        refuse_differences(party, stated.facts, self._others(party))
+        refuse_missing_facts(party, stated.facts, self._facts)
+        self._check_settings(party, stated)
+        known = {
+            SERVER: self._facts,
+            **{name: other.facts for name, other in self._statements.items() if name != party},
+        }
+        is_new = party not in self._statements
+        self._stated[party], self._statements[party] = stated.facts, stated
+        return describe_builds(party, stated.facts, known) if is_new else ()
+
+    def collect_statements(self) -> dict[str, Prepared]:
+        """Return the statements of all parties, in client order.
+
+        Raises:
+            RestartAttempt: a process came after the session had gathered the parties, and has stated nothing yet.
+        """
+        statements = dict(self._statements)
+        if len(statements) < len(self._roster):
+            raise RestartAttempt
+        return {party: statements[party] for party in self._roster}
+
+    def withdraw(self, party: str) -> None:
+        """Forget the admitted process of a party."""
+        self._stated.pop(party, None)
+        self._statements.pop(party, None)
+        self._fence.withdraw(party)
+
+    def settle(self) -> None:
+        """Note that an attempt begins with the admitted processes."""
+        self._fence.settle()
+
+    def _others(self, party: str) -> dict[str, Facts]:
+        return {SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}
+
+    def _check_run(self, hello: Hello) -> None:
+        if hello.only not in (None, self.run):
+            raise RefusalError(
+                Code.UNWANTED_RUN,
+                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self.run}. Check the "
+                "address of the server and the id.",
             )
-        return why, table
+        if hello.run not in (None, self.run):
+            raise RefusalError(
+                Code.OTHER_RUN,
+                f"its --out folder holds a part of run {printable(hello.run, 64)}, and this server serves run "
+                f"{self.run}. Check the server's --out. To take part in the new run, choose another --out at this "
+                "party, or start over there with --fresh.",
+            )
 
-    def unfitness(
-        self, link: Link, fields: Mapping[str, Any], facts: Facts, links: Iterable[Link]
-    ) -> tuple[str, list[str]]:
-        """Return why a party that is prepared cannot take part: now it states everything that must be equal."""
-        why, table = self.difference(link, facts, links)
-        if why:
-            return why, table
-        if rows := unstated(self._own_facts, facts):
-            why = f"it differs from the server: {in_one_line(rows, 'the server', link.name)}; {SAME_VERSION}"
-            return why, two_columns(rows, "the server", link.name)
-        return self._other_settings(link, fields, facts["nodes"])
+    def _check_start(self, hello: Hello) -> None:
+        saved = max(self._rounds(), default=0)
+        if hello.fresh and saved:
+            raise RefusalError(
+                Code.RUN_STARTED,
+                f"it wants to start over (--fresh), and this run is past round {saved}; nothing was removed. To "
+                "continue, leave out --fresh at this party. To start over, start the server with --fresh, too.",
+            )
 
-    def _other_settings(self, link: Link, fields: Mapping[str, Any], num_nodes: int) -> tuple[str, list[str]]:
-        if self._settings is None:
-            return "", []
+    def _check_checkpoints(self, hello: Hello) -> None:
+        if not set(hello.rounds) & set(self._rounds()):
+            here, there = (", ".join(map(str, rounds)) or "none" for rounds in (self._rounds(), hello.rounds))
+            raise RefusalError(
+                Code.NO_COMMON_CHECKPOINT,
+                f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
+                "--out folder that lost them, or start over with --fresh at the server and at every party.",
+            )
+
+    def _check_settings(self, party: str, stated: Prepared) -> None:
+        assert stated.facts.nodes is not None  # refuse_missing_facts has checked it
         try:
-            config = self._settings(num_nodes)
-        except ConfigError as error:  # with so many nodes there are none
-            return error.public, []
-        if fields.get("digest") == config.digest():
-            return "", []
-        rows = other_settings(config, fields.get("settings"))
-        apart = in_one_line(rows, "the server", link.name) or "it does not say which"
-        return (
-            f"it would run other settings: {apart}; {SAME_VERSION}",
-            two_columns(rows, "the server", link.name) if rows else [],
-        )
-
-    def difference(self, link: Link, facts: Facts, links: Iterable[Link]) -> tuple[str, list[str]]:
-        """Return in what a party differs from the server or from another party, in a sentence and in two columns."""
-        others = {other.name: other.facts for other in links if other is not link and other.hello}
-        for whose, stated in {"the server": self._own_facts, **others}.items():
-            rows = differences(stated, facts)
-            if rows:
-                sentence = f"it differs from {whose}: {in_one_line(rows, whose, link.name)}{remedy(rows)}."
-                return sentence, two_columns(rows, whose, link.name)
-        return "", []
-
-    def other_builds(self, link: Link, facts: Facts, links: Iterable[Link]) -> Iterator[str]:
-        """Say where a party has another build of the same version than somebody who is there."""
-        others = {other.name: other.facts for other in links if other is not link and other.prepared}
-        for whose, stated in {"the server": self._own_facts, **others}.items():
-            rows = other_builds(stated, facts)
-            if rows:
-                different = in_one_line(rows, whose, link.name)
-                yield f"{link.name}: another build than at {whose}, so last bits may differ: {different}."
-
-
-def check_head(link: Link, head: Head, size: int, attempt: int, awaited: Awaited | None, limits: Limits | None) -> None:
-    """Refuse a message that cannot be, by its header and its size."""
-    key, hello = head.key, link.hello
-    assert hello is not None
-    expected = (attempt % ATTEMPTS, hello.process[0], link.index)
-    if (key.attempt, key.incarnation, key.client) != expected:
-        raise ProtocolError(
-            f"{head}: expected attempt, start and client {expected}, got {(key.attempt, key.incarnation, key.client)}."
-        )
-    if awaited is not None and not awaited.admits(head.kind, key) and not link.receipts.knows(key):
-        other = "" if key.run == awaited.run else f" of run {key.run.hex()}, not {awaited.run.hex()}"
-        raise ProtocolError(f"expected {awaited}, got {head}{other}.")
-    if limits is not None and key.phase is not Phase.SAMPLING and key.chunk > limits.last_chunk:
-        raise ProtocolError(f"{head}: expected a chunk of 0..{limits.last_chunk}, got {key.chunk}.")
-    if limits is not None:
-        limits.check(head, size)
+            config = self._resolve_config(stated.facts.nodes)
+        except ConfigError as error:  # no settings fit a graph of this size
+            raise RefusalError(Code.INVALID_SETTINGS, error.public) from None
+        if stated.digest == config.digest():
+            return
+        settings: Mapping[str, Any] = stated.settings
+        differences = compare_settings({SERVER: config.comparable(), party: settings})
+        refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}", (SERVER, party))
+        raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")

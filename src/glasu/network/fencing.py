@@ -1,86 +1,86 @@
-"""One process per party: the server serves the process that it knows, or a later start from the folder of that one."""
+"""Fencing: at most one process of each party takes part in a run.
+
+A party counts the starts of its command in joining.json and gives every process a random name. The server remembers
+the process that it admitted last and admits another one only if that one lists the remembered process among the
+earlier starts of its own folder. A counter alone would not be enough: a second folder that is refused and started again
+would count up until it is the highest. A copied folder may take over once; the folder it was copied from does not list
+the copy among its starts and stays out.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from typing import Any
 
-from glasu.network.peer import Hello
-from glasu.network.state_file import Durable
+from glasu.network.handshake import RefusalError
+from glasu.network.payloads import Code, Process
+from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-STARTS = {"incarnation": 0, "starts": [], "met": []}  # how many, their processes' names, and whom servers have met
-REMEMBERED = 256  # starts, beside those that a server has met
-
-
-def next_start(durable: Durable) -> None:
-    """Count a start of a party's command, and give the process a name; both are durable before anybody hears of it."""
-    durable.update(
-        incarnation=durable["incarnation"] + 1, starts=[*durable["starts"], secrets.token_hex(8)][-REMEMBERED:]
-    )
+REMEMBERED = 256  # starts, besides those that a server has welcomed
 
 
-def met(durable: Durable, *, begun: bool = False) -> None:
-    """Note that the server has welcomed this process: however many starts reach nobody, its name is not forgotten.
+def count_start(state: StateFile[JoiningRecord]) -> None:
+    """Count a start of a party's command and name the process; both are durable before any peer learns of it."""
+    starts = (*state.value.starts, secrets.token_hex(8))[-REMEMBERED:]
+    state.update(incarnation=state.value.incarnation + 1, starts=starts)
 
-    Whom it followed may be known to the server until a run has begun with this one.
+
+def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> None:
+    """Remember that the server welcomed this process, so that later starts cannot push its name out of the list.
+
+    Args:
+        state: the party's.
+        begun: an attempt begins with this process, so the server no longer remembers an earlier one.
     """
-    process = durable["starts"][-1]
-    before = [] if begun else [name for name in durable["met"] if name != process]
-    durable.update(met=[*before[:1], *before[1:][-REMEMBERED:], process])
+    process = state.value.starts[-1]
+    before = () if begun else tuple(name for name in state.value.met if name != process)
+    state.update(met=(*before[:1], *before[1:][-REMEMBERED:], process))
 
 
-def introduction(durable: Durable) -> dict[str, Any]:
-    """Return what a party's hello says of its process, and of the processes before it in the same folder."""
-    *before, process = durable["starts"]
-    return {"incarnation": durable["incarnation"], "process": process, "before": [*durable["met"], *before]}
+def describe_process(record: JoiningRecord) -> Process:
+    """Return the fencing token of the present process."""
+    *before, process = record.starts
+    return Process(incarnation=record.incarnation, name=process, before=(*record.met, *before))
 
 
 class Fence:
-    """Which process of each party the server knows; durable, so that a restart of the server lets nobody else in.
+    """The process of each party that the server admitted last. Durable, so a restarted server keeps others out."""
 
-    A counter alone would not do: a second folder, refused and started again, would count until it is the higher one. So
-    a new process must have the known one among the starts of its own folder. Then a copied folder may take over, once;
-    the folder that it was copied from has not the copy among its starts, and does not come back.
-    """
+    def __init__(self, state: StateFile[ServingRecord]) -> None:
+        """Keep the processes in `state`."""
+        self._state = state
+        self._replaced: dict[str, Process | None] = {}  # what `withdraw` restores, by party
 
-    def __init__(self, durable: Durable) -> None:
-        """Remember in `durable`, as "incarnations"."""
-        self._durable = durable
-        self._before: dict[str, Any] = {}  # whom the present process of a party has followed
+    def check(self, party: str, process: Process) -> None:
+        """Raise RefusalError for a process that cannot be admitted."""
+        known = self._state.value.processes.get(party)
+        if known is None or known.name == process.name:
+            return
+        if known.name not in process.before or known.incarnation >= process.incarnation:
+            raise RefusalError(
+                Code.SECOND_PROCESS,
+                f"another process of party {party!r} takes part, or has taken part, in this run (its start "
+                f"{known.incarnation}; this is start {process.incarnation} of another folder). Stop one of them and "
+                "continue with the --out folder of the other. If that folder is lost, start over with --fresh at the "
+                "server.",
+            )
 
-    def is_known(self, name: str, hello: Hello) -> bool:
-        """Tell whether a hello comes from the party's process that was admitted last."""
-        return self._known(name) == hello.process
-
-    def objection(self, name: str, hello: Hello) -> str:
-        """Return why a process cannot be admitted; empty: it can."""
-        known = self._known(name)
-        if known is None or known == hello.process or (known[1] in hello.before and known[0] < hello.process[0]):
-            return ""
-        return (
-            f"another process of party {name!r} takes part, or has taken part, in this run (its start {known[0]}; this "
-            f"is start {hello.process[0]} of another folder). Stop one of them, and go on with the --out folder of the "
-            "other; if that folder is lost, start over with --fresh at the server."
-        )
-
-    def admit(self, name: str, hello: Hello) -> None:
-        """Let this process be the party's, from now on and durably."""
-        if not self.is_known(name, hello):
-            known = self._durable["incarnations"]
-            self._durable.update(incarnations={**known, name: list(hello.process)})
-            self._before[name] = known.get(name)
+    def admit(self, party: str, process: Process) -> None:
+        """Make this process the party's, durably."""
+        known = self._state.value.processes
+        before = known.get(party)
+        if before is None or before.name != process.name:
+            admitted = dataclasses.replace(process, before=())
+            self._state.update(processes={**known, party: admitted})
+            self._replaced[party] = before
 
     def settle(self) -> None:
-        """All processes take part now: their places are their folders', whatever they say later."""
-        self._before.clear()
+        """Note that an attempt begins with the admitted processes; none of them can be withdrawn any more."""
+        self._replaced.clear()
 
-    def withdraw(self, name: str) -> None:
-        """Forget a process that has not taken part after all: the one before it, or any, may come."""
-        if name in self._before:
-            known, before = dict(self._durable["incarnations"]), self._before.pop(name)
-            known.pop(name, None)
-            self._durable.update(incarnations=known if before is None else {**known, name: before})
-
-    def _known(self, name: str) -> tuple[int, str] | None:
-        known = self._durable["incarnations"].get(name)
-        return None if known is None else (known[0], known[1])
+    def withdraw(self, party: str) -> None:
+        """Forget an admitted process that did not take part, and restore the one before it."""
+        if party in self._replaced:
+            known, before = dict(self._state.value.processes), self._replaced.pop(party)
+            known.pop(party, None)
+            self._state.update(processes=known if before is None else {**known, party: before})

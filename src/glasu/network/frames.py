@@ -1,164 +1,277 @@
-"""What travels on a stream: control frames, messages in pieces, receipts; headers and sizes are checked first.
+"""Numbered frames: what travels on a stream, acknowledged, resent after a break, and checked before it is stored.
 
-frame      one byte that tells the kind, then
-control    a JSON object with "kind"
-piece      total length and offset (8 bytes each), then at most PIECE_BYTES of one message; pieces come in order
-receipt    the key of an answer that has arrived
+frame     kind (1 byte), number (8), last number received from the other side (8), body
+control   a JSON object with "kind"
+piece     total length and offset (8 bytes each), then at most PIECE_BYTES of one message; pieces come in order
+ack       no body: only the number received
+
+Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
+Number 0 is outside the sequence: hello and welcome, acks, notices, and the last words of either side. Such frames
+may be lost. Nothing in this module locks: a session calls it with its own lock held.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
-from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.protocol import chunks
-from glasu.protocol.message_bytes import HEADER, SECTION, Head, read_header, room_for
-from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Message, Partial, Scores
-from glasu.wire.message_key import RUN_BYTES, Key, Phase
+from glasu.network.handshake import Payload
+from glasu.protocol.message_bytes import Head, allocate, read_header
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key
 
-CONTROL, PIECE, RECEIPT = 0, 1, 2
+CONTROL, PIECE, ACK = 0, 1, 2
 PIECE_BYTES = 1 << 20
 MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is here
 CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
-ROOM = 16 << 20  # bytes of one party's messages that wait to be used, and of answers that have not reached it
-WINDOW = 4 << 20  # bytes of its messages that a party lets wait for answers, before it sends more of what goes together
-SMALL = 256  # bytes of a message's own content, where it is no tensor
-_PIECE = struct.Struct("<BQQ")
+WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
+ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
+OVERHEAD = 512  # bytes that a waiting frame or message costs beside its content
+HEADER = struct.Struct("<BQQ")
+_PIECE = struct.Struct("<QQ")
+
+CheckLimits = Callable[[Head, int], None]  # raises ProtocolError for a message that is too long for its kind
+Body = bytes | memoryview
 
 
-def control(kind: str, **fields: Any) -> bytes:
-    """Return a control frame."""
-    return bytes([CONTROL]) + json.dumps({"kind": kind, **fields}).encode()
+class Control(NamedTuple):
+    """A control message: its kind and its other fields."""
+
+    kind: str
+    fields: Payload
 
 
-ALIVE = control("alive")  # the server sends it every few seconds, so that parties notice a frozen one
+class Frame(NamedTuple):
+    """A frame as it came."""
+
+    kind: int
+    number: int
+    acknowledged: int
+    body: memoryview
 
 
-def read_control(frame: bytes, most: int = MAX_FRAME) -> dict[str, Any]:
-    """Return the fields of a control frame, or refuse it; one of more than `most` bytes is not read."""
-    if len(frame) > most:
-        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(frame)}.")
+def pack_control(kind: str, **fields: object) -> bytes:
+    """Return the body of a control frame."""
+    return json.dumps({**fields, "kind": kind}).encode()
+
+
+def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -> bytes:
+    """Return a frame as bytes; its body may come in parts."""
+    return b"".join((HEADER.pack(kind, number, acknowledged), *body))
+
+
+def read_frame(data: bytes) -> Frame:
+    """Return a frame's parts, or refuse it."""
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"frame of {len(data)} bytes: expected at least {HEADER.size}, for its header.")
+    kind, number, acknowledged = HEADER.unpack_from(data)
+    if kind not in (CONTROL, PIECE, ACK):
+        raise ProtocolError(f"frame of unknown kind {kind}.")
+    if kind != CONTROL and (number == 0) != (kind == ACK):
+        raise ProtocolError(f"frame of kind {kind} with number {number}: pieces are numbered, acks are not.")
+    return Frame(kind, number, acknowledged, memoryview(data)[HEADER.size :])
+
+
+def read_control(body: Body, most: int = MAX_FRAME) -> Control:
+    """Return a control message, or refuse it; a body of more than `most` bytes is not parsed."""
+    if len(body) > most:
+        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(body)}.")
     try:
-        fields = json.loads(frame[1:], parse_constant=_no_number)
-        if not isinstance(fields["kind"], str):
+        fields = json.loads(bytes(body), parse_constant=_refuse_constant)
+        kind = fields.pop("kind")
+        if not isinstance(kind, str):
             raise TypeError
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ProtocolError(f"control frame of {len(frame)} bytes: expected a JSON object with a kind.") from None
-    read: dict[str, Any] = fields
-    return read
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ProtocolError(f"control frame of {len(body)} bytes: expected a JSON object with a kind.") from None
+    return Control(kind, fields)
 
 
-def _no_number(name: str) -> Any:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def pieces(message: bytes) -> Iterator[bytes]:
-    """Divide an encoded message into frames."""
-    view = memoryview(message)
-    for offset in range(0, max(1, len(message)), PIECE_BYTES):
-        yield b"".join((_PIECE.pack(PIECE, len(message), offset), view[offset : offset + PIECE_BYTES]))
+class Outbox:
+    """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        """Begin; at most `window` bytes and one frame are on their way at a time."""
+        self._window = window
+        self._frames: deque[tuple[int, Body, Body]] = deque()  # kind and body in two parts, of all not acknowledged
+        self._first = 1  # number of the first of them
+        self._sent = 0  # how many of them went out on the present stream
+        self._highest = 0  # number of the last frame that ever went out
+        self._in_flight = 0  # bytes that went out on the present stream
+        self.held = 0  # bytes of all of them
+
+    def put_control(self, kind: str, **fields: object) -> None:
+        """Append a control message."""
+        self._put(CONTROL, pack_control(kind, **fields), b"")
+
+    def put_message(self, message: bytes) -> None:
+        """Append an encoded message, in pieces. The pieces refer to `message`: one copy serves many outboxes."""
+        view = memoryview(message)
+        for offset in range(0, max(1, len(message)), PIECE_BYTES):
+            self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + PIECE_BYTES])
+
+    def _put(self, kind: int, head: Body, rest: Body) -> None:
+        self._frames.append((kind, head, rest))
+        self.held += len(head) + len(rest) + OVERHEAD
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether a sender should wait before it appends more."""
+        return self.held > self._window
+
+    def take_next(self, acknowledged: int) -> bytes | None:
+        """Return the next frame to send on the present stream, if there is one and the window is open."""
+        if self._sent == len(self._frames) or self._in_flight > self._window:
+            return None
+        kind, head, rest = self._frames[self._sent]
+        number = self._first + self._sent
+        self._sent += 1
+        self._in_flight += len(head) + len(rest) + OVERHEAD
+        self._highest = max(self._highest, number)
+        return pack_frame(kind, head, rest, number=number, acknowledged=acknowledged)
+
+    def acknowledge(self, number: int) -> None:
+        """Free every frame up to this number."""
+        if number > self._highest:
+            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last one sent.")
+        while self._first <= number:
+            _, head, rest = self._frames.popleft()
+            size = len(head) + len(rest) + OVERHEAD
+            self.held -= size
+            self._first += 1
+            if self._sent:
+                self._sent -= 1
+                self._in_flight -= size
+
+    def rewind(self, received: int) -> None:
+        """Begin another stream, on which everything after `received` is sent again."""
+        if received < self._first - 1:
+            raise ProtocolError(f"frame {received + 1} is asked for again, but it was acknowledged before.")
+        self.acknowledge(received)
+        self._sent = self._in_flight = 0
 
 
-Admit = Callable[[Head, int], bool]
+class Channel:
+    """Both directions of the numbered frames between two processes, over all streams that they open.
+
+    Frames are acknowledged when they come, except while ROOM bytes wait to be used: then the sender stops at its
+    window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops reading. It must not stop,
+    because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
+    """
+
+    def __init__(self, window: int = WINDOW, room: int = ROOM) -> None:
+        self._window, self._room = window, room
+        self.outbox = Outbox(window)
+        self.received = 0  # number of the last frame that came
+        self.waiting = 0  # bytes that came and wait to be used
+        self._acknowledged = 0  # number that the last frame sent has acknowledged
+        self._unacknowledged = 0  # bytes that came since then
+
+    def accept(self, frame: Frame) -> bool:
+        """Note a frame's numbers; return whether it is the next one. A repeat is not, and a gap is an error."""
+        self.outbox.acknowledge(frame.acknowledged)
+        if frame.number > self.received + 1:
+            raise ProtocolError(f"frame {frame.number} came, but {self.received + 1} is the next one.")
+        if frame.number <= self.received:
+            return False
+        self.received = frame.number
+        self._unacknowledged += len(frame.body) + OVERHEAD
+        return True
+
+    def hold(self, size: int) -> None:
+        """Note that something of this size waits to be used."""
+        self.waiting += size + OVERHEAD
+
+    def release(self, size: int) -> None:
+        """Note that it was used."""
+        self.waiting -= size + OVERHEAD
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether so much waits to be used that nothing more is acknowledged."""
+        return self.waiting >= self._room
+
+    @property
+    def is_overrun(self) -> bool:
+        """Tell whether more waits than the other side may have sent."""
+        return self.waiting > self._room + self._window + 2 * MAX_FRAME
+
+    def take_next(self) -> bytes | None:
+        """Return the next frame to send, or an ack where one is due."""
+        may_acknowledge = not self.is_full
+        acknowledged = self.received if may_acknowledge else self._acknowledged
+        frame = self.outbox.take_next(acknowledged)
+        # An ack is sent alone when a part of the window came and nothing goes the other way.
+        if frame is None and may_acknowledge and self._unacknowledged >= self._window // 16:
+            frame = pack_frame(ACK, acknowledged=acknowledged)
+        if frame is not None and may_acknowledge:
+            self._acknowledged, self._unacknowledged = acknowledged, 0
+        return frame
+
+    def resume(self, received: int) -> None:
+        """Go on over another stream with a process that has received so many frames."""
+        self.outbox.rewind(received)
 
 
 class Assembler:
-    """Puts the pieces of messages together, each in one buffer, allocated when its header has been read."""
+    """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
 
-    def __init__(self, limit: int) -> None:
-        """Accept messages of at most `limit` bytes."""
-        self.limit = limit
+    def __init__(self) -> None:
         self.head: Head | None = None  # of the message that is under way, or was the last
-        self._buffer: memoryview | None = None
-        self._total = self._filled = 0  # equal: no message is under way
+        self._buffer = memoryview(b"")
+        self._filled = 0
 
-    def add(self, frame: bytes, admit: Admit = lambda head, size: True) -> memoryview | None:
-        """Take the next piece; return the message, in the buffer itself, once it is whole.
+    def add(self, piece: memoryview, admit: Callable[[Head, int], None]) -> memoryview | None:
+        """Take the next piece; return the message, in the buffer itself, when it is complete.
 
         Args:
-            frame: the piece.
-            admit: is told the header and the size of a message before anything is allocated for it; refuses it by an
-                error, or returns whether it is to be kept.
+            piece: the body of a frame.
+            admit: gets header and size of a message before memory is allocated for it, and raises ProtocolError to
+                refuse it.
         """
-        if len(frame) < _PIECE.size:
-            raise ProtocolError(f"piece of {len(frame)} bytes: expected at least {_PIECE.size}, for its head.")
-        _, total, offset = _PIECE.unpack_from(frame)
-        content = memoryview(frame)[_PIECE.size :]
-        if self._filled == self._total:
-            self._begin(total, offset, content, admit)
-        if (offset, total) != (self._filled, self._total) or offset + len(content) > total or not content:
+        if len(piece) <= _PIECE.size:
+            raise ProtocolError(f"piece of {len(piece)} bytes: expected more than {_PIECE.size}, for its header.")
+        total, offset = _PIECE.unpack_from(piece)
+        content = piece[_PIECE.size :]
+        if self._filled == len(self._buffer):
+            if offset:
+                raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
+            head = read_header(content, total)
+            admit(head, total)
+            self.head, self._buffer, self._filled = head, allocate(total), 0
+        if (offset, total) != (self._filled, len(self._buffer)) or offset + len(content) > total:
             raise ProtocolError(
-                f"{self.head}: expected a piece at {self._filled} of {self._total} bytes, got one of {len(content)} at "
-                f"{offset} of {total}."
+                f"{self.head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "
+                f"{len(content)} at {offset} of {total}."
             )
+        self._buffer[offset : offset + len(content)] = content
         self._filled += len(content)
-        if self._buffer is None:
-            return None
-        self._buffer[offset : self._filled] = content
         if self._filled < total:
             return None
-        whole, self._buffer = self._buffer, None
+        whole, self._buffer, self._filled = self._buffer, memoryview(b""), 0
         return whole
 
-    def _begin(self, total: int, offset: int, content: memoryview, admit: Admit) -> None:
-        """Read the header of a message, and make room for it if it is admitted."""
-        if offset:
-            raise ProtocolError(f"expected a piece at 0, where a message begins, got one at {offset} of {total} bytes.")
-        if total > self.limit:
-            about = f"{read_header(content, total)}: " if len(content) >= HEADER.size else ""
-            raise ProtocolError(f"{about}message of {total} bytes declared: this run's settings allow {self.limit}.")
-        self.head = read_header(content, total)
-        self._buffer = room_for(total) if admit(self.head, total) else None
-        self._total, self._filled = total, 0
+
+def check_expected(expected: Receive, kind: type[Message], key: Key) -> None:
+    """Refuse a message of another kind, or about another run, phase, round, layer or chunk, than the request's."""
+    if kind not in expected.kinds or (key.run, *_about(key)) != (expected.key.run, *_about(expected.key)):
+        other = "" if key.run == expected.key.run else f" of run {key.run.hex()}, not {expected.key.run.hex()}"
+        raise ProtocolError(f"expected {describe_expected(expected)}, got {kind.__name__} for {key}{other}.")
 
 
-class Limits:
-    """How long the messages of a run may be, by what they are about."""
-
-    def __init__(self, config: RunConfig, num_nodes: int, num_classes: int, num_clients: int) -> None:
-        """Derive the limits from what is agreed at the handshake."""
-        hidden, precision = config.model.hidden, config.wire.precision
-        row = {"fp32": 4 * hidden, "fp64": 8 * hidden, "bf16": 2 * hidden, "int8": 4 + hidden}[precision]
-        wide = row * (num_clients if config.model.aggregation == "concat" else 1)
-        scores = (8 if precision == "fp64" else 4) * num_classes
-        rows = min(num_nodes, chunks.CHUNK_ROWS)
-        widths = {Partial: row, Joint: wide, Gradient: wide, JointGradient: wide, Scores: scores, JointScores: scores}
-        self._own: dict[type[Message], int] = {kind: rows * width for kind, width in widths.items()}  # of a chunk
-        self._losses = SECTION.size + 8 * config.train.num_local_steps
-        self._set = SECTION.size + num_nodes  # a set of ids 0..N-1 has N bytes at most: a gap g has g + 1 or fewer
-        self._ahead = max(1, config.train.prefetch)
-        self.last_chunk = num_nodes // chunks.CHUNK_ROWS
-
-    def of(self, kind: type[Message], key: Key) -> int:
-        """Return how many bytes a message may have, in either direction."""
-        size = HEADER.size + SECTION.size + self._own.get(kind, SMALL)
-        if _carries(key):
-            size += self._losses + self._rounds(key) * self._set
-        return size
-
-    def check(self, head: Head, size: int) -> None:
-        """Refuse a message that is longer, or has more sections, than one of its kind can."""
-        if size > (limit := self.of(head.kind, head.key)):
-            raise ProtocolError(f"{head}: expected at most {limit} bytes, got {size}.")
-        sections = 1 + (1 + self._rounds(head.key) if _carries(head.key) else 0)  # its own; losses, node sets
-        if head.sections > sections:
-            raise ProtocolError(f"{head}: expected at most {sections} sections, got {head.sections}.")
-
-    def _rounds(self, key: Key) -> int:
-        """Return of how many rounds node sets may ride."""
-        return 1 if key.phase in (Phase.EVALUATION, Phase.PREDICTION) else self._ahead
-
-    @property
-    def largest(self) -> int:
-        """How many bytes any message may have."""
-        first = Key(run=bytes(RUN_BYTES), phase=Phase.TRAINING, client=0)
-        return max(self.of(kind, first) for kind in (*self._own, Message))
+def describe_expected(expected: Receive) -> str:
+    """Return what a request waits for."""
+    key, names = expected.key, " or ".join(kind.__name__ for kind in expected.kinds)
+    return f"{names} for {key.phase.name.lower()} round {key.round} layer {key.layer} chunk {key.chunk}"
 
 
-def _carries(key: Key) -> bool:
-    """Tell whether losses and node sets may ride on a message."""
-    return key.phase is Phase.SAMPLING or key.chunk == 0
+def _about(key: Key) -> tuple[int, int, int, int]:
+    return int(key.phase), key.round, key.layer, key.chunk

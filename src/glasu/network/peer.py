@@ -1,159 +1,149 @@
-"""One party as the server sees it: its stream, what its process says of itself, and what waits to be used."""
+"""One party as the server sees it: its state, its stream, and the messages of its that wait to be used.
+
+Nothing here locks. The session calls everything with its lock held.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
 
-from glasu.errors import ProtocolError
-from glasu.network.deduplication import Receipts
-from glasu.network.frames import Assembler
+from glasu.errors import EquivocationError
+from glasu.network.frames import Assembler, Channel
+from glasu.network.handshake import Payload
+from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
+from glasu.network.transport import Stream
 from glasu.protocol.messages import Message
+from glasu.wire.message_key import Key
 
-FEW = 2  # frames, of at most a MiB: what a slow line carries in the time that a last word has
-COUNTS = {"nodes", "classes", "validation nodes", "test nodes"}
+GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
 
 
-class Stream:
-    """One connection of a party: frames to send, until it is closed."""
+class Receipts:
+    """Keys and digests of the messages that a party sent, for the current and the previous phases.
+
+    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
+    under one key stop the run, because one of them is not what was computed.
+    """
 
     def __init__(self) -> None:
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self.open = True
-        self.accepted = False  # whoever is at its other end has said who it is, and may take part
+        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
 
-    def send(self, frame: bytes) -> None:
-        self._frames.put(frame)
+    def knows(self, key: Key) -> bool:
+        """Tell whether a message with this key came before."""
+        return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
-    def send_soon(self, frame: bytes) -> None:
-        """Send a last frame, which does not wait for many others."""
-        put_soon(self._frames, frame)
-
-    def close(self) -> None:
-        """End the stream after what has been sent."""
-        self.open = False
-        self._frames.put(None)
-
-    def outgoing(self) -> Iterator[bytes]:
-        """Yield what is to be sent, until the stream is closed."""
-        yield from iter(self._frames.get, None)
-
-
-def put_soon(frames: SimpleQueue[bytes | None], frame: bytes) -> None:
-    """Put a last frame into a queue, behind the next few at most: they are pieces of one message, without a gap."""
-    waiting = []
-    with suppress(Empty):
-        while True:
-            waiting.append(frames.get_nowait())
-    for one in (*waiting[:FEW], frame):
-        frames.put(one)
+    def take(self, key: Key, digest: bytes) -> bool:
+        """Tell whether a message is new; raise EquivocationError where its key came with another content."""
+        group, packed = (int(key.phase), key.round), key.pack()
+        known = self._groups.get(group, {}).get(packed)
+        if known == digest:
+            return False
+        if known is not None:
+            raise EquivocationError(
+                f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
+                "because one of them is not what was computed."
+            )
+        if group not in self._groups:
+            for oldest in list(self._groups)[: 1 - GROUPS]:
+                del self._groups[oldest]
+            self._groups[group] = {}
+        self._groups[group][packed] = digest
+        return True
 
 
-class Statement(NamedTuple):
-    """What a party that is prepared states."""
+class Arrival:
+    """The place of a message in an inbox, taken when its last piece came; the message follows when it is decoded."""
 
-    rounds: dict[int, str]  # its checkpoints and their digests
-    facts: dict[str, Any]  # what must be equal at all parties
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.message: Message | None = None
 
 
-@dataclass(frozen=True)
-class Hello:
-    """What a party's process says of itself when it comes."""
+class Inbox:
+    """Messages of one party in the order of their frames. Their bytes count as waiting in the party's channel."""
 
-    process: tuple[int, str]  # which start of its command, and which process
-    before: tuple[str, ...]  # the processes that were started before it from the same folder
-    run: str | None  # whose part its folder holds
-    only: str | None  # in which alone it wants to take part
-    fresh: bool  # it wants to start over, and gives its part of an earlier run up once this one begins
-    attempt: int
-    facts: dict[str, Any]
-    rounds: dict[int, str]  # its checkpoints and their digests
-    finished: dict[str, Any] | None  # what it found, once it has written its results
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._arrivals: deque[Arrival] = deque()
+        self.receipts = Receipts()
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing waits or is being decoded: the next message is the one that is expected now."""
+        return not self._arrivals
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the next message can be taken."""
+        return bool(self._arrivals) and self._arrivals[0].message is not None
+
+    def reserve(self, size: int) -> Arrival:
+        """Keep a place for a message that is decoded without the lock, so that streams cannot change the order."""
+        arrival = Arrival(size)
+        self._arrivals.append(arrival)
+        self._channel.hold(size)
+        return arrival
+
+    def fill(self, arrival: Arrival, message: Message, digest: bytes) -> None:
+        """Put the message in its place, or drop a repeat."""
+        if self.receipts.take(message.key, digest):
+            arrival.message = message
+        elif arrival in self._arrivals:
+            self._arrivals.remove(arrival)
+            self._channel.release(arrival.size)
+
+    def pop(self) -> Message:
+        """Take the next message; `is_ready` must hold."""
+        arrival = self._arrivals.popleft()
+        self._channel.release(arrival.size)
+        assert arrival.message is not None
+        return arrival.message
+
+    def clear(self) -> None:
+        """Drop everything, and forget what came: another attempt begins."""
+        while self._arrivals:
+            self._channel.release(self._arrivals.popleft().size)
+        self.receipts = Receipts()
+
+
+class Conversation:
+    """What one process of a party and this server have exchanged, over all streams between them."""
+
+    def __init__(self, process: str) -> None:
+        """Begin; `process` is the name that the party's session gave itself."""
+        self.process = process
+        self.channel = Channel()
+        self.inbox = Inbox(self.channel)
+        self.assembler = Assembler()
 
 
 @dataclass(eq=False)
-class Link:
+class Peer:
     """One party, as the server sees it."""
 
     name: str
     index: int
+    away_since: float  # when it lost its last stream, or the run began
     stream: Stream | None = None
-    away_since: float = 0.0  # when it had a stream last, or could have come
-    hello: Hello | None = None  # of the process that takes part
-    facts: dict[str, Any] = field(default_factory=dict)  # what must be equal at all parties
-    prepared: str | None = None  # the digest of the settings that it is ready to run
-    rounds: dict[int, str] = field(default_factory=dict)  # its checkpoints and their digests, when it was prepared
-    ready: int = 0  # the attempt that it has confirmed
-    finished: dict[str, Any] | None = None
-    inbox: deque[tuple[Message, int]] = field(default_factory=deque)
-    receipts: Receipts = field(default_factory=Receipts)
-    assembler: Assembler = field(default_factory=lambda: Assembler(0))
-    refused: str = ""  # why its last process was not accepted
-    compared: bool = False  # everyone was told where its builds are others
-    dismissed: bool = False  # it was told that everyone is finished
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    conversation: Conversation = field(default_factory=lambda: Conversation(""))
+    refusal: str = ""  # why its last process was refused
+    result: Payload | None = None  # what it reported when it finished
 
-    def send(self, frame: bytes) -> None:
-        if self.stream is not None:
-            self.stream.send(frame)
+    @property
+    def state(self) -> PeerState:
+        return self.machine.state
 
-    def statement(self) -> Statement:
-        return Statement(self.rounds, self.facts)
+    @property
+    def is_connected(self) -> bool:
+        return self.stream is not None
 
-    def waiting_bytes(self) -> int:
-        return sum(size for _, size in self.inbox)
+    @property
+    def has_heard_all(self) -> bool:
+        """Tell whether its process has acknowledged every frame."""
+        return self.conversation.channel.outbox.held == 0
 
-
-def stated_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a party states about itself, without what it states to be nothing; counts must be counts."""
-    stated = fields.get("facts")
-    if not isinstance(stated, dict):
-        raise ProtocolError("it does not say what it must have in common with the others.")
-    facts = {name: value for name, value in stated.items() if value is not None}
-    for name in COUNTS & set(facts):
-        if not isinstance(facts[name], int) or not 0 <= facts[name] < 2**31:
-            raise ProtocolError(f"{name}: expected a number, got {str(facts[name])[:60]!r}.")
-    if "nodes" not in facts:
-        raise ProtocolError("it does not say how many nodes it has.")
-    return facts
-
-
-def _count(value: Any, least: int, beyond: int) -> int:
-    if not isinstance(value, int) or not least <= value < beyond:
-        raise ValueError
-    return value
-
-
-def stated_rounds(fields: Mapping[str, Any]) -> dict[int, str]:
-    """Return the checkpoints that a party says it has, and their digests."""
-    try:
-        return {_count(int(key), 0, 2**32): str(value) for key, value in fields["rounds"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ProtocolError("it does not say which checkpoints it has.") from None
-
-
-def read_hello(fields: Mapping[str, Any]) -> Hello:
-    """Return what a party's process says of itself, or refuse it."""
-    if fields["kind"] != "hello":
-        raise ProtocolError(f"expected a hello, got {fields['kind']!r}.")
-    try:
-        process = (_count(fields["incarnation"], 1, 2**32), str(fields["process"])[:64])
-        before = tuple(map(str, fields.get("before", ())))
-        attempt, finished = _count(fields["attempt"], 0, 2**31), fields["finished"]
-        facts, rounds = stated_facts(fields), stated_rounds(fields)
-        return Hello(
-            process,
-            before,
-            fields["run"],
-            fields.get("only"),
-            fields.get("fresh") is True,
-            attempt,
-            facts,
-            rounds,
-            finished and dict(finished),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ProtocolError("its hello is incomplete; do both sides run the same version of GLASU?") from None
+    def send_control(self, kind: str, **fields: object) -> None:
+        """Send a control message in the sequence: it arrives, over this stream or a later one."""
+        self.conversation.channel.outbox.put_control(kind, **fields)

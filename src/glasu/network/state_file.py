@@ -1,48 +1,103 @@
-"""Small facts that a role must not forget when its process dies: JSON in one file, replaced as a whole."""
+"""State files: what a role must remember when its process dies. One record per file, replaced as a whole."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from glasu.errors import DataError
+from glasu.errors import CheckpointError, DataError
 from glasu.files import write_atomically
+from glasu.network.payloads import Finished, Process
+from glasu.records import RecordError, parse_json, read_record, to_plain
+
+Record = TypeVar("Record")
 
 
-class Durable:
-    """A few values that outlive the process; every change is on disk before it counts."""
+@dataclass(frozen=True, kw_only=True)
+class ServingRecord:
+    """serving.json and predicting.json: the run of a server."""
 
-    def __init__(self, path: Path, defaults: Mapping[str, Any]) -> None:
-        self._path, self._defaults, self._written = path, dict(defaults), True
-        try:
-            self._values = {**defaults, **json.loads(path.read_bytes())}
-        except FileNotFoundError:
-            self._values = dict(defaults)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path}: cannot be read ({error}); restore it, or train anew: another --out here, --fresh elsewhere."
-            ) from None
+    run: str | None = None
+    digest: str | None = None  # of the settings
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.comparable()`
+    roster: tuple[str, ...] = ()
+    attempt: int = 0
+    processes: Mapping[str, Process] = field(default_factory=dict)  # by party, the one that was admitted last
+    closed: bool = False  # the run is finished
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
 
-    def update(self, **values: Any) -> None:
-        """Change some values, durably."""
-        changed = {**self._values, **values}
-        if self._written:
-            write_atomically(self._path, json.dumps(changed, indent=1).encode(), mode=0o600)
-        self._values = changed
+@dataclass(frozen=True, kw_only=True)
+class JoiningRecord:
+    """joining.json: a party's part of a run."""
+
+    party: str
+    incarnation: int = 0  # counts the starts of the command in this folder
+    starts: tuple[str, ...] = ()  # names of the last processes, the present one last
+    met: tuple[str, ...] = ()  # those of them that a server has welcomed
+    run: str | None = None
+    digest: str | None = None  # of the settings
+    data: str | None = None  # digest of the party's data
+    finished: Finished | None = None  # set once its results are written
+    closed: bool = False  # the server has said goodbye
+
+
+class StateFile(Generic[Record]):
+    """A record in a file. Every change is durable before `update` returns."""
+
+    def __init__(self, path: Path, initial: Record) -> None:
+        """Read the file; without a file the record is `initial`.
+
+        Raises:
+            DataError: the file cannot be read, or its content is not such a record.
+        """
+        self._path, self._initial, self._pending = path, initial, False
+        self.value = _read(path, initial)
+
+    def update(self, **changes: Any) -> None:
+        """Change some fields, durably."""
+        changed = dataclasses.replace(self.value, **changes)  # type: ignore[type-var]
+        if not self._pending:
+            self._write(changed)
+        self.value = changed
 
     def start_over(self) -> None:
-        """Begin anew, in memory only: the file stays what it is until `settle`."""
-        self._values, self._written = dict(self._defaults), False
+        """Go back to the initial record in memory. The file keeps its content until `settle`."""
+        self.value, self._pending = self._initial, True
 
-    def settle(self) -> bool:
-        """Make what was begun anew durable; return False where nothing was."""
-        if self._written:
-            return False
-        self._written = True
-        self.update()
-        return True
+    def settle(self) -> None:
+        """Make a record that was started over durable."""
+        if self._pending:
+            self._write(self.value)
+            self._pending = False
+
+    def _write(self, record: Record) -> None:
+        write_named(self._path, json.dumps(to_plain(record), indent=1).encode(), mode=0o600)
+
+
+def write_named(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file atomically; the error of a full disk names the file, which the operating system does not."""
+    try:
+        write_atomically(path, content, mode)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror}). Fix that and start the same command again.",
+            f"{path.name} cannot be written there ({error.strerror}).",
+        ) from None
+
+
+def _read(path: Path, initial: Record) -> Record:
+    try:
+        return read_record(type(initial), parse_json(path.read_bytes(), str(path)), str(path))
+    except FileNotFoundError:
+        return initial
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Fix that or choose another --out.") from None
+    except RecordError as error:
+        raise DataError(
+            f"{str(error).rstrip('.')}. The file is damaged or of another version of GLASU. Restore it, or start over "
+            "with another --out."
+        ) from None

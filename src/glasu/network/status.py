@@ -1,4 +1,4 @@
-"""Where a role stands: counts and figures for a line per round and for whoever watches; nothing private, no torch."""
+"""The progress of a role: figures for a line per round and for monitoring. Nothing private, and no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One role after some rounds."""
+    """The progress of one role."""
 
-    round: int  # done so far
+    round: int  # completed rounds
     num_rounds: int
     attempt: int
-    loss: float | None  # at a party its own; at the server the mean of the round before, which it hears of later
+    loss: float | None  # of the last round; at the server the mean of all parties
     bytes_to_server: int
     bytes_to_clients: int
-    seconds: float  # since the run began, without those in which no process of this role was there
+    seconds: float  # in which a process of this role ran
 
     def line(self) -> str:
         """Return the status line of a round."""
@@ -29,11 +29,11 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The server at this moment."""
+    """The state of a server at one moment."""
 
     status: Status
     connected: Mapping[str, bool]  # by party
-    refused: int  # processes and connections that TLS let in and the server did not
+    refused: int  # processes and connections that the server refused after the TLS handshake
     messages: int
     exchanges: int
     bytes_by_phase: Mapping[str, int]

@@ -1,23 +1,25 @@
-"""gRPC with mutual TLS 1.3: one bidirectional stream of raw bytes per party; its certificate alone says who it is."""
+"""gRPC with mutual TLS 1.3: one bidirectional stream of frames per party. Only its certificate says who a party is."""
 
 from __future__ import annotations
 
+import errno
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from queue import Empty, Queue, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
-from glasu.errors import AbsenceError, ConfigError, GlasuError, TransportError
-from glasu.network.connect_errors import UNREADABLE, advice, plain_reason
-from glasu.network.frames import ALIVE, MAX_FRAME
-from glasu.network.peer import Stream, put_soon
+from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.network.connection_codes import ConnectionCode, Disconnection
+from glasu.network.frames import ACK, MAX_FRAME, Channel, pack_frame
 from glasu.pki.kit import Kit, reload_revocations
+from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
 from glasu.pki.refusal import peer_name, refusal
 from glasu.pki.tls import require_tls_1_3
 
@@ -27,15 +29,15 @@ import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of 
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
 ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
-LAST_WORD = 10.0  # seconds that why a party fails may be on its way
-UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
-INBOUND_FRAMES = 16  # frames, of at most a MiB, that a party holds before it reads; gRPC makes the server wait then
 HANDSHAKE_WITHIN = 5.0  # seconds: a connection without a complete TLS handshake is dropped then
 SPARE_CONNECTIONS = 64  # TCP connections at the server, beside twice the streams that its parties may open
+UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
+WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
-KEEPALIVE = [
+CODE_KEY = "glasu-code"  # of the trailing metadata in which the server says why it does not serve a party
+OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),  # off by default: a dead peer would stay unseen for hours
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -47,101 +49,74 @@ KEEPALIVE = [
 ]
 
 
-class Host(Protocol):
-    """Whoever receives the parties: it knows how many there are, and reads what one of them sends."""
+class Stream:
+    """One gRPC stream at either end: the frames that go out on it, until it is closed.
 
-    @property
-    def links(self) -> Sized: ...
-
-    def attach(self, name: str, stream: Stream, frames: Iterator[bytes]) -> None: ...
-
-    def turned_away(self, line: str) -> None: ...
-
-
-def _refuse_older_tls() -> None:
-    if not ONLY_TLS_1_3:
-        raise TransportError(
-            "grpc was imported before glasu could hold it to TLS 1.3, so it would speak TLS 1.2, too; call "
-            "glasu.pki.tls.require_tls_1_3() before the first `import grpc` of this program."
-        )
-
-
-@contextmanager
-def listening(
-    hub: Host,
-    kit: Kit,
-    address: str,
-    bound: Callable[[], None] = lambda: None,
-    connections: int | None = None,
-) -> Iterator[int]:
-    """Serve the parties of the kit's roster at this address while the block lasts; yields the port.
-
-    Args:
-        hub: receives them.
-        kit: the server's.
-        address: host:port.
-        bound: is called once the address is ours, before anybody is received.
-        connections: the greatest number of TCP connections; the server drops further ones. None: enough for all
-            parties and some more. Idle connections must not use up the file descriptors of the process.
+    Frames outside the sequence (`send`) go first. Numbered frames come from the channel that the session attaches when
+    both sides know each other. All methods take the session's lock, so a session may call them with or without it.
     """
-    _refuse_older_tls()
 
-    def session(frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        try:
-            why = refusal(certificate, reload_revocations(kit))
-        except GlasuError as error:  # perhaps the list is being brought just now: who tries again may be served
-            hub.turned_away(f"{_caller(context)}: not served: {error}")
-            context.abort(grpc.StatusCode.UNAVAILABLE, UNREADABLE)
-        if why:  # who is revoked counts from now on, without a restart
-            hub.turned_away(f"{_caller(context)}: refused: {why}.")
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"refused: {why}.")
-        guest = _Guest(peer_name(certificate) or "", context)
-        if not reception.admits(guest):
-            why = f"party {guest.name!r}: too many connections at once; there is room again in {HELLO_WITHIN:.0f} s"
-            hub.turned_away(f"{_caller(context)}: {why}.")
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
-        try:
-            if context.add_callback(guest.stream.close):
-                arguments = guest.name, guest.stream, _until_broken(frames)
-                threading.Thread(target=hub.attach, args=arguments, name=f"glasu-{guest.name}", daemon=True).start()
-                yield from guest.stream.outgoing()
-        finally:
-            reception.leaves(guest)
+    def __init__(self, changed: threading.Condition) -> None:
+        """Begin; `changed` is the session's lock, which must be re-entrant."""
+        self._changed = changed
+        self._unnumbered: deque[bytes] = deque()
+        self.channel: Channel | None = None  # attached when the stream is accepted
+        self.is_open = True
 
-    reception = _Reception(hub)
-    server = grpc.server(
-        ThreadPoolExecutor(OPEN * len(hub.links) + 4, "glasu-stream"),
-        options=[
-            *KEEPALIVE,
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", 4),
-            ("grpc.max_allowed_incoming_connections", connections or SPARE_CONNECTIONS + 2 * OPEN * len(hub.links)),
-            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
-        ],
-    )
-    handler = grpc.stream_stream_rpc_method_handler(session)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
-    credentials = grpc.ssl_server_credentials(
-        [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
-    )
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise ConfigError(
-            f"--listen {address}: cannot be listened on{_why_not_listened(address)}; give a free port, and an address "
-            "of this machine."
-        )
-    try:
-        bound()
-        server.start()
-        reception.open()
-        yield int(port)
-    finally:
-        reception.close()
-        server.stop(grace=1.0).wait(3.0)
+    def send(self, frame: bytes) -> None:
+        """Send a frame outside the sequence. It is dropped where the other side reads nothing."""
+        with self._changed:
+            if self.is_open and len(self._unnumbered) < WAITING_NOTICES:
+                self._unnumbered.append(frame)
+                self._changed.notify_all()
+
+    def attach(self, channel: Channel) -> None:
+        """Send the channel's frames on this stream from now on."""
+        with self._changed:
+            self.channel = channel
+            self._changed.notify_all()
+
+    def close(self, *last: bytes) -> None:
+        """End the stream after a last frame; numbered frames that wait are kept for another stream."""
+        with self._changed:
+            if self.is_open:
+                self._unnumbered.extend(last)
+                self.is_open, self.channel = False, None
+            self._changed.notify_all()
+
+    def outgoing(self) -> Iterator[bytes]:
+        """Yield frames as gRPC asks for them, until the stream is closed."""
+        while True:
+            with self._changed:
+                while (frame := self._take_next()) is None:
+                    if not self.is_open:
+                        return
+                    self._changed.wait()
+            yield frame
+
+    def _take_next(self) -> bytes | None:
+        if self._unnumbered:
+            return self._unnumbered.popleft()
+        return None if self.channel is None else self.channel.take_next()
+
+
+# --- the server's end -----------------------------------------------------------------
+
+
+class Host(Protocol):
+    """The session that receives the parties."""
+
+    def open_stream(self) -> Stream:
+        """Return an outgoing stream that uses the session's lock."""
+        ...
+
+    def attach(self, party: str, stream: Stream, frames: Iterator[bytes]) -> None:
+        """Read what a party sends, until it ends."""
+        ...
+
+    def turn_away(self, party: str, caller: str, reason: str) -> None:
+        """Note that a connection was not served. `party` is empty where the certificate names none of the roster."""
+        ...
 
 
 @dataclass(eq=False)
@@ -150,32 +125,126 @@ class _Guest:
 
     name: str
     context: Any
-    stream: Stream = field(default_factory=Stream)
+    stream: Stream
     since: float = field(default_factory=time.monotonic)
     closed: float | None = None  # when it was seen to be closed
-    signed: float | None = None  # when the last sign of life was sent
+    signed: float = field(default_factory=time.monotonic)  # when the last sign of life was sent
 
     @property
     def is_unheard(self) -> bool:
-        return self.stream.open and not self.stream.accepted
+        return self.stream.is_open and self.stream.channel is None
+
+
+class Listener(AbstractContextManager["Listener"]):
+    """Receives the parties of the kit's roster at an address: bound when constructed, served after `start`.
+
+    gRPC calls no code of ours when a TLS handshake fails: it writes one line to standard error and drops the
+    connection. Those lines are left alone. The party that was rejected finds out itself (`probe`).
+    """
+
+    def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
+        """Bind the address.
+
+        Args:
+            host: receives the streams.
+            kit: the server's.
+            address: host:port.
+            max_connections: of TCP, so that idle ones cannot use up the file descriptors; None: enough for all parties.
+        """
+        _refuse_older_tls()
+        self._host, self._kit, self._reception = host, kit, _Reception(host)
+        streams = OPEN * len(kit.roster)
+        self._server = grpc.server(
+            ThreadPoolExecutor(streams + 4, "glasu-stream"),
+            options=[
+                *OPTIONS,
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", OPEN),
+                ("grpc.max_allowed_incoming_connections", max_connections or SPARE_CONNECTIONS + 2 * streams),
+                ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
+            ],
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {NAME: handler}),))
+        credentials = grpc.ssl_server_credentials(
+            [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
+        )
+        try:
+            self.port = int(self._server.add_secure_port(address, credentials))
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise _listen_error(address, _why_not_bound(address))
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._server.start()
+        self._reception.start()
+
+    def stop(self) -> None:
+        """End all streams; what was given to them before gets a moment to leave."""
+        self._reception.stop()
+        self._server.stop(grace=1.0).wait(3.0)
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _serve(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Serve one stream, in a thread of gRPC."""
+        name = self._identify(context)
+        guest = _Guest(name, context, self._host.open_stream())
+        if not self._reception.admits(guest):
+            why = f"party {name!r}: too many connections at once; there is room again in {HELLO_WITHIN:.0f} s"
+            self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, name, why)
+        try:
+            if context.add_callback(guest.stream.close):
+                arguments = name, guest.stream, _until_broken(frames)
+                threading.Thread(target=self._host.attach, args=arguments, name=f"glasu-{name}", daemon=True).start()
+                yield from guest.stream.outgoing()
+        finally:
+            self._reception.dismiss(guest)
+
+    def _identify(self, context: Any) -> str:
+        """Return the party in the peer's certificate, or end the call: it is revoked, or not on the roster."""
+        certificate = context.auth_context().get("x509_pem_cert", [None])[0]
+        name = peer_name(certificate) if certificate else None
+        known = name if name in self._kit.roster else ""
+        try:
+            why = refusal(certificate, reload_revocations(self._kit))
+        except GlasuError as error:  # the list may be replaced right now: a later attempt may succeed
+            code = ConnectionCode.UNREADABLE_REVOCATIONS
+            self._abort(context, grpc.StatusCode.UNAVAILABLE, code, known or "", code.value, str(error))
+        if why:  # a revocation counts at once, without a restart
+            public = why if known else f"party {name!r} is not on the roster"  # the roster is for its members
+            code = ConnectionCode.REFUSED
+            self._abort(context, grpc.StatusCode.UNAUTHENTICATED, code, known or "", public, why)
+        return str(name)
+
+    def _abort(
+        self, context: Any, status: Any, code: ConnectionCode, party: str, public: str, reason: str = ""
+    ) -> NoReturn:
+        self._host.turn_away(party, _caller(context), reason or public)
+        context.set_trailing_metadata(((CODE_KEY, code.value),))
+        context.abort(status, public)
+        raise AssertionError("gRPC's abort raises")
 
 
 class _Reception:
-    """All streams at the server: no party can have so many, or so silent ones, that others find no room."""
+    """All streams at the server. One party cannot open so many, or such silent ones, that others find no room."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._guests: set[_Guest] = set()
         self._lock, self._over = threading.Lock(), threading.Event()
 
-    def open(self) -> None:
-        threading.Thread(target=self._look_around, name="glasu-reception", daemon=True).start()
+    def start(self) -> None:
+        threading.Thread(target=self._patrol, name="glasu-reception", daemon=True).start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._over.set()
 
     def admits(self, guest: _Guest) -> bool:
-        """Take a stream in, if its party has not too many already."""
+        """Take a stream in, unless its party has too many already."""
         with self._lock:
             own = [other for other in self._guests if other.name == guest.name]
             if len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD:
@@ -183,107 +252,173 @@ class _Reception:
             self._guests.add(guest)
             return True
 
-    def leaves(self, guest: _Guest) -> None:
+    def dismiss(self, guest: _Guest) -> None:
         with self._lock:
             self._guests.discard(guest)
 
-    def _look_around(self) -> None:
+    def _patrol(self) -> None:
         while not self._over.wait(min(0.5, HELLO_WITHIN / 4)):
             with self._lock:
                 guests = list(self._guests)
             for guest in guests:
-                self._look_at(guest, time.monotonic())
+                self._check(guest, time.monotonic())
 
-    def _look_at(self, guest: _Guest, now: float) -> None:
-        """Close a stream without a hello, cancel one whose peer does not hang up, and sign life on the others.
+    def _check(self, guest: _Guest, now: float) -> None:
+        """Close a stream without a hello, cancel one whose peer does not hang up, and send signs of life on the rest.
 
         gRPC's pings cannot tell a frozen server soon enough: its kernel still acknowledges data, and a ping timeout of
         a few seconds breaks slow lines, on which a ping waits behind data.
         """
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
-            self._host.turned_away(
-                f"{_caller(guest.context)}: party {guest.name!r}: no hello within {HELLO_WITHIN:.0f} s; closed."
-            )
+            self._host.turn_away(guest.name, _caller(guest.context), f"no hello within {HELLO_WITHIN:.0f} s")
             guest.stream.close()
-        if guest.stream.open and guest.stream.accepted:
-            guest.signed = guest.signed or now
-            if now - guest.signed >= ALIVE_EVERY:
-                guest.stream.send(ALIVE)
-                guest.signed = now
-        if not guest.stream.open:
+        if guest.stream.channel is not None and now - guest.signed >= ALIVE_EVERY:
+            guest.stream.send(pack_frame(ACK))
+            guest.signed = now
+        if not guest.stream.is_open:
             guest.closed = guest.closed or now
             if now - guest.closed >= HELLO_WITHIN:
                 guest.context.cancel()
 
 
 def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield frames until the stream ends, however it does."""
+    """Yield frames until the stream ends, in whatever way it ends."""
     try:
         yield from frames
     except Exception:  # gRPC raises errors of several kinds without a base class when a stream breaks
         return
 
 
-class Line:
-    """A party's end of one stream: what arrives is put into a queue, at the end the reason why it ended."""
+def _caller(context: Any) -> str:
+    """Return a peer's address in the usual notation; gRPC says ipv6:%5B::1%5D:59706."""
+    return unquote(context.peer()).partition(":")[2]
 
-    def __init__(self, kit: Kit, address: str, arrived: Callable[[Line, bytes | str], None]) -> None:
+
+# --- a party's end --------------------------------------------------------------------
+
+
+class Line:
+    """A party's end of one stream. What arrives is given to the session in a thread of its own."""
+
+    def __init__(
+        self, kit: Kit, address: str, stream: Stream, arrive: Callable[[Line, bytes | Disconnection], None]
+    ) -> None:
         """Connect in the background.
 
         Args:
             kit: the party's.
             address: of the server, host:port.
-            arrived: called in a separate thread with every frame, and at last with the reason why the stream ended.
-                While it blocks, no further frame is read, and gRPC's flow control stops the server.
+            stream: the frames to send.
+            arrive: called with every frame, and at last with the reason why the stream ended. While it blocks, no
+                further frame is read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
-        self._kit, self._address = kit, address
+        self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
         credentials = grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
-        options = [*KEEPALIVE, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channel = grpc.secure_channel(address, credentials, options)
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call = self._channel.stream_stream(METHOD)(iter(self._frames.get, None))
-        self._arrived = arrived
+        self._call = self._channel.stream_stream(METHOD)(stream.outgoing())
+        self._ended = threading.Event()
         threading.Thread(target=self._read, name="glasu-line", daemon=True).start()
 
     def _read(self) -> None:
-        why = "the server ended the connection"
+        ended = Disconnection(ConnectionCode.CLOSED)
+        served = False
         try:
             for frame in self._call:
-                self._arrived(self, frame)
+                served = True
+                self._arrive(self, frame)
         except grpc.RpcError as error:
-            if (code := error.code()) is not grpc.StatusCode.CANCELLED:
-                why = plain_reason(error.details() or "", code.name.lower(), self._kit, self._address)
-        self._arrived(self, why)
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                ended = read_status(error)
+        if ended.code in AMBIGUOUS and not served and not self._ended.is_set():
+            ended = probe(self._kit, self._address, ended)
+        self.stream.close()
+        self._ended.set()
+        self._arrive(self, ended)
 
-    def send(self, frame: bytes) -> None:
-        self._frames.put(frame)
-
-    def close(self) -> None:
-        """Let go of the stream."""
-        self._frames.put(None)
+    def close(self, seconds: float = 0.0) -> None:
+        """End the stream: after what it still has to send, if that takes no longer than `seconds`."""
+        self.stream.close()
+        if seconds:
+            self._ended.wait(seconds)
+        self._ended.set()
         self._call.cancel()
         self._channel.close()
 
-    def end_with(self, frame: bytes) -> None:
-        """Send a last frame, which does not wait for many others, then let go of the stream."""
-        put_soon(self._frames, frame)
-        self.finish(LAST_WORD)
 
-    def finish(self, seconds: float = 2.0) -> None:
-        """Let what has been sent go out, then let go of the stream."""
-        self._frames.put(None)
-        done = threading.Event()
-        self._call.add_done_callback(lambda call: done.set())
-        done.wait(seconds)
-        self.close()
+# gRPC's own words, and the only place that reads them. The first match counts. Recorded with 1.70 to 1.85
+# (tests/network/grpc_failures.jsonl); `python -m support.grpc_failures` records another version.
+GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
+    ("certificate has expired", ConnectionCode.SERVER_EXPIRED),
+    ("certificate is not yet valid", ConnectionCode.SERVER_NOT_YET_VALID),
+    ("CERTIFICATE_VERIFY_FAILED", ConnectionCode.SERVER_OF_OTHER_CA),
+    ("Hostname Verification Check failed", ConnectionCode.SERVER_OF_OTHER_NAME),
+    ("is not in peer certificate", ConnectionCode.SERVER_OF_OTHER_NAME),  # before 1.78
+    ("WRONG_VERSION_NUMBER", ConnectionCode.NOT_TLS),
+    ("Connection refused", ConnectionCode.NOTHING_LISTENS),
+    ("DNS resolution failed", ConnectionCode.UNKNOWN_NAME),  # before 1.80
+    ("errors resolving", ConnectionCode.UNKNOWN_NAME),
+    ("Too many open files", ConnectionCode.OUT_OF_DESCRIPTORS),
+    ("ping timeout", ConnectionCode.PING_TIMEOUT),
+    ("Socket closed", ConnectionCode.CLOSED),
+    ("Connection reset by peer", ConnectionCode.CLOSED),
+)
+AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` knows more
 
 
-def drain(events: Queue[bytes | str]) -> None:
-    """Empty the queue of a closed line, because its thread may be blocked in `put`."""
-    with suppress(Empty):
-        while True:
-            events.get_nowait()
+def read_status(error: Any) -> Disconnection:
+    """Return the code for the error of a gRPC call. What our server says in the metadata counts before gRPC's words."""
+    details = error.details() or ""
+    stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
+    if stated in {code.value for code in ConnectionCode}:
+        return Disconnection(ConnectionCode(stated), details)
+    return read_details(error.code().name, details)
+
+
+def read_details(status: str, details: str) -> Disconnection:
+    """Return the code for gRPC's status and words."""
+    if status == "DEADLINE_EXCEEDED":
+        return Disconnection(ConnectionCode.NO_ANSWER)
+    for text, code in GRPC_TEXTS:
+        if text in details:
+            return Disconnection(code)
+    return Disconnection(ConnectionCode.OTHER, f"{details} ({status.lower()})")
+
+
+VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*
+    9: ConnectionCode.SERVER_NOT_YET_VALID,
+    10: ConnectionCode.SERVER_EXPIRED,
+    62: ConnectionCode.SERVER_OF_OTHER_NAME,
+    64: ConnectionCode.SERVER_OF_OTHER_NAME,  # an IP address
+}
+
+
+def probe(kit: Kit, address: str, ended: Disconnection) -> Disconnection:
+    """Connect once without gRPC, and return a more precise reason than gRPC's where there is one.
+
+    With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
+    it sends its HTTP/2 settings at once; gRPC's server closes the connection of one that it rejects, without an alert.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if ended.code is ConnectionCode.SERVER_OF_OTHER_NAME:
+        return Disconnection(ended.code, hosts=read_server_hosts(kit, host, int(port)))
+    try:
+        with (
+            socket.create_connection((host, int(port)), TIMEOUT) as raw,
+            party_context(kit).wrap_socket(raw, server_hostname=host) as tls,
+        ):
+            tls.settimeout(TIMEOUT)
+            return ended if tls.recv(1) else Disconnection(ConnectionCode.OWN_CERTIFICATE_REJECTED)
+    except ssl.SSLCertVerificationError as error:
+        return Disconnection(VERIFY_CODES.get(error.verify_code, ConnectionCode.SERVER_OF_OTHER_CA))
+    except OSError as error:
+        exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+        return Disconnection(ConnectionCode.OUT_OF_DESCRIPTORS) if exhausted else ended
+
+
+# --- addresses ----------------------------------------------------------------------
 
 
 def check_address(address: str, option: str) -> str:
@@ -295,12 +430,24 @@ def check_address(address: str, option: str) -> str:
     if not (host and port.isdecimal()):
         raise ConfigError(f"{option} {address}: must be host:port, for example localhost:9443.")
     if int(port) > HIGHEST_PORT:
-        raise ConfigError(f"{option} {address}: the port {port} is above {HIGHEST_PORT}, the highest there is.")
+        raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible one.")
     return address
 
 
-def _why_not_listened(address: str) -> str:
-    """Return the operating system's reason why nobody can listen there; gRPC does not tell it."""
+def check_listen_address(address: str) -> None:
+    """Refuse an address that cannot be bound now, before anything is written for a run."""
+    if why := _why_not_bound(address):
+        raise _listen_error(address, why)
+
+
+def _listen_error(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"--listen {address}: the address cannot be used{why}; give a free port, and an address of this machine."
+    )
+
+
+def _why_not_bound(address: str) -> str:
+    """Return the operating system's reason why the address cannot be bound; gRPC does not tell it."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
@@ -313,13 +460,9 @@ def _why_not_listened(address: str) -> str:
     return ""
 
 
-def _caller(context: Any) -> str:
-    """Return a peer's address as people write it; gRPC says ipv6:%5B::1%5D:59706."""
-    return unquote(context.peer()).partition(":")[2]
-
-
-def unreachable(address: str, seconds: float, why: str) -> AbsenceError:
-    """Return the error of a party that has waited long enough."""
-    return AbsenceError(
-        f"waited {seconds:.0f} s for the server at {address}: {why}; nothing that was saved is lost. {advice(why)}"
-    )
+def _refuse_older_tls() -> None:
+    if not ONLY_TLS_1_3:
+        raise TransportError(
+            "grpc was imported before glasu could restrict it to TLS 1.3, so it would also speak TLS 1.2; call "
+            "glasu.pki.tls.require_tls_1_3() before the first `import grpc` of this program."
+        )

@@ -1,8 +1,9 @@
-"""The doctor sees a server and three parties over real streams: one verdict for all, and nothing private in it."""
+"""A dry run with a server and three parties over real streams: one verdict for all, and nothing private in it."""
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -17,49 +18,70 @@ from glasu.cli.main import build_parser, main
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from glasu.errors import ConfigError
-from glasu.network.doctor import examination
-from glasu.network.doctor import visit as visiting
-from glasu.network.doctor.examination import examine
-from glasu.network.doctor.findings import Finding
-from glasu.network.doctor.visit import visit
-from glasu.network.frames import control
-from glasu.network.join import join
-from glasu.network.transport import Line
+from glasu.network.client_session import ClientSession
+from glasu.network.connection import Dialing
+from glasu.network.doctor.party import DryRunParty, VisitOptions, visit
+from glasu.network.doctor.server import DryRunHandshake, examine
+from glasu.network.findings import Finding, Verdict
+from glasu.network.handshake import RefusalError
+from glasu.network.options import Listening, ServeOptions
+from glasu.network.payloads import Code
 from glasu.pki.kit import open_kit
-from network.test_processes import GLASU, SMALL_RUN
-from network.test_runs import tiny
-from support.cluster import Cluster, Role
+from support.cluster import Cluster, Role, collected
+from support.processes import GLASU, SMALL_RUN
+from support.tiny import tiny
 
 
 class Practice:
-    """The doctor's roles, in threads."""
+    """The roles of a dry run, in threads."""
 
     def __init__(self, kits, folder):
         self.config, self.parties = tiny()
         self.kits, self.folder, self.port, self.lines = kits, folder, 0, {}
 
-    def examine(self, **options):
+    def examine(self, *, wait=60.0, own=(), port=0):
         ready = threading.Event()
 
-        def listened(port):
-            self.port = port
-            ready.set()
+        def observe(event):
+            if isinstance(event, Listening):
+                self.port = event.port
+                ready.set()
 
-        options = {"wait": 60.0, "own": [], "tell": self.lines.setdefault("server", []).append, **options}
-        kit = open_kit(self.kits / "server", "server")
-        role = Role(
-            lambda: examine(self.config, kit, "127.0.0.1:0", self.folder, listened=listened, **options), "server"
+        options = ServeOptions(
+            config=self.config,
+            kit=open_kit(self.kits / "server", "server"),
+            listen=f"127.0.0.1:{port}",
+            out=self.folder / "server",
+            wait=wait,
+            observer=observe,
         )
+
+        def work():
+            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
+                return examine(options, own)
+
+        role = Role(work, "server")
         while not ready.wait(0.02) and role.is_alive():
             pass
         return role
 
-    def visit(self, name, **options):
-        party = options.pop("party", next(party for party in self.parties if party.name == name))
-        options = {"wait": 60.0, "own": [], "tell": self.lines.setdefault(name, []).append, **options}
-        kit, address = open_kit(self.kits / name, "party"), f"localhost:{self.port}"
-        return Role(lambda: visit(party, kit, address, self.folder, **options), name)
+    def options(self, name, **changes):
+        party = next(party for party in self.parties if party.name == name)
+        values = {
+            "party": party,
+            "server": f"localhost:{self.port}",
+            "out": self.folder / name,
+            "wait": 60.0,
+            **changes,
+        }
+        return VisitOptions(kit=open_kit(self.kits / name, "party"), **values)
+
+    def visit(self, name, *, own=(), **changes):
+        def work():
+            with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
+                return visit(self.options(name, **changes), list(own))
+
+        return Role(work, name)
 
     def all(self, **changed):
         """Return the verdict, which must be the same at every role."""
@@ -67,7 +89,7 @@ class Practice:
         roles = [server, *(self.visit(name, **changed.get(name, {})) for name in "abc")]
         verdicts = [role.outcome() for role in roles]
         assert len({tuple(verdict.lines()) for verdict in verdicts}) == 1
-        assert len({verdict.in_words() for verdict in verdicts}) == 1
+        assert len({verdict.summary() for verdict in verdicts}) == 1
         return verdicts[0]
 
 
@@ -82,125 +104,148 @@ def bad(verdict):
     }
 
 
-def test_where_all_is_well_everybody_hears_that_they_are_ready(practice):
+def test_every_role_learns_that_all_are_ready(practice):
     verdict = practice.all()
-    assert verdict.in_words() == "ready: the server and a, b, c can train together."
+    assert verdict.summary() == "ready: the server and a, b, c can train together."
     checks = {finding.check for found in verdict.findings.values() for finding in found}
     assert checks == {"disk", "dimensions", "edges", "server", "clock", "settings", "labels", "versions", "ids"}
 
 
-def test_roles_of_which_a_hostile_server_tells_are_printable(practice, monkeypatch):
-    plain = examination.to_plain
-    monkeypatch.setattr(examination, "to_plain", lambda found: {**plain(found), "\x1b[2J\nready": []})
-    practice.examine()
-    verdicts = [role.outcome() for role in [practice.visit(name) for name in "abc"]]
-    for verdict in verdicts:
-        assert verdict.in_words().isprintable()
+def test_a_dry_run_takes_no_incarnation_and_writes_nothing(practice, tmp_path):
+    practice.all()
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_clock_is_named_at_everybody(practice):
+def test_a_wrong_clock_is_named_at_every_role(practice):
     verdict = practice.all(b={"now": lambda: time.time() + 1000})
     assert bad(verdict) == {("b", "clock")}
-    assert "1000.0 s ahead of the server's" in verdict.in_words()
+    assert "s ahead of the server's" in verdict.summary()
 
 
-def test_ids_in_another_order_are_named_at_everybody(practice):
+def test_ids_in_another_order_are_named_at_every_role(practice):
     other = replace(practice.parties[2], ids=practice.parties[2].ids[::-1].copy())
     assert bad(practice.all(c={"party": other})) == {("server/parties", "ids")}
 
 
-def test_data_that_cannot_be_read_is_named_without_a_reason(practice):
-    own = [Finding("data", "bad", "its files cannot be used; it says there why", "row 7: secret")]
+def test_several_problems_are_all_collected(practice):
+    other = replace(practice.parties[2], ids=practice.parties[2].ids[::-1].copy())
+    changes = {"c": {"party": other}, "b": {"now": lambda: time.time() + 1000}, "a": {"max_memory": 1000}}
+    assert bad(practice.all(**changes)) == {("server/parties", "ids"), ("b", "clock"), ("a", "settings")}
+
+
+def test_unreadable_data_is_named_without_its_reason(practice):
+    own = [Finding("data", "bad", "its files cannot be used; see that party's log")]
     verdict = practice.all(a={"party": None, "own": own})
     assert bad(verdict) == {("a", "data")}
-    assert "secret" not in "".join(verdict.lines())
 
 
-def test_neither_ids_nor_values_leave_a_party(practice, monkeypatch):
+def test_neither_ids_nor_values_leave_a_party(practice):
     ids = np.array([f"canary-{index}" for index in range(24)])
-    practice.parties = [replace(party, ids=ids, features=party.features + 123456.0) for party in practice.parties]
-    sent = []
-    send = Line.send
-    monkeypatch.setattr(Line, "send", lambda line, frame: (sent.append(frame), send(line, frame))[1])
-    practice.all()
-    everything = b"".join(sent)
-    assert b"24 nodes" in everything
-    assert b"canary" not in everything
-    assert b"12345" not in everything
+    party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
+    role = DryRunParty(practice.options("a", party=party), [])
+    sent = [role.hello()]
+    handshake = DryRunHandshake(role._facts, practice.config, "abc", time.time)
+    role.welcome(handshake.admit("a", sent[0], closing=False))
+    sent.append(role.statement())
+    everything = json.dumps(sent)
+    assert "24" in everything
+    assert "canary" not in everything
+    assert "12345" not in everything
 
 
-def test_who_does_not_come_is_named_at_those_who_did(practice, monkeypatch):
-    monkeypatch.setattr("glasu.network.doctor.examination.NAMED_AFTER", 0.3)
-    server = practice.examine(wait=8.0)
-    a = practice.visit("a")
-    verdicts = [role.outcome() for role in (server, a)]
+def test_an_absent_party_is_named_at_those_that_came(practice):
+    server = practice.examine(wait=4.0)
+    verdicts = [role.outcome() for role in (server, practice.visit("a"))]
     for verdict in verdicts:
         assert {("b", "presence"), ("c", "presence")} <= bad(verdict)
-        assert "b: presence: did not come" in verdict.in_words()
-    assert any("waiting for a, b, c" in line or "waiting for b, c" in line for line in practice.lines["server"])
+        assert "b: presence: no report" in verdict.summary()
 
 
-def test_without_a_server_a_party_says_what_it_knows(practice):
-    with_nobody = practice.visit("a", wait=0.1)
-    verdict = with_nobody.outcome()
-    assert bad(verdict) == {("a", "server")}
-    assert ("a", "dimensions") in {
-        (role, finding.check) for role, found in verdict.findings.items() for finding in found
-    }
-
-
-def test_a_server_that_comes_later_is_awaited(practice):
+def test_a_server_that_is_not_started_yet_is_awaited(practice):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         practice.port = unused.getsockname()[1]
     a = practice.visit("a")
-    while not any("the server is awaited" in line for line in practice.lines["a"]):
+    while not any("waiting for the server" in line for line in practice.lines.get("a", [])):
         time.sleep(0.02)
-    kit, address = open_kit(practice.kits / "server", "server"), f"127.0.0.1:{practice.port}"
-    server = Role(lambda: examine(practice.config, kit, address, practice.folder, own=[], wait=30.0), "server")
+    server = practice.examine(wait=30.0, port=practice.port)
     others = [practice.visit(name) for name in "bc"]
     assert all(role.outcome().is_ready for role in (server, a, *others))
 
 
-def test_a_server_that_trains_already_is_not_disturbed_by_the_doctor(kits, tmp_path):
-    config, parties = tiny()
+def test_a_party_that_waits_for_the_server_says_so_repeatedly(practice):
+    practice.port = 1
+    assert not practice.visit("a", wait=2.0, notice_every=0.5).outcome().is_ready
+    assert sum("waiting for the server: " in line for line in practice.lines["a"]) > 1
+
+
+def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
     practice = Practice(kits, tmp_path)
     practice.port = cluster.port
     verdict = practice.visit("a").outcome()
     assert bad(verdict) == {("a", "server")}
-    assert verdict.in_words().endswith(
-        "server: a training is under way there; start glasu doctor at the server instead of glasu serve."
+    assert "a training is under way there; start glasu doctor at the server instead of glasu serve." in (
+        verdict.summary()
     )
-    assert cluster.lines["server"] == []
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
 
 
-def test_settings_that_were_not_agreed_on_are_named_at_everybody(practice):
-    other = practice.config.replace(train={"seed": 5})
-    verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
-    assert bad(verdict) == {("b", "agreed settings")}
-    assert "train.seed: expected 5, the server has 0" in verdict.in_words()
-
-
-def test_a_party_that_trains_already_is_sent_away(practice, tmp_path):
+def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp_path):
     server = practice.examine()
-    address, kit = f"localhost:{practice.port}", open_kit(practice.kits / "a", "party")
-    error = Role(lambda: join(practice.parties[0], kit, address, tmp_path / "a", wait=20.0), "a").error()
-    assert isinstance(error, ConfigError)
+    cluster = Cluster(practice.config, practice.parties, practice.kits, tmp_path / "run", practice.port)
+    error = cluster.join("a").error()
+    assert isinstance(error, RefusalError)
+    assert error.code == Code.OTHER_PURPOSE
     assert "runs glasu doctor" in str(error)
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
 
 
-def test_what_cannot_be_read_is_refused_and_may_come_again(practice, monkeypatch):
+def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
+    other = practice.config.replace(train={"seed": 5})
+    verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
+    assert bad(verdict) == {("b", "agreed settings")}
+    assert "train.seed: expected 5, got 0" in verdict.summary()
+
+
+def test_a_malformed_report_is_refused_and_may_come_again(practice):
     server = practice.examine()
-    with monkeypatch.context() as patch:
-        patch.setattr(visiting, "control", lambda kind, **fields: control(kind, **{**fields, "findings": 7}))
-        verdict = practice.visit("a").outcome()
-    assert "its findings cannot be read" in verdict.in_words()
+    options = practice.options("a")
+
+    class Malformed(DryRunParty):
+        def statement(self):
+            return {**super().statement(), "findings": 7}
+
+    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), Malformed(options, []))
+    session.open()
+    session.prepare(lambda kind, key: 0)
+    with pytest.raises(RefusalError, match="findings: must be a list") as refused:
+        session.await_attempt()
+    session.close()
+    assert refused.value.code == Code.INVALID_PAYLOAD
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
+
+
+def test_the_text_of_another_role_cannot_steer_a_terminal(practice):
+    hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 500)
+    verdict = practice.all(a={"own": [hostile]})
+    assert all(line.isprintable() for line in verdict.lines())
+
+
+def test_a_verdict_is_ready_unless_a_finding_is_bad():
+    good, warning, bad_one = (Finding("disk", level, "words") for level in ("good", "warning", "bad"))
+    ready = Verdict({"server": (good,), "a": (warning,), "b": (good,), "server/parties": (good,)})
+    assert ready.is_ready
+    assert ready.summary() == "ready: the server and a, b can train together. 1 warning, see above."
+    not_ready = Verdict({"server": (good,), "a": (bad_one,), "server/parties": (bad_one,)})
+    assert not not_ready.is_ready
+    assert not_ready.summary() == "not ready, 2 problems: a: disk: words; server/parties: disk: words."
+    assert not_ready.lines()[1].split() == ["a", "bad", "disk:", "words"]
+    asked = Verdict({"server": (Finding("presence", "bad", "no report; is it started?"),)})
+    assert asked.summary() == "not ready, 1 problem: server: presence: no report; is it started?"
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -248,11 +293,11 @@ def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("a", ["--metrics", "9464"], "--metrics: is for the server"),
-        ("a", ["--on-nonsense", "stop"], "--on-nonsense: is for the server"),
-        ("server", ["--expect", "run.toml"], "--expect: is for the parties"),
-        ("server", ["--run", "00"], "--run: is for the parties"),
-        ("server", ["--max-memory", "4"], "--max-memory: is for the parties"),
+        ("a", ["--metrics", "9464"], "--metrics is for the server"),
+        ("a", ["--on-invalid-message", "abort"], "--on-invalid-message is for the server"),
+        ("server", ["--expect", "run.toml"], "--expect is for the parties"),
+        ("server", ["--run", "00"], "--run is for the parties"),
+        ("server", ["--max-memory", "4"], "--max-memory is for the parties"),
         ("server", ["--metrics", "x"], "must be a port"),
     ],
 )
@@ -278,11 +323,11 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
             "bad      folder: holds a run of",
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
-        ("a", {"run": "00"}, [], "bad      folder: holds a run that began with other data"),
-        ("a", {"run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
-        ("server", {}, [], "bad      folder: holds a run of other parties or settings, or of unknown ones"),
-        ("a", {}, [], "bad      folder: holds checkpoints of another run"),
-        ("a", {"run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
+        ("a", {"party": "a", "run": "00"}, [], "bad      folder: holds a run that started with other data"),
+        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("server", {}, [], "bad      folder: holds checkpoints of an unknown run"),
+        ("a", {"party": "a"}, [], "bad      folder: holds checkpoints of an unknown run"),
+        ("a", {"party": "a", "run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
     ],
 )
 def test_a_folder_in_which_the_run_will_not_begin_is_a_finding(name, remembered, more, said, folders, kits, capsys):
@@ -306,7 +351,7 @@ def test_the_doctor_writes_json_where_it_is_asked_to(folders, kits, capfd):
 
 def test_a_bad_verdict_is_exit_code_1(folders, kits, capsys):
     assert main([*words(folders, kits, "server", "127.0.0.1:0"), "--wait", "0.2"]) == 1
-    assert "not ready, 3 problems: a: presence: did not come" in capsys.readouterr().out
+    assert "not ready, 3 problems: a: presence: no report" in capsys.readouterr().out
 
 
 def test_a_broken_folder_is_a_finding_and_not_bad_input(folders, kits, capsys):
@@ -329,7 +374,7 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
     [
         (3, "localhost", "--server localhost: must be host:port"),
         (3, "https://localhost:1", "give host:port without https://"),
-        (3, "localhost:999999", "the port 999999 is above 65535"),
+        (3, "localhost:999999", "port 999999 is above 65535"),
         (1, "nowhere", "there is no such folder"),
         (0, "doctor --set train.seed=1", "the server has the settings"),
     ],
@@ -351,14 +396,8 @@ def test_settings_that_no_network_run_can_have_are_exit_code_2(folders, kits, ca
 
 def test_the_doctor_of_the_server_loads_no_torch():
     code = (
-        "import sys; import glasu.cli.doctor, glasu.network.doctor.examination, glasu.network.doctor.machine;"
+        "import sys; import glasu.cli.doctor, glasu.network.doctor.server, glasu.network.doctor.machine;"
         "found = {'torch', 'torch_geometric', 'pyarrow'} & set(sys.modules); assert not found, found"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-
-
-def test_a_party_that_waits_for_the_doctor_says_so_again_and_again(folders, kits, capsys, monkeypatch):
-    monkeypatch.setattr("glasu.network.doctor.visit.TOLD_EVERY", 0.5)
-    assert main([*words(folders, kits, "a", "localhost:1"), "--wait", "2"]) == 1
-    assert capsys.readouterr().err.count("the server is awaited: ") > 1

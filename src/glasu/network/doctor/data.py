@@ -1,7 +1,8 @@
-"""What a party's data has to be: as large as it says, edges between its nodes, labels where they are needed."""
+"""Checks of a party's data: sizes, features, edges, labels, and whether it fits the server's settings."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,40 +15,42 @@ from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.compatibility import refuse_unfit_for_network
-from glasu.network.doctor.findings import Finding
-from glasu.network.doctor.machine import disk_finding
-from glasu.network.party_setup import build_client, check_memory, fitted, label_facts
+from glasu.network.doctor.machine import check_disk, log_detail
+from glasu.network.findings import Finding
+from glasu.network.party_setup import build_client, check_memory, label_facts, resolve_for_party
 
 FILES = 3  # two checkpoints are kept while a third is written
-TENSORS = 4  # weights, two moments of the optimiser, the best weights so far
-SPARE = 16 << 20  # bytes for the report, and for what file systems round up
+TENSORS = 4  # weights, two moments of the optimizer, the selected weights
+SPARE = 16 << 20  # bytes for the report and for rounding by the file system
 
 
-def data_findings(party: PartyData) -> list[Finding]:
-    """Look at dimensions, features and edges, also of data that was stored long ago; its sizes stay here."""
+def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
+    """Check sizes, features and edges. The numbers of features and edges are logged here and not sent."""
     graph, features = party.graph, party.features
     sizes = {"ids": party.num_nodes, "rows of features": features.shape[0], "nodes of the graph": graph.num_nodes}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{count} {what}" for what, count in sizes.items())
-        return [Finding("dimensions", "bad", f"its files do not fit each other: {listed}")]
-    alone = int(np.count_nonzero(np.diff(graph.indptr) == 0))
-    about = f"{party.num_features} features, {graph.num_edges} edges, {alone} nodes without an edge into them"
-    found = [Finding("dimensions", "good", f"{party.num_nodes} nodes, features and edges fit them", about)]
+        return [Finding("dimensions", "bad", f"the sizes of its files differ: {listed}")]
+    isolated = int(np.count_nonzero(np.diff(graph.indptr) == 0))
+    log_detail(
+        log, "dimensions", f"{party.num_features} features, {graph.num_edges} edges, {isolated} nodes without in-edges"
+    )
+    found = [Finding("dimensions", "good", f"{party.num_nodes} nodes; features and edges fit them")]
     values = features if isinstance(features, np.ndarray) else features.data
     if not all(np.isfinite(values[rows]).all() for rows in row_pieces(values)):
-        found.append(Finding("features", "bad", "some are not finite numbers; clean them, or set --missing"))
-    found.append(_edges(graph))
+        found.append(Finding("features", "bad", "some are not finite numbers; clean them or set --missing"))
+    found.append(_check_edges(graph))
     return found
 
 
-def _edges(graph: Graph) -> Finding:
+def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
-        return Finding("edges", "warning", "there is none: this party adds features only")
+        return Finding("edges", "warning", "there are none: this party contributes features only")
     pieces = [slice(graph.indptr[piece.start], graph.indptr[piece.stop]) for piece in graph.node_pieces()]
     wrong = sum(int(np.count_nonzero(_outside(graph, piece))) for piece in pieces)
     if wrong:
-        return Finding("edges", "bad", f"{wrong} of them name nodes that are not there; read the files anew")
-    return Finding("edges", "good", "every one is between two of its nodes")
+        return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
+    return Finding("edges", "good", "all of them connect two of its nodes")
 
 
 def _outside(graph: Graph, edges: slice) -> Any:
@@ -55,32 +58,43 @@ def _outside(graph: Graph, edges: slice) -> Any:
     return (sources < 0) | (sources >= graph.num_nodes)
 
 
-def settings_findings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], out: Path, max_memory: int | None = None
+def check_settings(
+    config: RunConfig,
+    party: PartyData,
+    roster: Sequence[str],
+    out: Path,
+    log: logging.Logger,
+    max_memory: int | None = None,
 ) -> tuple[list[Finding], dict[str, Any]]:
-    """Try the server's settings on the data: labels, splits, the model's size; and state what must be equal."""
+    """Try the server's settings on the data: labels, splits and the size of the model.
+
+    Returns:
+        The findings, and the facts about labels.
+    """
     try:
         refuse_unfit_for_network(config)
         check_memory(config, party, max_memory)
-        config, party = fitted(config, party)
+        config, party = resolve_for_party(config, party)
         client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
-    except GlasuError as error:
-        return [Finding("settings", "bad", "its data does not fit the settings; it says there why", str(error))], {}
-    weights = sum(value.numel() * value.element_size() for value in client.model.state_dict().values())
-    found = [Finding("settings", "good", "its data fits them"), *_labels(party)]
-    return [*found, disk_finding(out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
+    except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
+        log_detail(log, "settings", str(error))
+        return [Finding("settings", "bad", "its data does not fit the settings; see that party's log")], {}
+    weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
+    found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
+    return [*found, check_disk(out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
 
 
-def _labels(party: PartyData) -> list[Finding]:
-    """Tell how far the labels reach, where they are used."""
+def _check_labels(party: PartyData) -> list[Finding]:
+    """Check that every split and every class has labelled nodes, if the labels are used."""
     if party.labels is None or party.splits is None:
         return []
-    parts = {"train": party.splits.train, "validate": party.splits.validation, "test": party.splits.test}
+    parts = {"training": party.splits.train, "validation": party.splits.validation, "test": party.splits.test}
     known = {name: party.labels[nodes][have_labels(party.labels[nodes])] for name, nodes in parts.items()}
-    said = ", ".join(f"{len(labels)} of {len(parts[name])} nodes to {name} with" for name, labels in known.items())
+    counts = ", ".join(f"{len(labels)} of {len(parts[name])} {name} nodes" for name, labels in known.items())
+    said = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
-        return [Finding("labels", "warning", f"{said}: none to {' and none to '.join(empty)} with; enlarge the split")]
-    taught = known["train"]
+        return [Finding("labels", "warning", f"{said}; enlarge the split: no label for {' or '.join(empty)}")]
+    taught = known["training"]
     seen = len(np.unique(taught)) if taught.ndim == 1 else int(np.count_nonzero(taught.any(axis=0)))
     if seen < len(party.classes):
         missing = len(party.classes) - seen

@@ -1,70 +1,85 @@
-"""What lies in the --out folder: whether the run will begin there, go on, or be refused; no torch here."""
+"""Checks of the --out folder: whether the run will begin there, continue, or be refused. Torch is not loaded here."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from glasu.config import RunConfig
 from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError
-from glasu.network.doctor.findings import Finding
-from glasu.network.serve import goes_on, opened
-from glasu.network.state_file import Durable
-from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
-from glasu.runtime.output_dir import JOINING, OTHER_DATA
+from glasu.network.doctor.machine import log_detail
+from glasu.network.findings import Finding
+from glasu.network.run_folder import (
+    CHECKPOINTS,
+    FolderCode,
+    FolderError,
+    check_party_folder,
+    continues_run,
+    open_joining,
+    open_serving,
+)
+from glasu.runtime.checkpointing import SUFFIX
+from glasu.runtime.output_dir import OTHER_DATA
 
-TOGETHER = "at the server and at every party"
-ANOTHER = f"to train anew, give another --out, or --fresh, {TOGETHER}"
+NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"
+SENTENCES = {  # for all roles: neither paths nor ids
+    FolderCode.UNKNOWN_CHECKPOINTS: f"holds checkpoints of an unknown run; {NEW_RUN}",
+    FolderCode.OTHER_PARTIES: f"holds a run of other parties; {NEW_RUN}",
+    FolderCode.OTHER_SETTINGS: f"holds a run with other settings; {NEW_RUN}",
+    FolderCode.OTHER_RUN: "holds a part of another run than --run names; give the --out of that run",
+    FolderCode.OTHER_DATA: OTHER_DATA,
+}
 
 
-def server_folder(out: Path, config: RunConfig, roster: Sequence[str], *, fresh: bool) -> list[Finding]:
-    """Tell what `glasu serve` will do with its folder; nothing where it is new."""
-    durable = opened(out)
+def check_server_folder(
+    out: Path, config: RunConfig, roster: Sequence[str], log: logging.Logger, *, fresh: bool
+) -> list[Finding]:
+    """Return what `glasu serve` will do with its folder; nothing if the folder is new."""
+    record = open_serving(out).value
     if fresh:
-        return _given_up(out)
+        return _count_checkpoints(out)
     try:
-        if not goes_on(out, durable, config, roster):
-            return []
-    except ConfigError as error:
-        whose = "of other parties or settings, or of unknown ones"
-        return [Finding("folder", "bad", f"holds a run {whose}; {ANOTHER}", str(error))]
-    return [_state(closed=durable["closed"])]
+        return [_describe_run(closed=record.closed)] if continues_run(out, record, config, roster) else []
+    except FolderError as error:
+        return [_explain(error, log)]
 
 
-def party_folder(out: Path, party: PartyData | None, only: str | None, *, fresh: bool) -> list[Finding]:
-    """Tell what `glasu join` will do with its folder; nothing where it is new.
+def check_joining_folder(
+    out: Path, name: str, party: PartyData | None, only: str | None, log: logging.Logger, *, fresh: bool
+) -> list[Finding]:
+    """Return what `glasu join` will do with its folder; nothing if the folder is new.
 
     Args:
         out: the folder.
-        party: the data as it is now; None where it could not be read.
-        only: the run in which alone the party wants to take part.
+        name: of the party.
+        party: its data; None if the data cannot be read.
+        only: the only run that the party wants to join.
+        log: for what the others must not read.
         fresh: whether it will start over.
     """
-    durable = Durable(out / JOINING, {"run": None, "data": None, "closed": False})
+    record = open_joining(out, name).value
     if fresh:
-        return _given_up(out)
-    if durable["run"] is None:
-        try:
-            refuse_unknown_checkpoints(out / "checkpoints", JOINING)
-        except ConfigError as error:
-            return [Finding("folder", "bad", f"holds checkpoints of another run; {ANOTHER}", str(error))]
-        return []
-    if only not in (None, durable["run"]):
-        return [Finding("folder", "bad", "holds a part of another run than --run names; give the --out of that run")]
-    if party is not None and durable["data"] != data_digest(party):
-        return [Finding("folder", "bad", OTHER_DATA)]
-    return [_state(closed=durable["closed"])]
+        return _count_checkpoints(out)
+    try:
+        check_party_folder(out, record, None if party is None else data_digest(party), only)
+    except FolderError as error:
+        return [_explain(error, log)]
+    return [] if record.run is None else [_describe_run(closed=record.closed)]
 
 
-def _given_up(out: Path) -> list[Finding]:
-    """Tell what --fresh will remove."""
-    count = len(list((out / "checkpoints").glob(f"*{SUFFIX}")))
+def _explain(error: FolderError, log: logging.Logger) -> Finding:
+    log_detail(log, "folder", str(error))
+    return Finding("folder", "bad", SENTENCES[error.code])
+
+
+def _count_checkpoints(out: Path) -> list[Finding]:
+    count = len(list((out / CHECKPOINTS).glob(f"*{SUFFIX}")))
     return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []
 
 
-def _state(*, closed: bool) -> Finding:
+def _describe_run(*, closed: bool) -> Finding:
     if closed:
-        return Finding("folder", "warning", f"holds a finished run, which will not begin again; {ANOTHER}")
-    return Finding("folder", "good", "holds a run that will go on")
+        return Finding("folder", "warning", f"holds a finished run, which will not begin again; {NEW_RUN}")
+    return Finding("folder", "good", "holds a run that will continue")

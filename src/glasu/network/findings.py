@@ -1,0 +1,75 @@
+"""Findings of a dry run and the verdict. Every role reads the same text, so it holds nothing private."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from glasu.network.facts import Facts
+from glasu.network.sanitize import SENTENCES, printable
+from glasu.records import Length
+
+TOGETHER = "server/parties"  # the findings of a comparison; no party can have this name
+Level = Literal["good", "warning", "bad"]
+MAX_FINDINGS = 50
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: counts, versions and dates, but no ids and no values."""
+
+    check: Annotated[str, Length(200)]
+    level: Level
+    said: Annotated[str, Length(4000)]
+
+
+Findings = Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyReport:
+    """What a party sends in a dry run."""
+
+    facts: Facts
+    findings: Findings
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings by role, the server's first. Every role receives the same verdict."""
+
+    findings: Mapping[str, Findings]
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._select("bad")
+
+    def _select(self, level: Level) -> list[tuple[str, Finding]]:
+        pairs = [(role, finding) for role, found in self.findings.items() for finding in found]
+        return [(role, finding) for role, finding in pairs if finding.level == level]
+
+    def lines(self) -> list[str]:
+        """Return one line per finding."""
+        width = max(map(len, self.findings))
+        return [
+            f"{role:<{width}}  {finding.level:<7}  {finding.check}: {finding.said}"
+            for role, found in self.findings.items()
+            for finding in found
+        ]
+
+    def summary(self) -> str:
+        """Return the verdict in one or two sentences."""
+        bad, warnings = self._select("bad"), len(self._select("warning"))
+        noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
+        if not bad:
+            roles = ", ".join(role for role in self.findings if role not in ("server", TOGETHER))
+            return f"ready: the server and {roles} can train together.{noted}"
+        listed = "; ".join(f"{role}: {finding.check}: {finding.said}" for role, finding in bad)
+        text = f"not ready, {len(bad)} problem{'s' * (len(bad) > 1)}: {listed}"
+        return f"{text}{'' if text.endswith('?') else '.'}{noted}"
+
+
+def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of another role as they may be printed."""
+    return tuple(Finding(printable(each.check), each.level, printable(each.said, SENTENCES)) for each in findings)

@@ -1,0 +1,151 @@
+"""All parties of a run at the server, the state of the run, and the one lock that guards both.
+
+Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
+short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
+log line and call the handshake (which writes a small file), and takes no other lock. The reception of `transport.py`
+has a lock of its own and calls the session without holding it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from glasu.errors import AbsenceError, GlasuError
+from glasu.network.frames import CONTROL, CheckLimits, pack_control, pack_frame
+from glasu.network.handshake import Payload
+from glasu.network.log_limit import LogLimit
+from glasu.network.peer import Peer
+from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
+from glasu.protocol.requests import Receive
+
+NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less often, but
+NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
+
+
+class RestartAttempt(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
+    """The present attempt is void: a process is new, or a party was dropped. Gather the parties again."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to run from a common checkpoint to the end."""
+
+    number: int
+    round: int  # after which it goes on
+    digests: tuple[str | None, ...]  # of the parties' checkpoints of that round, in client order
+    check_limits: CheckLimits
+
+
+class Roster:
+    """The parties, the run, and how to wait for them."""
+
+    def __init__(self, names: Sequence[str], clock: Callable[[], float], log: logging.Logger) -> None:
+        self.changed = threading.Condition()
+        self.peers = {name: Peer(name, index, away_since=clock()) for index, name in enumerate(names)}
+        self.run = run_machine()
+        self.failure: GlasuError | None = None
+        self.attempt: Attempt | None = None
+        self.farewell: Payload = {}  # goes with the goodbye to every party
+        self.expected: Receive | None = None  # by the thread of the run, right now
+        self.clock = clock
+        self.seconds_waited = 0.0
+        self._log, self._limit = log, LogLimit(clock)
+
+    def fail(self, error: GlasuError) -> None:
+        """Note why the run cannot go on. The thread of the run raises the first such error."""
+        self.failure = self.failure or error
+        self.run.advance(RunEvent.FAIL)
+        self.changed.notify_all()
+
+    def restart(self) -> None:
+        """Void the present attempt, if there is one."""
+        if self.run.allows(RunEvent.RESTART):
+            self.run.advance(RunEvent.RESTART)
+        self.changed.notify_all()
+
+    def drop(self, peer: Peer, event: PeerEvent, *last: bytes) -> None:
+        """Close a party's stream, perhaps with a last frame: its process takes part no longer."""
+        peer.machine.advance(event)
+        peer.conversation.inbox.clear()
+        if peer.stream is not None:
+            peer.stream.close(*last)
+        peer.stream, peer.away_since = None, self.clock()
+        self.changed.notify_all()
+
+    def announce(self, line: str, about: str = "", without: Peer | None = None) -> None:
+        """Write a line to the log and send it to every connected party, except one.
+
+        Args:
+            line: the text; parts that a party sent are already sanitized.
+            about: the party that caused it; so many lines of one party are written, and the rest are counted.
+            without: the party that is not told.
+        """
+        if about and not self._limit.admit(about):
+            return
+        self._log.info("%s", line)
+        notice = pack_frame(CONTROL, pack_control("notice", line=line))
+        for peer in self.peers.values():
+            if peer.stream is not None and peer is not without:
+                peer.stream.send(notice)
+
+    def note(self, line: str, about: str = "") -> None:
+        """Write a line to the log only."""
+        if not about or self._limit.admit(about):
+            self._log.info("%s", line)
+
+    def note_dropped_lines(self) -> None:
+        """Report how many lines were not written, where lines may be written again."""
+        for subject, count in self._limit.take_dropped():
+            self._log.info("%s: and %s more lines.", subject, f"{count:,}")
+
+    def wait_until(self, missing: Callable[[], list[Peer]], wait: float, what: str) -> None:
+        """Wait until no party is missing; name those that are, and give up on one without a stream for `wait` seconds.
+
+        A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs.
+        """
+        since, named, last = self.clock(), NAMED_AFTER, None
+        while True:
+            self.note_dropped_lines()
+            if self.failure is not None:
+                raise self.failure
+            if self.run.state is RunState.RESTARTING:
+                raise RestartAttempt
+            absent = missing()
+            if not absent:
+                return
+            now, names = self.clock(), ", ".join(peer.name for peer in absent)
+            if names != last:
+                since, named, last = (now if last is not None else since), NAMED_AFTER, names
+            left = self._seconds_left(absent, wait, what)
+            if now - since >= named:
+                states = "; ".join(f"{peer.name}: {_describe(peer)}" for peer in absent)
+                self.announce(f"waiting for {names} {what} since {now - since:.0f} s ({states}).")
+                named = min(2 * named, named + NAMED_EVERY)
+            self.changed.wait(min(1.0, max(0.05, left)))
+            self.seconds_waited += self.clock() - now
+
+    def _seconds_left(self, absent: Sequence[Peer], wait: float, what: str) -> float:
+        """Return how long the absent parties may stay away, or raise AbsenceError."""
+        gone = [peer for peer in absent if not peer.is_connected]
+        left = min((peer.away_since + wait - self.clock() for peer in gone), default=wait)
+        if left > 0:
+            return left
+        reasons = "; ".join(f"{peer.name}: {peer.refusal}" for peer in gone if peer.refusal)
+        raise AbsenceError(
+            f"waited {wait:.0f} s for {', '.join(peer.name for peer in gone)} {what}"
+            f"{f' ({reasons})' if reasons else ''}; saved work is kept. Start what is missing, and the same command "
+            "again."
+        )
+
+
+def _describe(peer: Peer) -> str:
+    return "connected" if peer.is_connected else "not connected"
+
+
+def last_word(kind: str, reason: str, **fields: object) -> bytes:
+    """Return the frame that ends a stream: why a process is refused, or the run stopped."""
+    return pack_frame(CONTROL, pack_control(kind, reason=printable(reason, SENTENCES), **fields))

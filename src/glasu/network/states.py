@@ -1,0 +1,138 @@
+"""States of a peer and of a run, with every transition as a table. Only `StateMachine.advance` changes a state.
+
+A peer's state says how far its process has come; whether it has a stream at the moment is a different question. Both
+ends use the same table: the server has one machine for every party, a party has one for itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from glasu.errors import ProtocolError
+
+
+class PeerState(enum.Enum):
+    """How far a party's process has come."""
+
+    AWAY = "away"  # no process was admitted
+    CONNECTED = "connected"  # admitted; it builds its model
+    PREPARED = "prepared"  # it has stated what it would run, and its checkpoints
+    PROPOSED = "proposed"  # it was asked to start an attempt
+    RUNNING = "running"  # it has confirmed the attempt; messages flow
+    FINISHED = "finished"  # it has written its results
+    DISMISSED = "dismissed"  # it was told that the run is complete
+    REFUSED = "refused"  # it does not fit, sent an invalid message, or declined; another process may come
+    FAILED = "failed"  # it reported a failure, or the run ended for it
+
+
+class PeerEvent(enum.Enum):
+    """What changes a peer's state."""
+
+    ADMIT = "admit"  # a new process is welcomed
+    PREPARE = "prepare"
+    REGATHER = "regather"  # the server asks for a new statement
+    PROPOSE = "propose"
+    CONFIRM = "confirm"
+    FINISH = "finish"
+    DISMISS = "dismiss"
+    REFUSE = "refuse"  # by the server, or by the party itself
+    FAIL = "fail"
+
+
+class RunState(enum.Enum):
+    """How far a run has come, at the server."""
+
+    GATHERING = "gathering"  # parties connect and prepare
+    PROPOSED = "proposed"  # an attempt was proposed; not all have confirmed
+    RUNNING = "running"  # messages flow
+    FINISHING = "finishing"  # all messages are exchanged; parties write their results
+    RESTARTING = "restarting"  # an attempt is void because a process is new; the next one has to be gathered
+    CLOSED = "closed"  # complete
+    LEAVING = "leaving"  # this process was interrupted; the run can go on in another one
+    FAILED = "failed"
+
+
+class RunEvent(enum.Enum):
+    """What changes the state of a run."""
+
+    GATHER = "gather"
+    PROPOSE = "propose"
+    START = "start"  # every party has confirmed
+    EXHAUST = "exhaust"  # the script has no more messages
+    RESTART = "restart"  # a process is new, or its message was invalid
+    CLOSE = "close"
+    LEAVE = "leave"
+    FAIL = "fail"
+
+
+_P, _E = PeerState, PeerEvent
+_ADMITTED = (_P.CONNECTED, _P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)
+PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
+    (_P.CONNECTED, _E.PREPARE): _P.PREPARED,
+    (_P.PREPARED, _E.PROPOSE): _P.PROPOSED,
+    (_P.PROPOSED, _E.CONFIRM): _P.RUNNING,
+    (_P.RUNNING, _E.FINISH): _P.FINISHED,
+    # A statement that crosses the end of the run on its way changes nothing.
+    (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
+    # A restarted process takes the place of the earlier one, whatever that had reached.
+    **{(state, _E.ADMIT): _P.CONNECTED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
+    **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PROPOSED, _P.RUNNING, _P.FINISHED)},
+    **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
+    **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
+    **{(state, _E.FAIL): _P.FAILED for state in (_P.AWAY, *_ADMITTED, _P.REFUSED, _P.FAILED)},
+}
+
+_R, _V = RunState, RunEvent
+_UNDER_WAY = (_R.PROPOSED, _R.RUNNING, _R.FINISHING)
+_OPEN = (_R.GATHERING, *_UNDER_WAY, _R.RESTARTING)
+RUN_TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
+    (_R.GATHERING, _V.PROPOSE): _R.PROPOSED,
+    (_R.PROPOSED, _V.START): _R.RUNNING,
+    (_R.RUNNING, _V.EXHAUST): _R.FINISHING,
+    (_R.FINISHING, _V.CLOSE): _R.CLOSED,
+    (_R.GATHERING, _V.CLOSE): _R.CLOSED,  # a server that was started again after the end of its run
+    (_R.GATHERING, _V.RESTART): _R.GATHERING,
+    (_R.RESTARTING, _V.RESTART): _R.RESTARTING,
+    **{(state, _V.GATHER): _R.GATHERING for state in _OPEN},
+    **{(state, _V.RESTART): _R.RESTARTING for state in _UNDER_WAY},
+    **{(state, _V.LEAVE): _R.LEAVING for state in (*_OPEN, _R.CLOSED, _R.LEAVING)},
+    (_R.FAILED, _V.LEAVE): _R.FAILED,
+    **{(state, _V.FAIL): _R.FAILED for state in (*_OPEN, _R.CLOSED, _R.LEAVING, _R.FAILED)},
+}
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+
+
+class StateMachine(Generic[State, Event]):
+    """A state that changes by events only, as its table says."""
+
+    def __init__(self, start: State, table: Mapping[tuple[State, Event], State]) -> None:
+        self._state, self._table = start, table
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def allows(self, event: Event) -> bool:
+        """Tell whether the event can happen now."""
+        return (self._state, event) in self._table
+
+    def advance(self, event: Event) -> State:
+        """Change the state, or refuse an event that cannot happen now."""
+        if not self.allows(event):
+            raise ProtocolError(f"'{event.value}' cannot follow the state '{self._state.value}'.")
+        self._state = self._table[self._state, event]
+        return self._state
+
+
+def peer_machine() -> StateMachine[PeerState, PeerEvent]:
+    """Return the machine of a party that has not connected yet."""
+    return StateMachine(PeerState.AWAY, PEER_TRANSITIONS)
+
+
+def run_machine() -> StateMachine[RunState, RunEvent]:
+    """Return the machine of a run whose parties are not there yet."""
+    return StateMachine(RunState.GATHERING, RUN_TRANSITIONS)

@@ -1,0 +1,213 @@
+"""The server's part of a training: its state file, checkpoints, telemetry and report. Torch is not loaded here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glasu.config import resolve
+from glasu.errors import CheckpointError
+from glasu.network.admission import Admission
+from glasu.network.compatibility import config_for_network
+from glasu.network.facts import server_facts
+from glasu.network.options import ServeOptions
+from glasu.network.payloads import Finished, Prepared
+from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
+from glasu.network.server_role import Plan
+from glasu.network.state_file import write_named
+from glasu.network.status import Status
+from glasu.protocol.limits import Limits
+from glasu.protocol.requests import Evaluated, Event, RoundDone
+from glasu.protocol.rounds import server_script
+from glasu.protocol.server import Server, Sizes
+from glasu.protocol.state import ServerState
+from glasu.report import PartySummary, RunReport, build_report, versions
+from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
+from glasu.runtime.telemetry import SERVER_PARTS, Telemetry, TelemetryState
+from glasu.wire.message_key import RUN_BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class ServerCheckpoint:
+    """A checkpoint of the server."""
+
+    server: ServerState
+    telemetry: TelemetryState
+
+
+class TrainingServer:
+    """One process of the server of a training."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        """Read the folder; nothing is written before `pin`.
+
+        Raises:
+            ConfigError: the settings, or the folder, do not fit.
+        """
+        self.options, kit = options, options.kit
+        self.config = config_for_network(options.config, kit.roster)
+        self.state = open_serving(options.out)
+        self.resumes = not options.fresh and continues_run(options.out, self.state.value, self.config, kit.roster)
+        run = self.state.value.run if self.resumes else secrets.token_hex(RUN_BYTES)
+        self.run = str(run)
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
+        self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
+        self.admission = Admission(
+            server_facts(versions(), "training", parties=len(kit.roster)),
+            self.config,
+            kit.roster,
+            self.state,
+            self.rounds,
+            lambda num_nodes: resolve(self.config, num_nodes)[0],
+        )
+        self.scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
+        self._server: Server | None = None  # of the present attempt
+        if self.resumes:
+            self._open_checkpoints()
+
+    def _open_checkpoints(self) -> None:
+        found, unused = self.saver.store.open(self.config.train.checkpoint_every)
+        for line in unused:
+            self.options.log.warning("%s", line)
+        saved = max(found)
+        if saved and not self.is_finished:
+            checkpoint = self.saver.store.load(saved, ServerCheckpoint)
+            self.telemetry.restore_cost(checkpoint.telemetry.cost)
+            self.options.log.info("resuming after round %d or the one before, once all parties are connected.", saved)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the folder holds the results of this run."""
+        return self.resumes and self.state.value.closed
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether the checkpoints in the folder belong to an earlier run that --fresh will remove."""
+        return self.options.fresh and self._server is None
+
+    def pin(self) -> None:
+        """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
+        if self.resumes:
+            return
+        if self.options.fresh:
+            self.state.start_over()
+        self.state.update(
+            run=self.run,
+            digest=self.config.digest(),
+            settings=self.config.comparable(),
+            roster=self.options.kit.roster,
+            attempt=0,
+            processes={},
+            closed=False,
+        )
+
+    def rounds(self) -> dict[int, str]:
+        """Return the checkpoints of this run and their digests."""
+        return {0: START} if self.starts_over else self.saver.store.digests()
+
+    def plan(self) -> Plan:
+        """Choose the greatest round that all roles have, and build the server for it."""
+        self.saver.settle()
+        statements = self.admission.collect_statements()
+        common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})
+        if self.starts_over:
+            removed = self.saver.store.clear()
+            if removed:
+                self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+        self.state.settle()
+        self.state.update(attempt=self.state.value.attempt + 1)
+        server, num_classes = self._build_server(list(statements.values()))
+        telemetry = TelemetryState()
+        if common:
+            checkpoint = self.saver.store.load(common, ServerCheckpoint)
+            server.restore(checkpoint.server)
+            telemetry = checkpoint.telemetry
+        self.telemetry.rewind(telemetry)
+        self._server = server
+        return Plan(
+            attempt=self.state.value.attempt,
+            round=common,
+            digests=tuple(statements[party].rounds[common] for party in server.roster),
+            limits=Limits.of_run(server.config, server.sizes.num_nodes, num_classes, len(server.roster)),
+            script=server_script(server),
+        )
+
+    def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:
+        common = find_common_round([self.rounds(), *stated.values()])
+        if common is None:
+            roles = {"server": self.rounds(), **stated}
+            listed = "; ".join(f"{role}: {', '.join(map(str, own)) or 'none'}" for role, own in roles.items())
+            raise CheckpointError(
+                f"no checkpoint is common to all roles ({listed}). Restore the folder that lost its checkpoints, or "
+                "start over with --fresh everywhere."
+            )
+        return common
+
+    def _build_server(self, statements: Sequence[Prepared]) -> tuple[Server, int]:
+        """Build the server for the counts that all parties state; return it and the number of classes."""
+        facts = [stated.facts for stated in statements]
+
+        def agreed(name: str) -> int:
+            return next((getattr(own, name) for own in facts if getattr(own, name) is not None), 0)
+
+        num_nodes, validation = agreed("nodes"), agreed("validation_nodes")
+        config, _ = resolve(self.config, num_nodes)
+        subset = config.train.evaluate_nodes
+        sizes = Sizes(num_nodes, min(subset, validation) if subset else validation, agreed("test_nodes"))
+        return Server(config, self.options.kit.roster, sizes, bytes.fromhex(self.run)), agreed("classes")
+
+    def save(self, state: ServerState) -> None:
+        """Start to write a checkpoint."""
+        self.saver.save(state.round, ServerCheckpoint(state, self.telemetry.state()))
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is durable."""
+        self.saver.settle()
+
+    def observe(self, event: Event) -> None:
+        """Record an event of the script."""
+        self.telemetry.observe(event)
+        self.options.emit(event)
+        if isinstance(event, Evaluated) and event.split == "validation":
+            self.scores = event.metrics
+        elif isinstance(event, RoundDone):
+            self.options.emit(self.status())
+
+    def finish(self, result: None, finished: Sequence[Finished]) -> RunReport:
+        """Write report.json; the run is finished then."""
+        report = self._build_report([each.weights_sha256 for each in finished])
+        write_named(self.options.out / "report.json", report.to_json().encode())
+        self.state.update(closed=True)
+        return report
+
+    def _build_report(self, weights_sha256: Sequence[str]) -> RunReport:
+        server = self._server
+        assert server is not None
+        _, overridden = resolve(self.config, server.sizes.num_nodes)
+        parties = [
+            PartySummary(name, server.sizes.num_nodes, labels=server.owner in (-1, index))
+            for index, name in enumerate(server.roster)
+        ]
+        measured = self.telemetry.measurements(server.progress.losses)
+        return build_report(server.config, measured, parties, weights_sha256, overridden=overridden)
+
+    def close(self, *, finished: bool) -> None:
+        """Stop the writing thread; remove the checkpoints of a finished run."""
+        self.saver.close()
+        if finished:
+            self.saver.store.clear()
+
+    def status(self) -> Status:
+        """Return the progress of this run; any thread may call it."""
+        server, traffic = self._server, self.telemetry.traffic
+        losses = () if server is None else server.progress.losses[-1:]
+        return Status(
+            round=0 if server is None else server.progress.round,
+            num_rounds=self.config.train.num_rounds,
+            attempt=self.state.value.attempt,
+            loss=losses[0] if losses else None,
+            bytes_to_server=traffic.bytes_to_server,
+            bytes_to_clients=traffic.bytes_to_clients,
+            seconds=self.telemetry.elapsed(),
+        )

@@ -1,0 +1,289 @@
+"""Numbered frames: over any number of broken streams, everything arrives once, in order, and memory is bounded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from glasu.errors import ProtocolError
+from glasu.network.frames import (
+    ACK,
+    CONTROL,
+    CONTROL_BYTES,
+    HEADER,
+    MAX_FRAME,
+    OVERHEAD,
+    PIECE,
+    PIECE_BYTES,
+    ROOM,
+    WINDOW,
+    Assembler,
+    Channel,
+    Outbox,
+    check_expected,
+    pack_control,
+    pack_frame,
+    read_control,
+    read_frame,
+)
+from glasu.protocol.message_bytes import decode, encode
+from glasu.protocol.messages import Gradient, Joint, Partial
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key, Phase
+
+KEY = Key(bytes(12), Phase.TRAINING, 0, round=3, layer=1)
+
+
+def partial(rows, columns=4):
+    return Partial(key=KEY, value=np.arange(rows * columns, dtype=np.float32).reshape(rows, columns))
+
+
+SMALL = 20_000  # bytes of a window
+
+
+class Streams(RuleBasedStateMachine):
+    """Two channels and a stream that may lose everything under way, at any moment, against a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = [Channel(SMALL, SMALL), Channel(SMALL, SMALL)]
+        self.under_way: list[list[bytes]] = [[], []]  # towards each end
+        self.sent: list[list[str]] = [[], []]  # by each end
+        self.arrived: list[list[str]] = [[], []]  # at each end
+
+    @rule(end=st.integers(0, 1), size=st.sampled_from([0, 10, 3_000]))
+    def put(self, end, size):
+        name = f"{end}-{len(self.sent[end])}"
+        self.ends[end].outbox.put_control("x", name=name, rest="y" * size)
+        self.sent[end].append(name)
+
+    @rule(end=st.integers(0, 1), count=st.integers(1, 5))
+    def transmit(self, end, count):
+        for _ in range(count):
+            frame = self.ends[end].take_next()
+            if frame is not None:
+                self.under_way[1 - end].append(frame)
+
+    @rule(end=st.integers(0, 1), count=st.integers(1, 5))
+    def deliver(self, end, count):
+        for _ in range(min(count, len(self.under_way[end]))):
+            frame = read_frame(self.under_way[end].pop(0))
+            if self.ends[end].accept(frame):
+                self.arrived[end].append(read_control(frame.body).fields["name"])
+
+    @rule(end=st.integers(0, 1))
+    def deliver_twice(self, end):
+        if self.under_way[end]:
+            frame = read_frame(self.under_way[end][0])
+            before = list(self.arrived[end])
+            if self.ends[end].accept(frame):
+                self.arrived[end].append(read_control(frame.body).fields["name"])
+                before = list(self.arrived[end])
+            assert not self.ends[end].accept(frame)
+            assert self.arrived[end] == before
+            self.under_way[end].pop(0)
+
+    @rule()
+    def break_stream(self):
+        self.under_way = [[], []]
+        received = [end.received for end in self.ends]
+        self.ends[0].resume(received[1])
+        self.ends[1].resume(received[0])
+
+    @invariant()
+    def what_arrives_is_a_prefix_of_what_was_sent(self):
+        for end in (0, 1):
+            assert self.arrived[1 - end] == self.sent[end][: len(self.arrived[1 - end])]
+
+    @invariant()
+    def no_more_than_the_window_is_under_way(self):
+        for end in (0, 1):
+            assert sum(map(len, self.under_way[end])) <= SMALL + 4_000
+
+    def teardown(self):
+        for _ in range(60):
+            for end in (0, 1):
+                self.transmit(end, 5)
+                self.deliver(1 - end, 5)
+        assert self.arrived == [self.sent[1], self.sent[0]]
+        for end in (0, 1):  # only what one more ack would free is still held
+            assert self.ends[end].outbox.held <= SMALL
+
+
+TestStreams = Streams.TestCase
+TestStreams.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_acknowledged_frames_are_freed_and_the_window_opens():
+    sender, receiver = Outbox(), Channel()
+    message = encode(partial(70_000, 64))  # 17.9 MB, more than the window
+    sender.put_message(message)
+    sender.put_message(message)
+    assert sender.is_full
+    count = 0
+    while (frame := sender.take_next(0)) is not None:
+        receiver.accept(read_frame(frame))
+        count += 1
+    assert count == WINDOW // (PIECE_BYTES + OVERHEAD) + 1
+    sender.acknowledge(receiver.received)
+    assert sender.held < 2 * len(message) - WINDOW + MAX_FRAME
+    assert sender.take_next(0) is not None
+
+
+def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
+    sender, receiver = Channel(), Channel()
+    for _ in range(10):
+        sender.outbox.put_message(encode(partial(16_384, 64)))  # 4 MiB each
+    acknowledged = 0
+    for _ in range(200):
+        frame = sender.take_next()
+        if frame is not None and receiver.accept(read_frame(frame)):
+            receiver.hold(len(frame))
+        ack = receiver.take_next()
+        if ack is not None:
+            acknowledged = read_frame(ack).acknowledged
+            sender.accept(read_frame(ack))
+    assert ROOM <= receiver.waiting <= ROOM + WINDOW + 2 * MAX_FRAME
+    assert acknowledged <= ROOM // PIECE_BYTES + 1
+    assert not receiver.is_overrun
+    receiver.release(receiver.waiting - OVERHEAD)  # all is used: an ack is due at once
+    ack = receiver.take_next()
+    assert read_frame(ack).acknowledged == receiver.received
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "expected at least 17"),
+        (b"\x00" * 16, "expected at least 17"),
+        (HEADER.pack(3, 1, 0), "unknown kind 3"),
+        (HEADER.pack(255, 1, 0), "unknown kind 255"),
+        (HEADER.pack(PIECE, 0, 0), "pieces are numbered"),
+        (HEADER.pack(ACK, 1, 0), "acks are not"),
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused(data, words):
+    with pytest.raises(ProtocolError, match=words):
+        read_frame(data)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"7", b"null", b'{"kind": 7}', b"{}", b'{"kind": "x", "y": NaN}', b"\xff", b"[" * 50_000],
+)
+def test_a_control_message_that_is_no_json_object_with_a_kind_is_refused(body):
+    with pytest.raises(ProtocolError, match="expected a JSON object with a kind"):
+        read_control(body)
+
+
+def test_a_long_control_message_is_refused_before_it_is_parsed():
+    with pytest.raises(ProtocolError, match=f"at most {CONTROL_BYTES} bytes"):
+        read_control(b"[" * (CONTROL_BYTES + 1), CONTROL_BYTES)
+
+
+def test_a_gap_in_the_numbers_and_an_ack_of_what_was_not_sent_are_refused():
+    channel = Channel()
+    with pytest.raises(ProtocolError, match="frame 2 came, but 1 is the next"):
+        channel.accept(read_frame(pack_frame(CONTROL, pack_control("x"), number=2)))
+    with pytest.raises(ProtocolError, match="frame 1 is acknowledged, but 0 was the last one sent"):
+        channel.accept(read_frame(pack_frame(ACK, acknowledged=1)))
+    assert channel.received == 0
+
+
+def test_a_peer_cannot_ask_for_frames_that_it_has_acknowledged():
+    channel = Channel()
+    channel.outbox.put_control("x")
+    channel.take_next()
+    channel.outbox.acknowledge(1)
+    with pytest.raises(ProtocolError, match="frame 1 is asked for again"):
+        channel.resume(0)
+
+
+def bodies(message):
+    """Return the bodies of a message's pieces."""
+    outbox = Outbox()
+    outbox.put_message(message)
+    frames = []
+    while (frame := outbox.take_next(0)) is not None:
+        frames.append(read_frame(frame).body)
+    return frames
+
+
+def admit_all(head, size):
+    pass
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65_536, 70_000])
+def test_pieces_make_the_message_again(rows):
+    message = partial(rows)
+    assembler, found = Assembler(), None
+    for body in bodies(encode(message)):
+        assert found is None
+        found = assembler.add(body, admit_all)
+    np.testing.assert_array_equal(decode(found, assembler.head).value, message.value)
+
+
+def test_a_message_that_is_refused_by_its_header_gets_no_memory():
+    seen = []
+
+    def refuse(head, size):
+        seen.append((head.key, size))
+        raise ProtocolError("no")
+
+    body = bytearray(bodies(encode(partial(70_000)))[0])
+    body[0:8] = (1 << 40).to_bytes(8, "little")  # total length: 1 TiB
+    with pytest.raises(ProtocolError):
+        Assembler().add(memoryview(body), refuse)
+    with pytest.raises(ProtocolError, match="no"):
+        Assembler().add(memoryview(bodies(encode(partial(70_000)))[0]), refuse)
+    assert seen == [(KEY, len(encode(partial(70_000))))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.lists(st.tuples(st.integers(0, 79), st.integers(0, 255)), max_size=6), cut=st.integers(0, 80))
+def test_mutated_pieces_are_refused_or_complete_a_message_of_the_admitted_size(changes, cut):
+    content = bytearray(bodies(encode(partial(1)))[0])
+    for place, value in changes:
+        content[place % len(content)] = value
+    admitted = []
+
+    def admit(head, size):
+        if size > 4096:
+            raise ProtocolError("too long")
+        admitted.append(size)
+
+    assembler = Assembler()
+    try:
+        whole = assembler.add(memoryview(content[: len(content) - cut]), admit)
+        if whole is not None:
+            assert len(whole) == admitted[0]
+            decode(whole, assembler.head)
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Gradient(key=KEY, value=np.zeros((1, 1), np.float32)),
+        Partial(key=KEY._replace(round=4), value=np.zeros((1, 1), np.float32)),
+        Partial(key=KEY._replace(layer=2), value=np.zeros((1, 1), np.float32)),
+        Partial(key=KEY._replace(chunk=1), value=np.zeros((1, 1), np.float32)),
+        Partial(key=KEY._replace(phase=Phase.EVALUATION), value=np.zeros((1, 1), np.float32)),
+        Partial(key=KEY._replace(run=b"1" * 12), value=np.zeros((1, 1), np.float32)),
+    ],
+)
+def test_a_message_of_another_kind_or_about_something_else_is_not_the_expected_one(message):
+    with pytest.raises(ProtocolError, match="expected Partial or Joint for training round 3 layer 1 chunk 0, got"):
+        check_expected(Receive((Partial, Joint), KEY), type(message), message.key)
+
+
+def test_control_messages_keep_their_fields():
+    control = read_control(pack_control("begin", attempt=3, digest=None))
+    assert (control.kind, control.fields) == ("begin", {"attempt": 3, "digest": None})
+    assert json.loads(pack_control("x", kind_of="y")) == {"kind_of": "y", "kind": "x"}

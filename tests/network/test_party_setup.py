@@ -1,0 +1,51 @@
+"""A party refuses settings that do not fit into its memory, before it builds anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from glasu.config import RunConfig
+from glasu.errors import ConfigError
+from glasu.network.party_setup import check_memory
+from support.cluster import Cluster
+from support.tiny import tiny
+
+GIB = 2**30
+DEEP = 10**9
+ABSURD = {
+    "hidden": ({"model": {"hidden": 20_000}}, "model.hidden=20000, "),
+    "narrow but deep": (
+        {"model": {"hidden": 1, "num_layers": DEEP, "aggregation_layers": (DEEP - 1,)}},
+        f"model.num_layers={DEEP}",
+    ),
+    "heads": ({"model": {"backbone": "gat", "hidden": 2**30, "heads": 2**30}}, f"model.hidden={2**30}"),
+    "local steps": ({"train": {"num_local_steps": 2**31 - 1}}, f"train.num_local_steps={2**31 - 1}"),
+}
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_settings_that_do_not_fit_into_memory_are_refused_before_anything_is_built(name):
+    changes, expected = ABSURD[name]
+    _, parties = tiny()
+    with pytest.raises(ConfigError, match=f"{expected}.* this party allows 8.0 GiB.*--max-memory"):
+        check_memory(RunConfig().replace(**changes), parties[0], 8 * GIB)
+
+
+@pytest.mark.parametrize("hidden", [64, 512])
+def test_an_ordinary_model_fits(hidden):
+    config, parties = tiny(hidden=hidden)
+    check_memory(config, parties[0], GIB)
+    check_memory(config, parties[0])
+
+
+def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_is_raised(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    error = cluster.join("a", max_memory=1000).error()
+    assert isinstance(error, ConfigError)
+    assert "model.hidden=" in str(error)
+    cluster.until("server", "a: declines to take part: model.hidden=")
+    for role in [cluster.join(name, max_memory=GIB) for name in "abc"]:
+        role.outcome()
+    server.outcome()

@@ -1,0 +1,578 @@
+"""The server's side of the streams: whatever a party sends, somebody hears of it, and nothing hangs or changes."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from glasu.errors import AbsenceError, EquivocationError, ProtocolError, TrainingError
+from glasu.network.frames import (
+    ACK,
+    CONTROL,
+    CONTROL_BYTES,
+    HEADER,
+    PIECE,
+    PIECE_BYTES,
+    pack_control,
+    pack_frame,
+)
+from glasu.network.handshake import RefusalError
+from glasu.network.peer import GROUPS, Receipts
+from glasu.network.server_session import RestartAttempt
+from glasu.protocol.message_bytes import encode
+from glasu.protocol.messages import Gradient, Joint, Partial
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key, Phase
+from support.raw_party import STATEMENT, Desk, hello, wait_for
+from support.toy_run import RUN, Role, ToyServerHandshake, key
+
+
+def partial(client, round_index=0, chunk=0, value=1.0, **changes):
+    about = key(round_index, chunk, client, attempt=1)._replace(**changes)
+    return encode(Partial(about, np.full((3, 4), value, np.float32)))
+
+
+def receiving(desk, round_index=0, chunk=0):
+    """Let the thread of the run wait for a partial of every party."""
+    request = Receive((Partial,), key(round_index, chunk))
+    role = Role("receiving", lambda: desk.session.receive(request))
+    wait_for(lambda: desk.session._roster.expected is request or not role.is_alive())
+    return role
+
+
+# --- hello ------------------------------------------------------------------------------------
+
+HELLOS = {
+    "not a hello": pack_frame(CONTROL, pack_control("prepared", payload={})),
+    "an ack": pack_frame(ACK),
+    "a piece": pack_frame(PIECE, b"x" * 30, number=1),
+    "another protocol": hello(protocol=99),
+    "no protocol": hello(protocol=None),
+    "a process without a name": hello(process=""),
+    "a process with a long name": hello(process="x" * 65),
+    "a name that is none": hello(process=7),
+    "a negative count": hello(received=-1),
+    "a count that is none": hello(received=1.5),
+    "a count beyond all": hello(received=10**30),
+    "a truth as a count": hello(received=True),
+    "no payload": hello(payload=None),
+    "numbered": pack_frame(CONTROL, pack_control("hello"), number=1),
+    "noise": b"\x00" * 100,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", HELLOS)
+def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
+    desk = Desk()
+    party = desk.connect("a", HELLOS[name])
+    assert party.last_word().kind == "refused"
+    assert party.last_word().fields["code"] == "invalid_hello"
+    assert any(line.startswith("a: not accepted: ") for line in desk.log)
+    assert desk.session.connected() == {"a": False, "b": False}
+    assert desk.connect("a").reader.is_alive()  # the right one may come
+    wait_for(lambda: desk.session.connected()["a"])
+
+
+def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason():
+    def refuse(party, payload):
+        return RefusalError("other_settings", "it differs: x", ["server  a", "1       2"]) if "bad" in payload else None
+
+    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
+    other = desk.connect("b")
+    wait_for(lambda: desk.session.connected()["b"])
+    for _ in range(3):
+        word = desk.connect("a", hello(payload={"bad": 1})).last_word()
+        assert (word.kind, word.fields["code"], word.fields["reason"]) == ("refused", "other_settings", "it differs: x")
+        assert word.fields["table"] == ["server  a", "1       2"]
+        assert word.fields["run"] == RUN
+    assert desk.session.refused == 3
+    assert sum("a: not accepted: it differs: x" in line for line in desk.log) == 1  # reported once
+    wait_for(lambda: any("a: not accepted" in str(control.fields.get("line")) for control in other.controls()))
+
+
+def test_a_statement_that_is_refused_withdraws_the_process():
+    def refuse(party, payload):
+        return RefusalError("other_data", "other nodes") if payload == {"rounds": "bad"} else None
+
+    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
+    party = desk.connect("a")
+    party.send_control("prepared", payload={"rounds": "bad"})
+    assert party.last_word().fields["reason"] == "other nodes"
+    assert desk.handshake.withdrawn == ["a"]
+
+
+def test_a_newer_process_takes_the_place_of_the_earlier_one():
+    desk = Desk()
+    first = desk.connect("a")
+    wait_for(lambda: desk.session.connected()["a"])
+    desk.connect("a", hello(process="p2"))
+    assert "a newer process" in first.last_word().fields["reason"]
+    assert desk.session.connected()["a"]
+
+
+def test_a_new_process_voids_the_attempt():
+    desk = Desk()
+    desk.run()
+    role = receiving(desk)
+    desk.connect("b", hello(process="p2"))
+    role.join(20)
+    assert isinstance(role.error, RestartAttempt)
+
+
+def test_the_same_process_goes_on_where_it_was_over_another_stream():
+    desk = Desk()
+    a, b = desk.run()
+    server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
+    a.send_message(partial(0))
+    wait_for(lambda: not desk.session._roster.peers["a"].conversation.inbox.is_empty)
+    a.end()
+    again = desk.connect("a", hello(server=server, received=len([one for one in a.heard if one.number])))
+    b.send_message(partial(1))
+    messages = desk.session.receive(Receive((Partial,), key(0, 0)))
+    assert [message.key.client for message in messages] == [0, 1]
+    wait_for(again.controls)
+    welcome = again.controls()[0].fields
+    assert (welcome["resumed"], welcome["received"]) == (True, 3)  # prepared, ready, and the message
+
+
+@pytest.mark.parametrize("received", [999, 0])
+def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received):
+    desk = Desk()
+    a, _ = desk.run()
+    server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
+    a.flush()
+    if received == 0:  # it acknowledged the proposal before
+        a.channel.received = 1
+        a.send(pack_frame(ACK, acknowledged=1))
+    a.end()
+    word = desk.connect("a", hello(server=server, received=received)).last_word()
+    assert word.kind == "refused"
+    assert "acknowledged" in word.fields["reason"]
+
+
+# --- control messages ---------------------------------------------------------------------------
+
+CONTROLS = {
+    "of unknown kind": ("x", {}, "control message of unknown kind 'x'"),
+    "a second hello": ("hello", {}, "control message of unknown kind 'hello'"),
+    "too long": ("prepared", {"payload": "x" * CONTROL_BYTES}, f"expected at most {CONTROL_BYTES} bytes, got"),
+    "without a statement": ("prepared", {}, "'prepared' without a statement"),
+    "a statement that is none": ("prepared", {"payload": [1]}, "'prepared' without a statement"),
+    "a second statement": ("prepared", {"payload": STATEMENT}, "'prepare' cannot follow the state 'running'"),
+    "a second confirmation": (
+        "ready",
+        {"attempt": 1, "digest": "start"},
+        "'confirm' cannot follow the state 'running'",
+    ),
+    "no result": ("finished", {"attempt": 1}, "'finished' without a result"),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_message_that_nobody_sends_aborts_the_run(name):
+    desk = Desk()
+    a, _ = desk.run()
+    kind, fields, words = CONTROLS[name]
+    role = receiving(desk)
+    a.send_control(kind, **fields)
+    role.join(20)
+    assert isinstance(role.error, ProtocolError)
+    assert words in str(role.error)
+    assert role.error.party == "a"
+    assert a.last_word().kind == "stopped"
+
+
+def test_a_confirmation_of_another_checkpoint_aborts_the_run():
+    desk = Desk("a")
+    party = desk.connect("a")
+    party.send_control("prepared", payload=STATEMENT)
+    desk.session.gather()
+    role = Role("beginning", lambda: desk.session.begin_attempt(1, 4, ["right"], desk.toy.check_limits))
+    wait_for(lambda: any(control.kind == "begin" for control in party.controls()))
+    party.send_control("ready", attempt=1, digest="wrong")
+    role.join(20)
+    assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error)
+
+
+def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
+    desk = Desk("a")
+    (a,) = desk.run()
+    gathering = Role("gathering", desk.session.gather)
+    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
+    a.send_control("finished", attempt=1, result={"of": "attempt 1"})
+    a.send_message(partial(0))
+    a.send_control("prepared", payload=STATEMENT)
+    gathering.outcome(20)
+    role = Role("begin", lambda: desk.session.begin_attempt(2, 0, ["start"], desk.toy.check_limits))
+    wait_for(lambda: sum(control.kind == "begin" for control in a.controls()) == 2)
+    a.send_control("ready", attempt=2, digest="start")
+    role.outcome(20)
+    a.send_control("finished", attempt=2, result={"of": "attempt 2"})
+    assert desk.session.collect_results() == [{"of": "attempt 2"}]
+
+
+def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
+    desk = Desk()
+    a, _ = desk.run()
+    role = receiving(desk)
+    a.send(pack_frame(CONTROL, pack_control("failed", reason="its data cannot be used")))
+    role.join(20)
+    assert isinstance(role.error, TrainingError)
+    assert str(role.error) == "party 'a' failed: its data cannot be used"
+    late = desk.connect("a", hello(process="p3"))
+    assert late.last_word().fields["reason"] == "party 'a' failed: its data cannot be used"
+
+
+def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
+    desk = Desk()
+    a = desk.connect("a")
+    other = desk.connect("b")
+    wait_for(lambda: all(desk.session.connected().values()))
+    a.send(pack_frame(CONTROL, pack_control("declined", reason="other settings", table=["x", "y"])))
+    wait_for(lambda: not desk.session.connected()["a"])
+    assert desk.handshake.withdrawn == ["a"]
+    wait_for(lambda: "a: declines to take part: other settings" in desk.log)
+    wait_for(lambda: any("declines" in str(control.fields.get("line")) for control in other.controls()))
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+OTHERS = {  # what is changed in a key, and what is said about it
+    "a run": ({"run": bytes(12)}, "expected Partial for training round 0 layer 0 chunk 0, got .* of run 0000"),
+    "a round": ({"round": 2}, "got Partial for training round 2"),
+    "a layer": ({"layer": 3}, "got Partial for training round 0 layer 3"),
+    "a phase": ({"phase": Phase.BACKWARD}, "got Partial for backward round 0"),
+    "a chunk": ({"chunk": 1}, "got Partial for training round 0 layer 0 chunk 1"),
+    "a client": ({"client": 0}, r"expected attempt and client \(1, 1\), got \(1, 0\)"),
+    "an attempt": ({"attempt": 3}, r"expected attempt and client \(1, 1\), got \(3, 1\)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
+    desk = Desk()
+    _, b = desk.run()
+    fields, words = OTHERS[name]
+    role = receiving(desk)
+    about = key(0, 0, 1, attempt=1)._replace(**fields)
+    content = encode(Partial(about, np.zeros((300_000, 4), np.float32)))  # several pieces; one is sent
+    b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:PIECE_BYTES], number=3))
+    role.join(20)
+    with pytest.raises(ProtocolError, match=words):
+        raise role.error
+    assert role.error.party == "b"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Gradient(key(0, 0, 1, 1), np.zeros((3, 4), np.float32)), "expected Partial for .*, got Gradient for training"),
+        (Partial(key(0, 0, 1, 1), np.zeros((300, 4), np.float32)), "expected at most 900 bytes, got 4860"),
+        (Joint(key(0, 0, 1, 1), np.zeros((3, 4), np.float32)), "expected Partial for .*, got Joint for training"),
+    ],
+)
+def test_another_kind_and_too_long_a_message_are_refused(message, words):
+    desk = Desk()
+    _, b = desk.run()
+    role = receiving(desk)
+    b.send_message(encode(message))
+    role.join(20)
+    with pytest.raises(ProtocolError, match=words):
+        raise role.error
+
+
+def test_messages_that_come_early_are_checked_when_their_turn_comes():
+    desk = Desk("a")
+    (a,) = desk.run()
+    for chunk in (0, 1, 3):  # 2 is missing
+        a.send_message(partial(0, chunk=chunk))
+    for chunk in (0, 1):
+        assert desk.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
+    with pytest.raises(ProtocolError, match=r"party 'a': expected Partial for .* chunk 2, got Partial for .* chunk 3"):
+        desk.session.receive(Receive((Partial,), key(0, 2)))
+
+
+def test_a_repeat_is_dropped_and_another_content_under_its_key_stops_the_run_whatever_the_policy():
+    desk = Desk("a", on_invalid_message="wait")
+    (a,) = desk.run()
+    for _ in range(3):
+        a.send_message(partial(0))
+    a.send_message(partial(0, chunk=1))
+    for chunk in (0, 1):
+        assert desk.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
+    role = receiving(desk, chunk=2)
+    a.send_message(partial(0, chunk=1, value=2.0))
+    role.join(20)
+    assert isinstance(role.error, EquivocationError)
+    assert str(role.error).count("SHA-256") == 1
+
+
+@pytest.mark.parametrize("when", ["at its header", "at its turn", "in the script"])
+def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_others_nothing(when):
+    desk = Desk(on_invalid_message="wait")
+    a, b = desk.run()
+    if when == "at its turn":
+        b.send_message(partial(1, round_index=7))
+        wait_for(lambda: not desk.session._roster.peers["b"].conversation.inbox.is_empty)
+    role = receiving(desk)
+    if when == "at its header":
+        b.send_message(partial(1, round_index=7))
+    else:
+        a.send_message(partial(0))
+    if when == "in the script":
+        b.send_message(partial(1))
+        role.outcome(20)
+        assert desk.session.set_aside(ProtocolError("NaN in its tensor", party="b"))
+        assert not desk.session.set_aside(ProtocolError("of nobody"))
+    else:
+        role.join(20)
+        assert isinstance(role.error, RestartAttempt)
+    word = b.last_word()
+    assert (word.kind, word.fields["code"]) == ("refused", "invalid_message")
+    assert desk.session.connected() == {"a": True, "b": False}
+    gathering = Role("gathering", desk.session.gather)
+    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
+    a.send_control("prepared", payload=STATEMENT)
+    desk.connect("b", hello(process="p2")).send_control("prepared", payload=STATEMENT)
+    gathering.outcome(20)
+
+
+def test_without_waiting_an_error_of_the_script_is_not_set_aside():
+    desk = Desk()
+    desk.run()
+    assert not desk.session.set_aside(ProtocolError("NaN in its tensor", party="b"))
+
+
+NOISE = st.one_of(
+    st.binary(max_size=200),
+    st.builds(
+        lambda kind, number, acknowledged, body: HEADER.pack(kind, number, acknowledged) + body,
+        st.integers(0, 4),
+        st.integers(0, 6) | st.integers(0, 2**64 - 1),
+        st.integers(0, 3) | st.integers(0, 2**64 - 1),
+        st.binary(max_size=100)
+        | st.builds(
+            lambda total, offset, rest: struct.pack("<QQ", total, offset) + rest,
+            *[st.integers(0, 2**64 - 1)] * 2,
+            st.sampled_from([partial(0), partial(1), partial(0)[:60], b""]),
+        )
+        | st.sampled_from(["prepared", "ready", "finished", "failed", "declined", "hello", "\x1b[2J"]).map(
+            pack_control
+        ),
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(frames=st.lists(NOISE, min_size=1, max_size=6), greeted=st.booleans())
+def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, greeted):
+    desk = Desk(on_invalid_message="wait")
+    other = desk.connect("b")
+    wait_for(lambda: desk.session.connected()["b"])
+    party = desk.connect("a", *([hello()] if greeted else []), *frames)
+    party.end()
+    assert not desk.session.connected()["a"]
+    assert desk.session.connected()["b"]
+    assert all(line.isprintable() for line in desk.log)
+    assert desk.session._roster.peers["a"].conversation.channel.waiting < 10_000
+    if desk.session._roster.failure is None:
+        other.send_control("prepared", payload=STATEMENT)
+        wait_for(lambda: "b: prepared." in desk.log)
+    else:
+        assert str(desk.session._roster.failure).startswith("party 'a' failed")
+    other.end()
+
+
+ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pack_frame(CONTROL, pack_control("declined", reason=ESCAPES, table=[ESCAPES] * 5)),
+        pack_frame(CONTROL, pack_control("declined", reason=ESCAPES, table=7)),
+        pack_frame(CONTROL, pack_control("failed", reason=ESCAPES)),
+        pack_frame(CONTROL, pack_control(ESCAPES)),
+        pack_frame(CONTROL, ESCAPES.encode()),
+    ],
+)
+def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frame):
+    desk = Desk()
+    other = desk.connect("b")
+    wait_for(lambda: desk.session.connected()["b"])
+    party = desk.connect("a", hello(), frame)
+    party.end()
+    said = [str(control.fields.get("line", "")) for control in other.controls()]
+    said += [str(control.fields.get("reason", "")) for control in party.controls()]
+    for line in [*desk.log, *said, str(desk.session._roster.failure or "")]:
+        assert line.isprintable()
+        assert len(line) < 2000
+
+
+def test_one_party_cannot_fill_the_logs_of_the_others():
+    now = [1000.0]
+    desk = Desk(clock=lambda: now[0])
+    other = desk.connect("b")
+    wait_for(lambda: desk.session.connected()["b"])
+    for index in range(300):
+        desk.connect("a", hello(process=f"p{index}")).end()
+    assert sum(line.startswith("a: ") for line in desk.log) <= 20
+    told = [control for control in other.controls() if control.kind == "notice"]
+    assert len(told) <= 20
+    now[0] += 60.0
+    with pytest.raises(AbsenceError):
+        desk.session.gather()
+    assert any(line.startswith("a: and 5") and line.endswith("more lines.") for line in desk.log)
+
+
+# --- faults of the server itself ------------------------------------------------------------------
+
+
+class Broken(ToyServerHandshake):
+    """Fails when it has to remember a process."""
+
+    error: Exception = OSError(28, "No space left on device", "/secret/place")
+
+    def admit(self, party, hello, *, closing):
+        raise self.error
+
+
+def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_paths():
+    desk = Desk(handshake=Broken())
+    word = desk.connect("a").last_word()
+    expected = "the server failed when party 'a' connected: OSError in the program (No space left on device)"
+    assert (word.kind, word.fields["reason"]) == ("stopped", expected)
+    with pytest.raises(TrainingError, match="No space left"):
+        desk.session.gather()
+
+
+def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
+    desk = Desk(handshake=Broken())
+    desk.handshake.error = OSError(24, "Too many open files")
+    party = desk.connect("a")
+    party.end()
+    assert "a: its connection was dropped: OSError in the program (Too many open files)." in desk.log
+    assert desk.session._roster.failure is None
+
+
+def test_a_bug_that_a_stream_wakes_is_told_by_its_type_only():
+    desk = Desk(handshake=Broken())
+    desk.handshake.error = ZeroDivisionError("salary of node 7: 12345")
+    assert desk.connect("a").last_word().fields["reason"] == "ZeroDivisionError in the program"
+
+
+# --- waiting -------------------------------------------------------------------------------------
+
+
+class QuickClock:
+    """Moves by half a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self._lock, self._now = threading.Lock(), 1000.0
+
+    def __call__(self) -> float:
+        with self._lock:
+            self._now += 0.5
+            return self._now
+
+
+@contextlib.contextmanager
+def waking(session):
+    """Wake whoever waits in a session, again and again."""
+    over = threading.Event()
+
+    def run():
+        while not over.wait(0.0005):
+            session.host.open_stream().send(b"")
+
+    role = Role("waking", run)
+    yield
+    over.set()
+    role.outcome()
+
+
+def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_until_time_is_up():
+    desk = Desk(wait=1800.0, clock=QuickClock())
+    a = desk.connect("a")
+    a.send_control("prepared", payload=STATEMENT)
+    with waking(desk.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
+        desk.session.gather()
+    times = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b" in line]
+    assert times[0] <= 15
+    assert max(later - earlier for earlier, later in pairwise(times)) <= 65
+    assert times[-1] > 1700
+    wait_for(lambda: any("waiting for b" in str(control.fields.get("line")) for control in a.controls()))
+
+
+def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
+    desk = Desk("a", wait=600.0, clock=QuickClock())
+    desk.run()
+    with waking(desk.session):
+        role = receiving(desk)
+        wait_for(lambda: len([line for line in desk.log if "waiting for a to send Partial" in line]) > 60, 60)
+        assert role.is_alive()
+        assert "(a: connected)" in desk.log[-1]
+        desk.session.announce_failure(TrainingError("enough"), 0.0)
+        role.join(20)
+
+
+def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up():
+    desk = Desk()
+    first = desk.connect("a")
+    wait_for(lambda: desk.session.connected()["a"])
+    ending = Role("ending", lambda: desk.session.announce_failure(AbsenceError("waited 1 s for b"), 20.0))
+    assert first.last_word().fields["reason"] == "waited 1 s for b"
+    assert desk.connect("b").last_word().kind == "stopped"
+    first.end()
+    ending.outcome(20)
+    assert not any("waiting for it to return" in line for line in desk.log)
+
+
+def test_a_failure_jumps_ahead_of_data_that_waits():
+    desk = Desk("a")
+    (a,) = desk.run()
+    desk.session.broadcast(Joint(key(0, 0), np.zeros((2_000_000, 4), np.float32)))  # 32 MB, more than the window
+    desk.session.announce_failure(TrainingError("enough"), 0.0)
+    assert a.last_word().fields["reason"] == "enough"
+
+
+# --- receipts --------------------------------------------------------------------------------------
+
+
+def about(round_index, layer=0):
+    return Key(bytes(12), Phase.TRAINING, 1, round_index, layer)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), max_size=60))
+def test_receipts_agree_with_a_plain_model(sequence):
+    """The model keeps everything; what it keeps of the last groups is what the receipts know."""
+    receipts, seen, order = Receipts(), {}, []
+    for round_index, content in sequence:
+        known = round_index in order[-GROUPS:]
+        assert receipts.knows(about(round_index)) == known
+        if known and seen[round_index] != content:
+            with pytest.raises(EquivocationError):
+                receipts.take(about(round_index), bytes([content]))
+            continue
+        assert receipts.take(about(round_index), bytes([content])) == (not known)
+        if not known:
+            order = [one for one in order if one != round_index] + [round_index]
+            seen[round_index] = content
+
+
+def test_another_content_under_one_key_names_both_digests_and_changes_nothing():
+    receipts = Receipts()
+    receipts.take(about(1), b"\1" * 32)
+    with pytest.raises(EquivocationError, match=f"{'01' * 32} and {'02' * 32}"):
+        receipts.take(about(1), b"\2" * 32)
+    assert not receipts.take(about(1), b"\1" * 32)
+    with contextlib.suppress(KeyError):
+        assert receipts.take(about(1, layer=2), b"\2" * 32)

@@ -1,0 +1,119 @@
+"""Payloads of the handshake and state files: the strict reader gives one clear line for anything malformed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from glasu.errors import CheckpointError, DataError
+from glasu.network.facts import server_facts
+from glasu.network.handshake import RefusalError
+from glasu.network.payloads import Code, Finished, Hello, Prepared, Process, Welcome, read_payload
+from glasu.network.run_folder import open_joining, open_serving
+from glasu.records import to_plain
+from glasu.registry import Extension
+
+EXTENSION = Extension("mine", "1.0", "ab" * 32)
+FACTS = replace(server_facts({"glasu": "1.0", "numpy": "2.0+build"}, "training", parties=3), extensions=(EXTENSION,))
+PAYLOADS = [
+    Hello(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
+    Hello(facts=FACTS, process=None, finished=Finished(weights_sha256="ab"), only="00", fresh=True),
+    Welcome(config={"train": {"seed": 1}}, roster=("a", "b"), index=1, run="00"),
+    Prepared(digest="ab", settings={"train.seed": 1}, rounds={}, facts=FACTS),
+    Finished(received=3),
+]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: type(payload).__name__)
+def test_every_payload_survives_the_wire(payload):
+    sent = json.loads(json.dumps(to_plain(payload)))
+    assert read_payload(type(payload), sent, "a peer") == payload
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"roster": 7},
+        {"roster": ["a", 1]},
+        {"index": "0"},
+        {"index": -1},
+        {"config": None},
+        {"run": None},
+        {"more": "\x1b[2J" * 1000},
+    ],
+    ids=str,
+)
+def test_a_malformed_welcome_is_refused_with_a_code_and_one_line(change):
+    welcome = {"config": {}, "roster": ["a", "b"], "index": 0, "run": "00"}
+    assert read_payload(Welcome, welcome, "the welcome").index == 0
+    with pytest.raises(RefusalError) as refused:
+        read_payload(Welcome, {**welcome, **change}, "the welcome")
+    assert (refused.value.code, refused.value.exit_code) == (Code.INVALID_PAYLOAD, 2)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"run": 7}',
+        b'{"attempt": "one"}',
+        b'{"attempt": null}',
+        b'{"processes": {"a": [1, "x"]}}',
+        b'{"processes": 3}',
+        b'{"roster": {}}',
+        b'{"unknown": 1}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+@pytest.mark.parametrize("open_state", [open_serving, lambda out: open_joining(out, "a")], ids=["serving", "joining"])
+def test_a_damaged_state_file_is_named_in_one_line(content, open_state, tmp_path):
+    name = "serving.json" if open_state is open_serving else "joining.json"
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as damaged:
+        open_state(tmp_path)
+    assert damaged.value.exit_code == 2
+    assert str(damaged.value).startswith(f"{tmp_path / name}: ")
+    assert len(str(damaged.value).splitlines()) == 1
+    assert "Restore it, or start over" in str(damaged.value)
+
+
+def test_a_state_file_keeps_every_field(tmp_path):
+    serving = open_serving(tmp_path)
+    process = Process(incarnation=1, name="x")
+    serving.update(run="00", digest="d", settings={"train.seed": 1}, roster=("a",), attempt=4, processes={"a": process})
+    assert open_serving(tmp_path).value == serving.value
+    joining = open_joining(tmp_path, "a")
+    joining.update(run="00", starts=("x", "y"), finished=Finished(weights_sha256="ab"), closed=True)
+    assert open_joining(tmp_path, "b").value == joining.value
+
+
+def test_a_state_that_starts_over_reaches_the_disk_when_it_is_settled(tmp_path):
+    state = open_serving(tmp_path)
+    state.update(run="00", attempt=4)
+    state.start_over()
+    state.update(run="11")
+    assert open_serving(tmp_path).value.run == "00"
+    state.settle()
+    assert (open_serving(tmp_path).value.run, open_serving(tmp_path).value.attempt) == ("11", 0)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def fail(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", fail)
+    state = open_serving(tmp_path)
+    with pytest.raises(CheckpointError, match="No space left on device") as full:
+        state.update(run="00")
+    assert str(full.value).startswith(f"{tmp_path / 'serving.json'}: ")
+    assert str(tmp_path) not in full.value.public
+    assert state.value.run is None

@@ -1,0 +1,149 @@
+"""The tables of states: every state can be reached and left, and nothing but an event of the table changes one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from glasu.errors import ProtocolError
+from glasu.network.states import (
+    PEER_TRANSITIONS,
+    RUN_TRANSITIONS,
+    PeerEvent,
+    PeerState,
+    RunEvent,
+    RunState,
+    peer_machine,
+    run_machine,
+)
+
+TABLES = {
+    "peer": (PEER_TRANSITIONS, PeerState, PeerEvent, peer_machine),
+    "run": (RUN_TRANSITIONS, RunState, RunEvent, run_machine),
+}
+LAST = {RunState.FAILED, RunState.LEAVING}  # the process ends
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_state_and_event_of_a_table_is_used(name):
+    table, states, events, start = TABLES[name]
+    assert {event for _, event in table} == set(events)
+    assert {state for state, _ in table} == set(states)
+    reached, new = set(), {start().state}
+    while new:
+        reached |= new
+        new = {after for (state, _), after in table.items() if state in reached} - reached
+    assert reached == set(states)
+
+
+def test_a_restarted_process_can_always_take_part_again():
+    assert all(PEER_TRANSITIONS[state, PeerEvent.ADMIT] is PeerState.CONNECTED for state in PeerState)
+
+
+def test_a_new_process_voids_an_attempt_and_nothing_else():
+    changed = {
+        state for (state, event), after in RUN_TRANSITIONS.items() if event is RunEvent.RESTART and after != state
+    }
+    assert changed == {RunState.PROPOSED, RunState.RUNNING, RunState.FINISHING}
+
+
+def test_no_peer_is_running_that_has_not_confirmed_a_proposal():
+    into = {(state, event) for (state, event), after in PEER_TRANSITIONS.items() if after is PeerState.RUNNING}
+    assert into == {(PeerState.PROPOSED, PeerEvent.CONFIRM)}
+    into = {(state, event) for (state, event), after in PEER_TRANSITIONS.items() if after is PeerState.PROPOSED}
+    assert into == {(PeerState.PREPARED, PeerEvent.PROPOSE)}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@given(data=st.data())
+def test_an_event_that_cannot_happen_now_is_refused_and_changes_nothing(name, data):
+    table, _, events, start = TABLES[name]
+    machine = start()
+    for event in data.draw(st.lists(st.sampled_from(list(events)), max_size=30)):
+        before = machine.state
+        assert machine.allows(event) == ((before, event) in table)
+        if machine.allows(event):
+            assert machine.advance(event) is machine.state is table[before, event]
+        else:
+            with pytest.raises(ProtocolError, match="cannot follow the state"):
+                machine.advance(event)
+            assert machine.state is before
+
+
+class Run(RuleBasedStateMachine):
+    """A server and three parties that follow the tables: what must hold between the two at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run, self.peers = run_machine(), [peer_machine() for _ in range(3)]
+
+    def peer_can(self, event: PeerEvent) -> bool:
+        return any(peer.allows(event) for peer in self.peers)
+
+    @rule(index=st.integers(0, 2))
+    def admit(self, index):
+        if self.run.state not in LAST:
+            self.peers[index].advance(PeerEvent.ADMIT)
+            if self.run.allows(RunEvent.RESTART):
+                self.run.advance(RunEvent.RESTART)
+
+    @rule(index=st.integers(0, 2), event=st.sampled_from([PeerEvent.PREPARE, PeerEvent.CONFIRM, PeerEvent.FINISH]))
+    def speak(self, index, event):
+        if self.peers[index].allows(event):
+            self.peers[index].advance(event)
+
+    @precondition(lambda self: self.run.allows(RunEvent.GATHER))
+    @rule()
+    def gather(self):
+        self.run.advance(RunEvent.GATHER)
+        for peer in self.peers:
+            if peer.allows(PeerEvent.REGATHER):
+                peer.advance(PeerEvent.REGATHER)
+
+    @precondition(lambda self: self.run.state is RunState.GATHERING)
+    @rule()
+    def propose(self):
+        if all(peer.state is PeerState.PREPARED for peer in self.peers):
+            self.run.advance(RunEvent.PROPOSE)
+            for peer in self.peers:
+                peer.advance(PeerEvent.PROPOSE)
+
+    @precondition(lambda self: self.run.state is RunState.PROPOSED)
+    @rule()
+    def start(self):
+        if all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers):
+            self.run.advance(RunEvent.START)
+
+    @precondition(lambda self: self.run.state is RunState.RUNNING)
+    @rule()
+    def exhaust(self):
+        self.run.advance(RunEvent.EXHAUST)
+
+    @precondition(lambda self: self.run.state is RunState.FINISHING)
+    @rule()
+    def close(self):
+        if all(peer.state is PeerState.FINISHED for peer in self.peers):
+            self.run.advance(RunEvent.CLOSE)
+            for peer in self.peers:
+                peer.advance(PeerEvent.DISMISS)
+
+    @rule(index=st.integers(0, 2))
+    def refuse(self, index):
+        self.peers[index].advance(PeerEvent.REFUSE)
+        if self.run.allows(RunEvent.RESTART):
+            self.run.advance(RunEvent.RESTART)
+
+    @invariant()
+    def messages_flow_only_between_those_who_confirmed(self):
+        if self.run.state in (RunState.RUNNING, RunState.FINISHING):
+            assert all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers)
+
+    @invariant()
+    def nobody_waits_for_a_proposal_that_was_withdrawn(self):
+        if self.run.state is RunState.GATHERING:
+            assert not any(peer.state in (PeerState.PROPOSED, PeerState.RUNNING) for peer in self.peers)
+
+
+TestRun = Run.TestCase

@@ -1,0 +1,251 @@
+"""The transport: only the right certificate is served, and every failure has a code, in every supported gRPC."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Condition
+
+import pytest
+
+from glasu.network.connection_codes import (
+    SENTENCES,
+    ConnectionCode,
+    Disconnection,
+    Endpoint,
+    describe,
+    describe_absence,
+    describe_refusal,
+)
+from glasu.network.transport import AMBIGUOUS, Line, Listener, Stream, read_details
+from glasu.pki.kit import open_kit
+from glasu.pki.provision import provision, revoke
+from support.grpc_failures import scenarios
+from support.raw_party import Desk, hello
+
+RECORDED = [
+    json.loads(line) for line in (Path(__file__).parent / "grpc_failures.jsonl").read_text().splitlines() if line
+]
+CODES = {  # of every scenario, by gRPC's words alone
+    "nothing_listens": ConnectionCode.NOTHING_LISTENS,
+    "nothing_listens_at_ip": ConnectionCode.NOTHING_LISTENS,
+    "unknown_name": ConnectionCode.UNKNOWN_NAME,
+    "server_of_other_ca": ConnectionCode.SERVER_OF_OTHER_CA,
+    "own_certificate_of_other_ca": ConnectionCode.CLOSED,  # with TLS 1.3 gRPC knows no more; `probe` does
+    "own_certificate_expired": ConnectionCode.CLOSED,
+    "own_certificate_is_a_servers": ConnectionCode.CLOSED,
+    "server_of_other_name": ConnectionCode.SERVER_OF_OTHER_NAME,
+    "server_expired": ConnectionCode.SERVER_EXPIRED,
+    "server_not_yet_valid": ConnectionCode.SERVER_NOT_YET_VALID,
+    "plain_http": ConnectionCode.NOT_TLS,
+    "plain_silent": ConnectionCode.CLOSED,
+    "refused_by_the_server": ConnectionCode.OTHER,  # our server adds its own code
+    "frozen": ConnectionCode.PING_TIMEOUT,
+    "cut": ConnectionCode.CLOSED,
+    "silent_in_the_handshake": ConnectionCode.NO_ANSWER,
+}
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["version"])
+def test_what_a_version_of_grpc_reports_has_a_code(recorded):
+    found = {
+        name: read_details(reported["code"], reported["details"]).code
+        for name, reported in recorded["reported"].items()
+    }
+    assert found == CODES
+
+
+def test_the_installed_version_of_grpc_reports_what_was_recorded_for_the_others(tmp_path):
+    found = {name: read_details(one["code"], one["details"]).code for name, one in scenarios(tmp_path)}
+    assert found == CODES
+
+
+def test_every_code_has_a_sentence_and_unknown_words_are_passed_on():
+    assert set(SENTENCES) == set(ConnectionCode)
+    end = Endpoint("[::1]:9443", "AA:BB")
+    for code in ConnectionCode:
+        line = describe(Disconnection(code, "this."), end)
+        assert line
+        assert "{" not in line
+        assert not line.endswith(".")
+    assert describe(read_details("UNAVAILABLE", "something new"), end) == "something new (unavailable)"
+    named = describe(Disconnection(ConnectionCode.SERVER_OF_OTHER_NAME, hosts=("x.org",)), end)
+    assert "does not name ::1" in named
+    assert "--host x.org,::1`" in named
+
+
+def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
+    end = Endpoint("x.invalid:1", "")
+    assert "Give the right name" in describe_absence(Disconnection(ConnectionCode.UNKNOWN_NAME), end, 5)
+    assert "Start the server" in describe_absence(Disconnection(ConnectionCode.NOTHING_LISTENS), end, 5)
+    told = describe_refusal(Disconnection(ConnectionCode.SERVER_EXPIRED), end)
+    assert told.startswith("this party does not accept the server at x.invalid:1: ")
+    told = describe_refusal(Disconnection(ConnectionCode.REFUSED, "revoked."), end)
+    assert told == "the server at x.invalid:1 does not accept this party: revoked."
+
+
+# --- certificates ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk(kits):
+    """Return a session with a listener at `desk.port`; nobody is connected."""
+    found = Desk("abc")
+    with Listener(found.session.host, open_kit(kits / "server"), "localhost:0") as listener:
+        listener.start()
+        found.port = listener.port
+        yield found
+
+
+def answer(kit, port, host="localhost"):
+    """Connect with a kit, say hello, and return the first thing that comes back."""
+    arrived: SimpleQueue = SimpleQueue()
+    stream = Stream(Condition())
+    stream.send(hello())
+    line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
+    try:
+        return arrived.get(timeout=60)
+    finally:
+        line.close()
+
+
+def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejected_whom(desk, kits, tmp_path):
+    provision(tmp_path / "other", ["a", "b", "c"], ["localhost"])
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    provision(tmp_path / "expired", ["a"], ["localhost"], days=1, now=long_ago)
+    own, foreign, server = open_kit(kits / "a"), open_kit(tmp_path / "other/a"), open_kit(kits / "server")
+    expired = open_kit(tmp_path / "expired/a", now=long_ago + timedelta(hours=1))
+    expected = {
+        ConnectionCode.SERVER_OF_OTHER_CA: [foreign],
+        ConnectionCode.OWN_CERTIFICATE_REJECTED: [
+            replace(foreign, ca_pem=own.ca_pem),
+            replace(expired, ca_pem=own.ca_pem),
+            server,
+        ],
+    }
+    for code, kits_of_code in expected.items():
+        for kit in kits_of_code:
+            ended = answer(kit, desk.port)
+            assert ended.code is code
+    assert not any(desk.session.connected().values())
+    assert isinstance(answer(own, desk.port), bytes)
+
+
+def test_a_server_at_another_address_than_its_certificate_names_is_refused_with_the_names_it_has(tmp_path):
+    provision(tmp_path, ["a"], ["glasu.example.org"])
+    desk = Desk("a")
+    with Listener(desk.session.host, open_kit(tmp_path / "server"), "localhost:0") as listener:
+        listener.start()
+        ended = answer(open_kit(tmp_path / "a"), listener.port)
+    assert (ended.code, ended.hosts) == (ConnectionCode.SERVER_OF_OTHER_NAME, ("glasu.example.org",))
+
+
+def test_a_certificate_outside_the_roster_is_refused_and_does_not_learn_the_roster(kits, tmp_path):
+    copied = tmp_path / "kits"
+    shutil.copytree(kits, copied)
+    server, desk = open_kit(copied / "server"), Desk("ab")
+    with Listener(desk.session.host, replace(server, roster=("a", "b")), "localhost:0") as listener:
+        listener.start()
+        ended = answer(open_kit(copied / "c"), listener.port)
+    assert (ended.code, ended.detail) == (ConnectionCode.REFUSED, "party 'c' is not on the roster")
+    assert any("(a, b)" in line for line in desk.log)  # the operator sees it
+
+
+def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(kits, tmp_path):
+    copied = tmp_path / "kits"
+    shutil.copytree(kits, copied)
+    desk = Desk("abc")
+    with Listener(desk.session.host, open_kit(copied / "server"), "localhost:0") as listener:
+        listener.start()
+        assert isinstance(answer(open_kit(copied / "b"), listener.port), bytes)
+        revoke(copied, ["b"])  # counts without a restart
+        ended = answer(open_kit(copied / "b"), listener.port)
+        assert ended.code is ConnectionCode.REFUSED
+        assert "the certificate of 'b' is revoked" in ended.detail
+        path = copied / "server" / "revoked.pem"
+        path.write_bytes(path.read_bytes()[:100])
+        ended = answer(open_kit(copied / "a"), listener.port)
+        assert ended.code is ConnectionCode.UNREADABLE_REVOCATIONS
+        assert not ended.code.is_final
+        assert str(path) not in ended.detail
+    assert any(str(path) in line for line in desk.log)
+
+
+def first_bytes(context, port):
+    """Return what the server says after a TLS handshake; nothing where it hangs up, which must not take long."""
+    with socket.create_connection(("localhost", port), timeout=20) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as secure:
+                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                return secure.recv(1000)
+        except (ssl.SSLError, ConnectionError):  # a TimeoutError is neither
+            return b""
+
+
+def tls(kits, flaw):
+    """Return the TLS of a party that has this flaw, or none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(kits / "a" / "ca.pem")
+    context.set_alpn_protocols(["h2"])
+    if flaw != "no certificate":
+        context.load_cert_chain(kits / "a" / "certificate.pem", kits / "a" / "key.pem")
+    if flaw == "TLS 1.2":
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2"])
+def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(flaw, desk, kits):
+    assert first_bytes(tls(kits, flaw), desk.port) == b""
+    assert first_bytes(tls(kits, "none"), desk.port) != b""
+
+
+def test_noise_is_answered_by_an_alert_at_most(desk):
+    with socket.create_connection(("localhost", desk.port), timeout=20) as plain:
+        plain.sendall(b"\x16\x03\x01" + bytes(range(256)))
+        with suppress(ConnectionError):
+            assert plain.recv(1000)[:1] in (b"", b"\x15")
+
+
+GRPC_FIRST = """
+import sys
+from pathlib import Path
+from threading import Condition
+import grpc
+from glasu.errors import TransportError
+from glasu.pki.kit import open_kit
+from glasu.network.transport import Line, Listener, Stream
+kit = open_kit(Path(sys.argv[1]))
+try:
+    if kit.role == "server":
+        Listener(None, kit, "127.0.0.1:0")
+    else:
+        Line(kit, "localhost:1", Stream(Condition()), print)
+except TransportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["server", "a"])
+def test_nobody_serves_or_joins_where_grpc_was_loaded_too_early_for_tls_1_3(name, kits):
+    bare = {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
+    words = [sys.executable, "-c", GRPC_FIRST, str(kits / name)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=bare, check=True)
+    (line,) = ended.stdout.splitlines()
+    assert "TLS 1.2" in line
+    assert "require_tls_1_3() before" in line
+
+
+def test_codes_that_a_probe_can_refine_are_not_the_clear_ones():
+    assert ConnectionCode.NOTHING_LISTENS not in AMBIGUOUS
+    assert not any(code.is_final for code in AMBIGUOUS - {ConnectionCode.SERVER_OF_OTHER_NAME})

@@ -1,0 +1,121 @@
+"""The four commands of a run as processes, started and killed as a user would."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from glasu.config import RunConfig
+from glasu.data.folders import write_party
+from glasu.data.sources.catalog import load_parties
+from glasu.runtime.simulation import simulate
+from support.small import SMALL
+
+GLASU = [sys.executable, "-m", "glasu.cli.main"]
+SMALL_RUN = (
+    SMALL
+    + """\
+aggregation_layers = [0, 1]
+[train]
+num_rounds = {rounds}
+evaluate_every = 20
+sampler = "neighbor"
+"""
+)
+
+
+class Processes:
+    """The four commands of a run, started and killed as if by hand."""
+
+    def __init__(self, folder: Path, kits: Path, settings: str) -> None:
+        self.folder, self.kits, self.port = folder, kits, 0
+        (folder / "run.toml").write_text(settings)
+        self.config = RunConfig.from_toml(folder / "run.toml")
+        self.parties = load_parties(self.config)
+        for party in self.parties:
+            write_party(party, folder / "parties" / party.name)
+        self.words = ["--quiet"]  # of all commands
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.started: dict[str, int] = {}
+
+    def start(self, name: str, *more: str, called: str = "") -> None:
+        """Give the command of a role, the first time or again, or in another folder of its own."""
+        called = called or name
+        kit, out = self.kits / name, self.folder / called
+        words = (
+            ["serve", self.folder / "run.toml", "--listen", f"127.0.0.1:{self.port}"]
+            if name == "server"
+            else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
+        )
+        self.started[called] = self.started.get(called, 0) + 1
+        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
+        with (self.folder / f"{called}.log").open("a") as log:
+            self.running[called] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+
+    def listen(self, *more: str) -> None:
+        """Start the server and wait until it says at which port it listens."""
+        self.port, before = 0, self.log("server").count("listening on") if self.started else 0
+        self.start("server", *more)
+        self.wait(lambda: self.log("server").count("listening on") > before)
+        self.port = int(self.log("server").split("listening on 127.0.0.1:")[-1].split(",")[0])
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def rounds(self, name: str) -> int:
+        """Return the last round of which a role has a checkpoint."""
+        found = [int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("*.checkpoint")]
+        return max(found, default=0)
+
+    def wait(self, condition, seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.running}
+            for name, process in self.running.items():
+                assert process.poll() in (None, 0), self.log(name)
+            time.sleep(0.02)
+
+    def kill(self, name: str, after: float = 0.0) -> None:
+        """Kill a role without warning, and start it again; at most one round is done again."""
+        attempts = self.attempts()
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+        time.sleep(after)
+        reached = max(self.rounds(role) for role in self.started)
+        self.start(name)
+        self.wait(lambda: len(self.attempts()) > len(attempts))
+        assert self.attempts()[-1] >= reached - 1
+
+    def attempts(self) -> list[int]:
+        """Return the rounds after which the run went on, in the order of its attempts."""
+        return [
+            int(found)
+            for found in re.findall(r"all parties are connected; continuing after round (\d+)", self.log("server"))
+        ]
+
+    def finish(self) -> dict:
+        """Wait for everyone, and return the server's report."""
+        for name, process in self.running.items():
+            assert process.wait(300) == 0, self.log(name)
+        return json.loads((self.folder / "server" / "report.json").read_text())
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def assert_same_report(report: dict, roles: Processes) -> None:
+    simulated = simulate(roles.parties, roles.config).report
+    assert report["weights_sha256"] == list(simulated.weights_sha256)
+    assert report["losses"] == list(simulated.losses)
+    assert report["test"] == simulated.test.to_dict()
+    for name in "abc":
+        own = json.loads((roles.folder / name / "report.json").read_text())
+        assert own["weights_sha256"][0] == report["weights_sha256"]["abc".index(name)]

@@ -1,0 +1,114 @@
+"""A party made of raw frames, without gRPC: tests say what it sends and read what the server answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from glasu.network.frames import CONTROL, Channel, Control, Frame, pack_control, pack_frame, read_control, read_frame
+from glasu.network.server_session import ServerSession
+from glasu.network.session_hello import PROTOCOL
+from support.toy_run import RUN, Role, Toy, ToyServerHandshake, logger
+
+STATEMENT = {"rounds": {"0": "start"}}
+
+
+def hello(**changes: object) -> bytes:
+    fields = {"protocol": PROTOCOL, "process": "p1", "server": None, "received": 0, "payload": {}}
+    return pack_frame(CONTROL, pack_control("hello", **{**fields, **changes}))
+
+
+class RawParty:
+    """One stream of a party to a session's host."""
+
+    def __init__(self, session: ServerSession, name: str) -> None:
+        self.stream, self.channel = session.host.open_stream(), Channel()
+        self._incoming: SimpleQueue[bytes | None] = SimpleQueue()
+        self.heard: list[Frame] = []
+        frames: Iterator[bytes] = iter(self._incoming.get, None)
+        self.reader = threading.Thread(target=session.host.attach, args=(name, self.stream, frames), daemon=True)
+        self.writer = threading.Thread(target=self._listen, daemon=True)
+        self.reader.start()
+        self.writer.start()
+
+    def _listen(self) -> None:
+        self.heard.extend(map(read_frame, self.stream.outgoing()))
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames as they are."""
+        for frame in frames:
+            self._incoming.put(frame)
+
+    def send_control(self, kind: str, **fields: object) -> None:
+        """Send a control message in the sequence."""
+        self.channel.outbox.put_control(kind, **fields)
+        self.flush()
+
+    def send_message(self, message: bytes) -> None:
+        """Send an encoded message in the sequence."""
+        self.channel.outbox.put_message(message)
+        self.flush()
+
+    def flush(self) -> None:
+        while (frame := self.channel.take_next()) is not None:
+            self.send(frame)
+
+    def end(self) -> None:
+        """End the stream, and wait until the server has read everything."""
+        self._incoming.put(None)
+        self.reader.join(20)
+        self.writer.join(20)
+        assert not self.reader.is_alive()
+        assert not self.writer.is_alive()
+
+    def controls(self) -> list[Control]:
+        return [read_control(frame.body) for frame in list(self.heard) if frame.kind == CONTROL]
+
+    def last_word(self) -> Control:
+        """Return what the server said last, when it has closed the stream."""
+        self.writer.join(20)
+        assert not self.writer.is_alive()
+        return self.controls()[-1]
+
+
+class Desk:
+    """A server session, its log, and raw parties."""
+
+    def __init__(self, names: str = "ab", **options: Any) -> None:
+        self.toy, self.log = Toy(parties=names), []
+        self.handshake = options.pop("handshake", None) or ToyServerHandshake()
+        options = {"wait": 20.0, **options}
+        self.session = ServerSession(names, self.handshake, RUN, log=logger(self.log), **options)
+
+    def connect(self, name: str, *frames: bytes) -> RawParty:
+        """Open a stream that begins with these frames, by default a hello."""
+        party = RawParty(self.session, name)
+        party.send(*(frames or (hello(),)))
+        return party
+
+    def run(self, attempt: int = 1) -> list[RawParty]:
+        """Connect every party and begin an attempt."""
+        parties = [self.connect(name) for name in self.toy.parties]
+        gathering = Role("gathering", self.session.gather)
+        for party in parties:
+            party.send_control("prepared", payload=STATEMENT)
+        gathering.outcome(20)
+        digests = ["start"] * len(parties)
+        beginning = Role("beginning", lambda: self.session.begin_attempt(attempt, 0, digests, self.toy.check_limits))
+        for party in parties:
+            wait_for(lambda party=party: any(control.kind == "begin" for control in party.controls()))
+            party.send_control("ready", attempt=attempt, digest="start")
+        beginning.outcome(20)
+        return parties
+
+
+def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until something holds."""
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if done():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen in time")

@@ -1,0 +1,105 @@
+"""Tiny runs: settings and parties of a training that takes a fraction of a second, and comparisons of two runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.data.party import Graph, PartyData, Splits
+
+NUM_CLASSES = 3
+
+
+def tiny_parties(
+    num_clients: int = 3, num_nodes: int = 24, *, seed: int = 0, owner: str | None = None, degree: float = 2.5
+) -> list[PartyData]:
+    """Return parties a, b, c, ... with their own widths and their own directed edges; the second one's are weighted.
+
+    The last three nodes have no edge anywhere. With `owner`, only that party has labels and splits.
+    """
+    rng = np.random.default_rng(seed)
+    columns = [rng.standard_normal((num_nodes, 4 + m % 3)) for m in range(num_clients)]
+    pattern = sum(block @ rng.standard_normal((block.shape[1], NUM_CLASSES)) for block in columns)
+    labels = pattern.argmax(axis=1)
+    train, validation, test = np.split(rng.permutation(num_nodes), [num_nodes // 2, 3 * num_nodes // 4])
+    splits = Splits(np.sort(train), np.sort(validation), np.sort(test))
+    classes = tuple(f"class {index}" for index in range(NUM_CLASSES))
+    parties = []
+    for m, block in enumerate(columns):
+        source, target = rng.integers(0, num_nodes - 3, (2, round(num_nodes * degree)))
+        weights = rng.uniform(0.5, 2.0, len(source)) if m == 1 else None
+        graph, name = Graph.from_edges(source, target, num_nodes, weights), chr(ord("a") + m)
+        told = (labels, classes, splits) if owner in (None, name) else (None, (), None)
+        parties.append(PartyData(name, np.arange(num_nodes), block, graph, *told))
+    return parties
+
+
+def settings(**keys: Any) -> RunConfig:
+    """Return a resolved config in double precision without sampling and dropout; keys of any section are changed."""
+    keys = {
+        "backbone": "gcn",
+        "num_layers": 4,
+        "aggregation_layers": (1, 3),
+        "aggregation": "mean",
+        "normalization": "none",
+        "hidden": 6,
+        "heads": 2,
+        "dropout": 0.0,
+        "input_scale": 1.0,
+        "num_rounds": 1,
+        "num_local_steps": 1,
+        "batch_size": 0,
+        "sampler": "full",
+        "optimizer": "sgd",
+        "learning_rate": 0.1,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "evaluate_every": 1000,
+        "precision": "fp64",
+        **keys,
+    }
+    parts = {"model": ModelConfig, "train": TrainConfig, "wire": WireConfig}
+    known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
+    assert set(keys) <= set.union(*known.values()), keys
+    sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
+    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
+    return resolve(config, num_nodes=100)[0]
+
+
+def tiny(**keys: Any) -> tuple[RunConfig, list[PartyData]]:
+    """Return the settings and parties of a run of three rounds."""
+    keys = {
+        "aggregation_layers": (1, 3),
+        "num_local_steps": 2,
+        "dropout": 0.5,
+        "num_rounds": 3,
+        "evaluate_every": 2,
+        "prefetch": 2,
+        "fanout": 1,
+        "batch_size": 4,
+        "precision": "fp32",
+        **keys,
+    }
+    labels = keys.get("labels", "all")
+    return settings(**keys), tiny_parties(owner=None if labels == "all" else labels)
+
+
+def assert_same_end(served: Any, simulated: Any) -> None:
+    """Assert that a run over the network, however often it was interrupted, found what the simulation found."""
+    assert served.weights_sha256 == simulated.weights_sha256
+    assert served.losses == simulated.losses
+    assert (served.test, served.validation) == (simulated.test, simulated.validation)
+    kept = ("round", "loss", "val_accuracy", "val_macro_f1", "val_loss")
+    got, expected = ([{key: entry[key] for key in kept} for entry in run.history] for run in (served, simulated))
+    assert got == expected
+
+
+def assert_same_run(served: Any, simulated: Any) -> None:
+    """Assert that an unbroken run over the network also cost what the simulation cost."""
+    assert_same_end(served, simulated)
+    assert served.traffic == simulated.traffic
+    costs = [[(entry["bytes"], entry["exchanges"]) for entry in run.history] for run in (served, simulated)]
+    assert costs[0] == costs[1]

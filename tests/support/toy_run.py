@@ -1,0 +1,396 @@
+"""A toy federation over real sessions: every round the server returns the mean of the parties' arrays, in chunks.
+
+Each party mixes the mean into its own array and saves it. The result is a function of the start values, so a run that
+was broken and resumed must end with the same bytes as one in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glasu.errors import ProtocolError
+from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.connection import Dialing
+from glasu.network.handshake import Payload, RefusalError
+from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.transport import Line, Listener
+from glasu.pki.kit import open_kit
+from glasu.protocol.message_bytes import Head
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import SERVER, Key, Phase
+
+RUN = "ab" * 12
+Checkpoints = dict[int, np.ndarray]
+
+
+def key(round_index: int, chunk: int, client: int = SERVER, attempt: int = 0) -> Key:
+    return Key(bytes.fromhex(RUN), Phase.TRAINING, client, round_index, 0, chunk, attempt=attempt)
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Sizes of a run."""
+
+    parties: str = "abc"
+    num_rounds: int = 5
+    chunks: int = 3
+    rows: int = 50
+    columns: int = 4
+
+    def start(self, client: int) -> np.ndarray:
+        values = np.random.default_rng(client).normal(size=(self.chunks, self.rows, self.columns))
+        return values.astype(np.float32)
+
+    def mix(self, own: np.ndarray, mean: np.ndarray, client: int) -> np.ndarray:
+        return (own * np.float32(0.5) + mean * np.float32(client + 1)).astype(np.float32)
+
+    def expected(self) -> list[str]:
+        """Return the digests of all parties after an unbroken run."""
+        arrays = [self.start(client) for client in range(len(self.parties))]
+        for _ in range(self.num_rounds):
+            mean = combine(arrays)
+            arrays = [self.mix(own, mean, client) for client, own in enumerate(arrays)]
+        return [digest(own) for own in arrays]
+
+    @property
+    def max_bytes(self) -> int:
+        return 100 + self.rows * self.columns * 4
+
+    def check_limits(self, head: Head, size: int) -> None:
+        if size > self.max_bytes:
+            raise ProtocolError(f"{head}: expected at most {self.max_bytes} bytes, got {size}.")
+
+
+def combine(values: Sequence[np.ndarray]) -> np.ndarray:
+    total = values[0].copy()
+    for value in values[1:]:
+        total += value
+    return total / np.float32(len(values))
+
+
+@dataclass
+class ToyServerHandshake:
+    """Admits every process, newest first."""
+
+    statements: dict[str, Payload] = field(default_factory=dict)
+    refuse: Callable[[str, Payload], RefusalError | None] = lambda party, payload: None
+    withdrawn: list[str] = field(default_factory=list)
+
+    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+        if (refusal := self.refuse(party, hello)) is not None:
+            raise refusal
+        return {"party": party}
+
+    def prepare(self, party: str, statement: Payload) -> Sequence[str]:
+        if (refusal := self.refuse(party, statement)) is not None:
+            raise refusal
+        self.statements[party] = statement
+        return ()
+
+    def withdraw(self, party: str) -> None:
+        self.withdrawn.append(party)
+
+    def settle(self) -> None:
+        pass
+
+
+@dataclass
+class ToyClientHandshake:
+    """States the checkpoints of a party."""
+
+    name: str
+    checkpoints: Checkpoints
+    welcomed: list[Payload] = field(default_factory=list)
+
+    def hello(self) -> Payload:
+        return {"name": self.name}
+
+    def welcome(self, welcome: Payload) -> None:
+        self.welcomed.append(welcome)
+
+    def statement(self) -> Payload:
+        return {"rounds": {str(index): digest(value) for index, value in self.checkpoints.items()}}
+
+
+class Role(threading.Thread):
+    """A role in a thread of its own, with its result or error."""
+
+    def __init__(self, name: str, action: Callable[[], Any]) -> None:
+        super().__init__(name=f"toy-{name}", daemon=True)
+        self._action, self.result, self.error = action, None, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._action()
+        except BaseException as error:
+            self.error = error
+
+    def outcome(self, seconds: float = 60.0) -> Any:
+        self.join(seconds)
+        assert not self.is_alive(), f"{self.name} hangs"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Killed(BaseException):
+    """Ends a role as a crash would: without a word to anybody."""
+
+
+class ToyServer:
+    """One process of the toy server."""
+
+    def __init__(
+        self,
+        toy: Toy,
+        kits: Path,
+        state: dict[str, int],
+        *,
+        listen: str = "localhost:0",
+        handshake: ToyServerHandshake | None = None,
+        after: Callable[[str, int, int], None] = lambda what, round_index, chunk: None,
+        **options: Any,
+    ) -> None:
+        """Listen.
+
+        Args:
+            toy: the sizes.
+            kits: folder of the kits.
+            state: survives a restart: the number of the last attempt, the last round.
+            listen: the address.
+            handshake: decides who takes part.
+            after: called after every receive and broadcast; raises Killed to crash.
+            options: of the session.
+        """
+        self.toy, self.state, self.after = toy, state, after
+        self.log: list[str] = []
+        self.handshake = handshake or ToyServerHandshake()
+        options = {"wait": 20.0, **options}
+        self.session = ServerSession(toy.parties, self.handshake, RUN, log=logger(self.log), **options)
+        self.listener = Listener(self.session.host, open_kit(kits / "server"), listen)
+        self.port = self.listener.port
+        self.listener.start()
+
+    def serve(self) -> list[Payload]:
+        """Run to the end."""
+        with self.listener:
+            try:
+                results = self._finish()
+                self.session.dismiss(2.0)
+                return results
+            except Killed:
+                self.session.leave()
+                raise
+            except Exception as error:
+                self.session.announce_failure(error, 2.0)
+                raise
+
+    def _finish(self) -> list[Payload]:
+        while True:
+            try:
+                self.session.gather()
+                common, digests = self._common()
+                self.state["attempt"] = self.state.get("attempt", 0) + 1
+                self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.check_limits)
+                for index in range(common, self.toy.num_rounds):
+                    self._round(index)
+                return self.session.collect_results()
+            except RestartAttempt:
+                self.log.append("restart")
+
+    def _common(self) -> tuple[int, list[str]]:
+        rounds: list[Mapping[str, str]] = [self.handshake.statements[name]["rounds"] for name in self.toy.parties]
+        common = max(int(index) for index in set.intersection(*(set(own) for own in rounds)))
+        return common, [own[str(common)] for own in rounds]
+
+    def _round(self, index: int) -> None:
+        for chunk in range(self.toy.chunks):
+            partials = self.session.receive(Receive((Partial,), key(index, chunk)))
+            self.after("receive", index, chunk)
+            self.session.broadcast(Joint(key=key(index, chunk), value=combine([one.value for one in partials])))
+            self.after("broadcast", index, chunk)
+
+
+class ToyParty:
+    """One process of a toy party."""
+
+    def __init__(
+        self,
+        toy: Toy,
+        kits: Path,
+        name: str,
+        port: int,
+        checkpoints: Checkpoints,
+        *,
+        after: Callable[[str, int, int], None] = lambda what, round_index, chunk: None,
+        **options: Any,
+    ) -> None:
+        self.toy, self.name, self.client, self.after = toy, name, toy.parties.index(name), after
+        self.checkpoints = checkpoints
+        self.checkpoints.setdefault(0, toy.start(self.client))
+        self.log: list[str] = []
+        self.handshake = ToyClientHandshake(name, checkpoints)
+        options = {"wait": 20.0, "log": logger(self.log), **options}
+        dialing = Dialing(open_kit(kits / name), f"localhost:{port}", **options)
+        self.session = ClientSession(dialing, self.handshake)
+        self.attempts = 0
+
+    def join(self) -> str:
+        """Take part to the end; return the digest of the result."""
+        session = self.session
+        try:
+            session.open()
+            self.after("open", 0, 0)
+            session.prepare(self.toy.check_limits)
+            proposed = session.await_attempt()
+            while proposed is not None:
+                try:
+                    result = self._attempt(proposed)
+                    session.finish(proposed, {"digest": result})
+                    self.after("finish", 0, 0)
+                    session.await_dismissal()
+                    return result
+                except NewAttempt as another:
+                    proposed = another.attempt
+            return digest(self.checkpoints[self.toy.num_rounds])
+        except Killed:
+            raise
+        except Exception as error:
+            session.fail(error)
+            raise
+        finally:
+            session.close()
+
+    def _attempt(self, proposed: ProposedAttempt) -> str:
+        self.attempts += 1
+        own = self.checkpoints[proposed.round]
+        assert digest(own) == proposed.digest
+        for later in [index for index in self.checkpoints if index > proposed.round]:
+            del self.checkpoints[later]
+        self.session.confirm(proposed)
+        for index in range(proposed.round, self.toy.num_rounds):
+            own = self._round(index, own, proposed.number)
+            self.checkpoints[index + 1] = own
+            for old in sorted(self.checkpoints)[:-2]:
+                del self.checkpoints[old]
+            self.after("save", index, 0)
+        return digest(own)
+
+    def _round(self, index: int, own: np.ndarray, attempt: int) -> np.ndarray:
+        for chunk in range(self.toy.chunks):
+            self.session.send(Partial(key=key(index, chunk, self.client, attempt), value=own[chunk]))
+            self.after("send", index, chunk)
+        means = []
+        for chunk in range(self.toy.chunks):
+            means.append(self.session.receive(Receive((Joint,), key(index, chunk))).value)
+            self.after("receive", index, chunk)
+        return self.toy.mix(own, np.stack(means), self.client)
+
+
+class Keep(logging.Handler):
+    """Keeps lines in a list."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def logger(lines: list[str]) -> logging.Logger:
+    """Return a logger that appends its lines to a list."""
+    found = logging.Logger("toy")
+    found.addHandler(Keep(lines))
+    return found
+
+
+@dataclass
+class Federation:
+    """A toy run: a server, its parties, and what survives their crashes."""
+
+    toy: Toy
+    kits: Path
+    state: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoints] = field(default_factory=dict)
+    servers: list[ToyServer] = field(default_factory=list)
+    parties: dict[str, list[ToyParty]] = field(default_factory=dict)
+
+    @property
+    def port(self) -> int:
+        return self.servers[-1].port
+
+    def serve(self, **options: Any) -> Role:
+        listen = f"localhost:{self.port}" if self.servers else "localhost:0"
+        server = ToyServer(self.toy, self.kits, self.state, listen=listen, **options)
+        self.servers.append(server)
+        return Role("server", server.serve)
+
+    def join(self, name: str, **options: Any) -> Role:
+        kept = self.checkpoints.setdefault(name, {})
+        party = ToyParty(self.toy, self.kits, name, self.port, kept, **options)
+        self.parties.setdefault(name, []).append(party)
+        return Role(name, party.join)
+
+    def finish(self, server: Role, parties: Sequence[Role]) -> None:
+        """Wait for the end, and check that every result is that of an unbroken run."""
+        assert [role.outcome() for role in parties] == self.toy.expected()
+        assert [result["digest"] for result in server.outcome()] == self.toy.expected()
+
+
+def breaking_lines(limits: Sequence[int | None]) -> Callable[..., Line]:
+    """Return an `open_line` whose lines break after so many frames in both directions together; None: never."""
+    left, lock = list(limits), threading.Lock()
+
+    def open_line(kit: Any, address: str, stream: Any, arrive: Any) -> Line:
+        limit, count = (left.pop(0) if left else None), 0
+        holder: list[Line] = []
+        ready = threading.Event()
+
+        def step() -> bool:
+            nonlocal count
+            with lock:
+                count += 1
+                return limit is not None and count > limit
+
+        def break_line() -> None:
+            ready.wait(5)
+            threading.Thread(target=holder[0].close, daemon=True).start()
+
+        outgoing = stream.outgoing
+
+        def limited() -> Any:
+            for frame in outgoing():
+                if step():
+                    break_line()
+                    return
+                yield frame
+
+        stream.outgoing = limited
+
+        def arriving(line: Line, event: Any) -> None:
+            if isinstance(event, bytes) and step():
+                break_line()
+                return
+            arrive(line, event)
+
+        line = Line(kit, address, stream, arriving)
+        holder.append(line)
+        ready.set()
+        return line
+
+    return open_line
