@@ -31,13 +31,13 @@ from glasu.data.party import PartyData
 from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
 from glasu.protocol.client import Client
-from glasu.protocol.rounds import client_script
-from glasu.protocol.server import server_script
-from glasu.runtime.inprocess import one_thread_each, run_in_process
+from glasu.protocol.rounds import client_script, server_script
+from glasu.runtime.inprocess import Running, one_thread_each, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from tables import markdown
+from timing import ignore
 
 STEP = 1.0  # c: the step is c (TQ)^-1/2, whatever Q, K and M are
 NUM_USERS = 2000
@@ -80,8 +80,9 @@ def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
 def run(clients: Sequence[Client]) -> None:
     """Train to the end."""
     server = make_server(clients[0].config, clients)
-    scripts = [client_script(client) for client in clients]
-    run_in_process(server_script(server), scripts, TrafficCounter(), Stopwatch(time.perf_counter))
+    running = [Running(client_script(client), ignore, client.watch) for client in clients]
+    watch = Stopwatch(time.perf_counter)
+    run_together(server_script(server), running, server.roster, TrafficCounter(), watch, ignore)
 
 
 class ExactGradient:
@@ -89,7 +90,7 @@ class ExactGradient:
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
         self.clients = build(config, parties)
-        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].data.training_nodes
+        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].data.training_nodes()
         targets = [nodes] * (config.model.num_layers - 1) + [train]
         self.blocks = [[client.learner.sampler.exact_block(rows) for rows in targets] for client in self.clients]
         self.features = [client.data.features(nodes) for client in self.clients]
@@ -132,7 +133,7 @@ def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights:
         def keep(parts: object, client: Client = client, found: list[Tensor] = found) -> None:
             found.append(torch.cat([_gradient_of(parameter) for parameter in client.learner.model.parameters()]))
 
-        assert client.hand is None  # else a plain step is part of going back, and leaves no gradients
+        assert not client.learner.model.backbone.fused_step  # a fused SGD step leaves no gradients
         client.learner.optimizer.step = keep  # type: ignore[method-assign, assignment]
     run(clients)
     return torch.cat([torch.stack(found) for found in rows], dim=1)

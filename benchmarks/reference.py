@@ -22,7 +22,7 @@ from torch_geometric.nn import GCN2Conv
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.model.sparse import SparseRows
-from glasu.protocol.client import Batch
+from glasu.protocol.learner import Batch
 
 Nodes = list[int]
 Places = Callable[[Nodes], Callable[[int], int]]  # nodes -> where one of them stands among them

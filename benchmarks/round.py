@@ -19,7 +19,7 @@ import torch
 from glasu.config import DataConfig, RunConfig
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
-from glasu.protocol.client import Batch
+from glasu.protocol.learner import Batch
 from glasu.runtime.inprocess import one_thread_each
 from reference import PlainRounds, PyGPasses, by_dict
 from tables import markdown, place, show

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
-from glasu.protocol.client import Batch, Client
-from glasu.protocol.requests import Event, RoundDone
-from glasu.protocol.rounds import client_script
-from glasu.protocol.sampling import Sample
-from glasu.protocol.server import server_script
-from glasu.runtime.inprocess import run_in_process
+from glasu.protocol.client import Client
+from glasu.protocol.learner import Batch
+from glasu.protocol.requests import Event, RoundDone, Save
+from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.sample import Sample
+from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -91,7 +91,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     watch, meter, last = Stopwatch(clock), TrafficCounter(), config.train.num_rounds // WINDOW * WINDOW
     marks: list[tuple[float, dict[str, float], int, int]] = []
 
-    def observe(event: Event) -> None:
+    def observe(event: Save | Event) -> None:
         if isinstance(event, RoundDone) and event.round + 1 in (WINDOW, last):
             watches = [watch, *(client.watch for client in clients)]
             spent = {name: sum(each.seconds[name] for each in watches) for name in PHASES}
@@ -99,9 +99,9 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
     clients = make_clients(config, parties, clock)
     batches = [_noted(client) for client in clients]
-    scripts = [client_script(client) for client in clients]
-    ahead, server = [client.look_ahead for client in clients], server_script(make_server(config, clients))
-    run_in_process(server, scripts, meter, watch, observe, meanwhile=ahead)
+    server = make_server(config, clients)
+    running = [Running(client_script(client), ignore, client.watch) for client in clients]
+    run_together(server_script(server), running, server.roster, meter, watch, observe)
     (start, before, sent, met), (stop, after, sent_then, met_then) = marks
     count, seconds = last - WINDOW, stop - start
     shares = {name: (after[name] - before[name]) / (after["all"] - before["all"]) for name in PHASES}
@@ -111,15 +111,19 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
 
 def _noted(client: Client) -> list[Batch]:
-    """Have the client note what each round of its first window reads."""
+    """Return a list that will hold the batches of the client's first window."""
     gather = client.learner.gather
     noted: list[Batch] = []
 
-    def note(sample: Sample, *, to_learn: bool = True) -> Batch:
-        found = gather(sample, to_learn=to_learn)
-        if len(noted) < WINDOW:
+    def note(sample: Sample, *, with_labels: bool = True) -> Batch:
+        found = gather(sample, with_labels=with_labels)
+        if len(noted) < WINDOW and not (noted and noted[-1] is found):  # gathered early, then read in its round
             noted.append(found)
         return found
 
     client.learner.gather = note  # type: ignore[method-assign]
     return noted
+
+
+def ignore(action: Save | Event) -> None:
+    """Ignore the saves and events of a script."""

@@ -269,9 +269,8 @@ def test_a_first_convolution_without_weights_to_learn_trains_the_others():
     client = simulate(tiny_parties(1), config, convolution=convolution).clients[0]
     first, second = (client.learner.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
     made.clear()
-    start = simulate(tiny_parties(1), config.replace(train={"learning_rate": 1e-30}), convolution=convolution).clients[
-        0
-    ]
+    still = config.replace(train={"learning_rate": 1e-30})
+    start = simulate(tiny_parties(1), still, convolution=convolution).clients[0]
     untouched, moved = (start.learner.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
     assert torch.equal(first, untouched)
     assert not torch.equal(second, moved)

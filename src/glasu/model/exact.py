@@ -15,7 +15,7 @@ from glasu.model.dropout import no_dropout
 from glasu.model.layers import Hidden, Layer, rows_of
 from glasu.model.sampler import Sampler
 from glasu.model.split import ClientModel
-from glasu.model.step import ForwardStep
+from glasu.model.step import ForwardStep, Report
 
 CHUNK_VALUES = 2**24  # feature values that are read at a time
 
@@ -76,7 +76,9 @@ class ExactInference(ForwardStep):
             made[rows] = computed
         return made
 
-    def layer_in_parts(self, layer: int, hidden: Hidden | FeatureRows) -> Generator[float, None, Tensor]:
+    def layer_in_parts(
+        self, layer: int, hidden: Hidden | FeatureRows, report: Callable[[float], Report]
+    ) -> Generator[Report, None, Tensor]:
         num_nodes = self.features.shape[0]
         total = (self.model.config.num_layers - 1) * num_nodes + len(self.nodes)
         done = layer * num_nodes
@@ -85,7 +87,7 @@ class ExactInference(ForwardStep):
             made[rows] = computed
             done += len(computed)
             if len(computed) < len(made):  # a small graph needs one product and no progress report
-                yield done / total
+                yield report(done / total)
         return made
 
     def _start_layer(self, layer: int, hidden: Hidden | FeatureRows) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:

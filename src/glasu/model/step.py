@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from glasu.model.dropout import Dropout
 from glasu.model.layers import Hidden, rows_of
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
+
+Report = TypeVar("Report")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +51,10 @@ class ForwardStep(ABC):
     def logits(self, joint: Tensor) -> Tensor:
         """Return the output of the classifier, given H_m[L]."""
 
-    def layer_in_parts(self, layer: int, hidden: Any) -> Generator[float, None, Tensor]:
-        """Compute like `layer`. If that takes long, yield the finished share of the whole pass now and then."""
+    def layer_in_parts(
+        self, layer: int, hidden: Any, report: Callable[[float], Report]
+    ) -> Generator[Report, None, Tensor]:
+        """Compute like `layer`. If that takes long, yield `report(share)` after each part of the whole pass."""
         yield from ()
         return self.layer(layer, hidden)
 

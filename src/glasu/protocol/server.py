@@ -115,19 +115,20 @@ class Server:
         content = tensors[0].contents()["value"]
         assert isinstance(content, TensorField)
         encoding, columns = self.encodings[content.kind], content.columns(self._shapes()) or None
+        most = self.config.wire.chunk_rows
+        most = most if rows_left is None else max(0, min(most, rows_left))
         for message in tensors:
             if error := encoding.find_error(message.value, columns):
                 self.refuse(message, f"{content.kind}: {error}.")
+            # A known number of rows comes before the majority's shape, which could blame the only correct party.
+            rows = len(message.value)
+            if rows > most or (rows_left is not None and rows < most):
+                wanted = f"at most {most}" if rows_left is None else str(most)
+                self.refuse(message, f"expected {wanted} rows, got {rows}.")
         self._check_shapes(content.kind, tensors, key)
-        most = self.config.wire.chunk_rows
-        most = most if rows_left is None else max(0, min(most, rows_left))
-        rows = len(tensors[0].value)
-        if rows > most or (rows_left is not None and rows < most):
-            wanted = f"at most {most}" if rows_left is None else str(most)
-            self.refuse(tensors[0], f"expected {wanted} rows, got {rows}.")
         if content.kind == "probabilities":
             self._check_probabilities(encoding, tensors)
-        return rows
+        return len(tensors[0].value)
 
     def _shapes(self) -> Shapes:
         hidden, train = self.config.model.hidden, self.config.train
