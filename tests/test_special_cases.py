@@ -98,7 +98,7 @@ def test_standalone_clients_learn_alone_and_send_nothing():
     initial = initial_weights(parties, silent)
     for m, party in enumerate(parties):
         whole = descend(Monolith(silent, [party], [initial[m]]))
-        assert_same([done.clients[m].weights()], whole.weights)
+        assert_same([done.clients[m].learner.weights()], whole.weights)
 
 
 def test_standalone_accuracy_is_the_mean_of_the_clients_own():
