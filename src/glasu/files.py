@@ -136,6 +136,3 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
         yield
     finally:
         lock.release()
-
-
-held = hold_folder  # former name; delete when no caller is left

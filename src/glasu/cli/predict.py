@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
+    from glasu.model.backbones import backbone_class
     from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained_model import TrainedModel
 
@@ -41,12 +42,12 @@ def run(args: argparse.Namespace) -> None:
             f"and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
-    if model.config.model.backbone == "custom":
+    if backbone_class(model.config.model).takes_convolution:
         raise ConfigError(
             f"{args.run_dir}: the model has a convolution of your own; predict in Python, with "
             "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
         )
     parties = load_parties(model.config.overridden(args.overrides, ("data",)), for_prediction=True)
     probabilities = model.predict_proba(parties, party=args.party)
-    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train.task)
+    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train)
     print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")

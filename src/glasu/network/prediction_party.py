@@ -203,8 +203,8 @@ class PredictionParty:
             order = np.concatenate([requested, np.setdiff1d(nodes, requested)])
             nodes, probabilities = order, probabilities[np.searchsorted(nodes, order)]
             file = self.options.out / f"predictions.{self.query.file_format}"
-            ids, task = self.party.ids[nodes], client.config.train.task
-            write_predictions(file, ids, probabilities, self.model.classes, task)
+            ids, train = self.party.ids[nodes], client.config.train
+            write_predictions(file, ids, probabilities, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
             self.options.log.info("party %r has the labels and receives the class probabilities; this one none.", owner)

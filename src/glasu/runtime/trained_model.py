@@ -28,9 +28,11 @@ from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
+from glasu.model.backbones import backbone_class
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
+from glasu.model.task import task_of
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.requests import Event, Save
@@ -168,19 +170,11 @@ class TrainedModel:
     ) -> NDArray[Any]:
         """Return class names, shape (n,); for a multi-label task 0 or 1 for each class, shape (n, classes)."""
         probabilities = self.predict_proba(parties, nodes, party=party)
-        if self.config.train.task == "multilabel":
-            return (probabilities > 0.5).astype(np.int64)
-        names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
-        return names
+        return task_of(self.config.train).predict(probabilities, self.classes)
 
     def labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes and unknown labels; prediction reads no label."""
-        shape = (
-            (parties[0].num_nodes, len(self.classes))
-            if self.config.train.task == "multilabel"
-            else parties[0].num_nodes
-        )
-        unknown = np.full(shape, -1, np.int64)
+        unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
@@ -310,7 +304,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if model.backbone == "custom":  # the weights of a user's convolution are unknown
+    if backbone_class(model).takes_convolution:  # the weights of a user's convolution are unknown
         return
     least = model.hidden * (client.num_features + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
