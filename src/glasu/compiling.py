@@ -21,7 +21,7 @@ LOGGER = logging.getLogger("glasu.model")
 def compile_loop(loop: Loop) -> Loop:
     """Compile a function at its first call.
 
-    It runs on one thread without the GIL, and adds in the order that is written, so results have the same bits on
+    The loop runs on one thread without the GIL. It adds numbers in the written order, so results have the same bits in
     every run.
     """
     try:
@@ -33,7 +33,7 @@ def compile_loop(loop: Loop) -> Loop:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this process has spent compiling GLASU's loops, 0 if all came from the cache."""
+    """Return the seconds that this process has spent compiling GLASU's loops; 0 if all are cached."""
     finished, start = _listener.state
     return finished if start is None else finished + time.perf_counter() - start
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from network.test_server_session import HELLO, Desk
 
 from glasu.errors import TrainingError
 from glasu.network.frames import CONTROL, PIECE, Assembler, control, pieces
@@ -18,7 +19,6 @@ from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Partial
 from glasu.wire.message_key import Key, Phase
-from network.test_server_session import HELLO, Desk
 
 RATE = 1e6  # bytes per second
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, layer=1, incarnation=1, attempt=1)

@@ -13,14 +13,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.authority import Signed, issue, make_authority
 from glasu.pki.kit import Kit, open_kit, pem
 from glasu.pki.refusal import peer_name, refusal
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 quick = settings(deadline=None)
-AUTHORITY = new_authority(NOW - 10 * DAY)
+AUTHORITY = make_authority(NOW - 10 * DAY)
 GOOD = pem(issue(AUTHORITY, "a", (), NOW, 30).certificate)
 
 
@@ -78,9 +78,9 @@ REFUSED = {
     "a key instead": (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "cannot be read"),
     "two at once": (GOOD + GOOD, "cannot be read"),
     "self-signed": (self_signed(), "self-signed"),
-    "other CA": (pem(issue(new_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
+    "other CA": (pem(issue(make_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
     "our CA's name, another key": (
-        odd("glasu:party:a", signer=Signed(AUTHORITY.certificate, new_authority(NOW).key)),
+        odd("glasu:party:a", signer=Signed(AUTHORITY.certificate, make_authority(NOW).key)),
         "another CA",
     ),
     "expired": (pem(issue(AUTHORITY, "a", (), NOW - 3 * DAY, 1).certificate), "expired on"),

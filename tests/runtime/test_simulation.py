@@ -306,7 +306,7 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
 
 @pytest.mark.parametrize(("backbone", "convolution"), [("custom", None), ("gcn", SAGEConv)])
 def test_a_convolution_goes_with_backbone_custom_and_with_no_other(backbone, convolution):
-    with pytest.raises(ConfigError, match="convolution of your own"):
+    with pytest.raises(ConfigError, match="a custom convolution needs"):
         simulate(tiny_parties(), settings(backbone=backbone, aggregation_layers=(3,)), convolution=convolution)
 
 

@@ -25,7 +25,7 @@ from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, format_point, label, read_space
 from glasu.files import hold_folder, write_atomically
-from glasu.report import percent
+from glasu.report import format_percent
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial
@@ -48,8 +48,8 @@ class SearchResult:
     def summary(self) -> str:
         """Return the search in one line."""
         return (
-            f"best of {_count_states(self.trials)}: validation {percent(self.score)} with {format_point(self.point)}; "
-            f"see {self.best_file}"
+            f"best of {_count_states(self.trials)}: validation {format_percent(self.score)} with "
+            f"{format_point(self.point)}; see {self.best_file}"
         )
 
 
@@ -161,8 +161,8 @@ def _run(asked: _Search, jobs: int) -> SearchResult:
 def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None) -> str:
     """Return a finished trial as one line."""
     found = trial.outcome
-    score = "-" if found.score is None else percent(found.score)
-    leader = "" if best is None or best.outcome.score is None else f", best {percent(best.outcome.score)}"
+    score = "-" if found.score is None else format_percent(found.score)
+    leader = "" if best is None or best.outcome.score is None else f", best {format_percent(best.outcome.score)}"
     cost = f", {found.bytes / 1e6:.1f} MB" if found.bytes else ""
     reason = f": {found.note}" if found.note else ""
     return (

@@ -1,4 +1,4 @@
-"""Output folders: a command never writes into the folder of another role or over another run. No torch here."""
+"""Check output folders: a command must not overwrite the results of another role or run. Torch is not loaded."""
 
 from __future__ import annotations
 

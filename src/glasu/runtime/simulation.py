@@ -130,12 +130,12 @@ def train(
 
 
 def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Return the parties as a list, or tell the caller how to create them."""
+    """Return the parties as a list; refuse other values with a hint."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
     raise DataError(
-        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one of a PyG graph, "
-        "glasu.read_party(folder) reads one."
+        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one from a PyG graph, "
+        "and glasu.read_party(folder) reads one party."
     )
 
 
@@ -172,7 +172,7 @@ def make_clients(
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
-    """Build the server for these clients: it learns counts, no data."""
+    """Build the server for these clients; it gets counts, but no data."""
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
@@ -183,7 +183,7 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Derive the run id from the digests of everything that decides the messages: one key has one content."""
+    """Derive the run id from digests of all inputs that determine the messages, so one key has one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
@@ -271,11 +271,11 @@ def _run_scripts(
     )
 
 
-def _count_workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
+def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
     if backbone_class(config.model).uses_torch_generator:
         return 1
-    return max(1, min(num_clients, cores() if asked is None else asked))
+    return max(1, min(num_clients, cores() if requested is None else requested))
 
 
 def _summarize(party: PartyData) -> PartySummary:

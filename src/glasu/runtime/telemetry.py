@@ -198,7 +198,7 @@ class Telemetry:
             self._losses[event.party].append(event.loss)
 
     def elapsed(self) -> float:
-        """Return the seconds in which a process ran this run."""
+        """Return the seconds that processes have spent on this run."""
         return self._before.total + self._clock() - self._start
 
     def seconds(self) -> Seconds:
