@@ -427,7 +427,7 @@ def test_what_only_a_sample_can_obey_is_refused_where_nothing_is_sampled(key):
     asked = RunConfig(train=TrainConfig(**key))  # "auto": nobody knew yet that nothing would be sampled
     config, overridden = resolve(asked, SMALL_GRAPH)
     assert config.train.sampler == "full"
-    assert overridden == {f"train.{name}": {"asked": key[name], "used": getattr(TrainConfig(), name)}}
+    assert overridden == {f"train.{name}": {"requested": key[name], "used": getattr(TrainConfig(), name)}}
     config, overridden = resolve(asked, SMALL_GRAPH + 1)
     assert (getattr(config.train, name), overridden) == (key[name], {})
 

@@ -28,7 +28,7 @@ SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": Fa
 class Override(typing.TypedDict):
     """A setting that the method or the sampler replaced."""
 
-    asked: Any
+    requested: Any
     used: Any
 
 
@@ -408,7 +408,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
 
     Returns:
         The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
-        {"train.sampled_evaluation": {"asked": True, "used": False}}.
+        {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
@@ -418,6 +418,6 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
     unused = {key: value for key, value in SAMPLING_ONLY.items() if getattr(train, key) != value}
     unused = unused if reads_whole_graph(sampler) else {}
     overridden: dict[str, Override] = {
-        f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()
+        f"train.{key}": {"requested": getattr(train, key), "used": value} for key, value in unused.items()
     }
     return config.replace(train={"sampler": sampler, "batch_size": batch_size, **unused}), overridden

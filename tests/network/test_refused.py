@@ -291,5 +291,5 @@ def test_a_signal_ends_whoever_waits_in_one_line(role, sent, code, kits, tmp_pat
             time.sleep(0.05)
     process.send_signal(sent)
     assert process.wait(10) == code
-    assert log.read_text().splitlines()[-1].endswith("the same command goes on.")
+    assert log.read_text().splitlines()[-1].endswith("start the same command again to resume.")
     assert "Traceback" not in log.read_text()

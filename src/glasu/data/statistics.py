@@ -41,7 +41,7 @@ def compare_with_paper(found: Statistics, name: str) -> dict[str, tuple[int, int
 
 
 def describe_size(found: Statistics, name: str) -> str:
-    """Return one line with the sizes; for data sets of the paper, it says whether they equal the paper's table."""
+    """Return one line with the sizes and, for data sets of the paper, a comparison with its table."""
     differing = compare_with_paper(found, name)
     line = f"{name or 'the parties'}: {found}"
     if differing is None:

@@ -197,8 +197,8 @@ class FullGraph(Sampler):
             return
         everything = self._everything
         whole = self.block(everything, everything, self.draw(everything, 0, 0))
-        asked, labels = whole.at(targets), self.adjacency.labels
-        yield slice(None), *((asked, everything) if asked is whole else asked.compact(labels))
+        block, labels = whole.at(targets), self.adjacency.labels
+        yield slice(None), *((block, everything) if block is whole else block.compact(labels))
 
 
 class _Sampled(Sampler):

@@ -47,7 +47,9 @@ def answer_of(name: str, digest: str) -> SimpleNamespace:
     return SimpleNamespace(content={"facts": {"party": name, "weights_sha256": digest}})
 
 
-@pytest.mark.parametrize(("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "1 of them are online")])
+@pytest.mark.parametrize(
+    ("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "1 of the SuperNodes of a, b are online")]
+)
 def test_there_must_be_a_node_for_each_party_and_no_other(nodes, words):
     with pytest.raises(TransportError, match=words):
         server.wait_for_nodes(FakeGrid(nodes), ("a", "b"), 0.0, SERVING)

@@ -89,15 +89,15 @@ def check_session(name: object) -> str:
     """Return a valid session name; refuse others, because the name becomes a folder at every party."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ConfigError(
-            f"session={name!r}: must have 1 to 64 letters, digits, dots, dashes and underscores, and start with a letter "
-            "or digit. A new name starts a new training; the same name resumes it."
+            f"session={name!r}: must have 1 to 64 letters, digits, dots, dashes and underscores, and start with a "
+            "letter or digit. A new name starts a new training; the same name resumes it."
         )
     return name
 
 
 def _check_run_id(text: object) -> str:
     if not (isinstance(text, str) and re.fullmatch(r"[0-9a-f]+", text)):
-        raise ConfigError(f"run={text!r}: is not the id of a run; use one version of GLASU at server and party.")
+        raise ConfigError(f"run={text!r}: is not the id of a run; use the same version of GLASU everywhere.")
     return text
 
 

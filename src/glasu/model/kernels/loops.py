@@ -1,4 +1,4 @@
-"""Compiled loops over arrays. Integers are int64 and node labels int32 unless a caller says otherwise.
+"""Compiled loops over arrays. Integers are int64 and node labels int32 unless a comment states another type.
 
 All loops stand in one file although they serve several purposes. Numba caches each compiled function on disk and
 compiles it again when the file of that function changes. It does not notice a change of a function that is called from
