@@ -30,11 +30,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from network.test_certificates import answer
 
-from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.authority import Signed, issue, make_authority
 from glasu.pki.kit import open_kit, pem
 from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY, provision, revoke
-from network.test_certificates import answer
 from network.test_processes import SMALL_RUN
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -144,7 +144,7 @@ def with_kit_of(it, name):
 URI = x509.UniformResourceIdentifier
 KITS = {  # what is presented, and what the server's log says of it
     "self-signed": (lambda it: it.kit_with(self_signed()), "not signed by the CA"),
-    "of another CA": (lambda it: it.kit_with(issue(new_authority(NOW), "a", (), NOW, 30)), "not signed by the CA"),
+    "of another CA": (lambda it: it.kit_with(issue(make_authority(NOW), "a", (), NOW, 30)), "not signed by the CA"),
     "expired": (lambda it: it.kit_with(issue(it.authority(), "a", (), NOW - 9 * DAY, 2)), "has expired"),
     "not yet valid": (lambda it: it.kit_with(issue(it.authority(), "a", (), NOW + 9 * DAY, 30)), "not valid yet"),
     "of somebody else": (lambda it: it.kit_with(issue(it.authority(), "x", (), NOW, 30)), "'x' is not on the roster"),
@@ -291,5 +291,5 @@ def test_a_signal_ends_whoever_waits_in_one_line(role, sent, code, kits, tmp_pat
             time.sleep(0.05)
     process.send_signal(sent)
     assert process.wait(10) == code
-    assert log.read_text().splitlines()[-1].endswith("the same command goes on.")
+    assert log.read_text().splitlines()[-1].endswith("start the same command again to resume.")
     assert "Traceback" not in log.read_text()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, public_reason
+from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, get_public_message
 from glasu.network.connection import Connection, Dialing
 from glasu.network.frames import (
     CONTROL,
@@ -147,7 +147,7 @@ class ClientSession:
         if self._machine.state in ENDED or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
-        self._connection.send_last_word("failed", reason=printable(public_reason(error), SENTENCES))
+        self._connection.send_last_word("failed", reason=printable(get_public_message(error), SENTENCES))
 
     def decline(self, error: GlasuError) -> None:
         """Decline the server's offer with a reason; the other parties keep waiting for this one.
@@ -158,7 +158,7 @@ class ClientSession:
         for line in table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self._connection.send_last_word("declined", reason=printable(error.public, SENTENCES), table=table)
+        self._connection.send_last_word("declined", reason=printable(error.public_message, SENTENCES), table=table)
 
     def close(self) -> None:
         """End the connection. A dismissed party acknowledges that first: the server waits for it."""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Literal
 
-from glasu.errors import EquivocationError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import EquivocationError, GlasuError, ProtocolError, TrainingError, get_public_message
 from glasu.network.frames import (
     CONTROL,
     CONTROL_BYTES,
@@ -59,7 +59,7 @@ class Refusals:
 
     def refuse(self, peer: Peer, stream: Stream | None, refusal: RefusalError) -> None:
         """Tell a process, and everyone, why it cannot take part."""
-        why = printable(refusal.public, SENTENCES)
+        why = printable(refusal.public_message, SENTENCES)
         self.count += 1
         last = last_word("refused", why, code=refusal.code, run=self._run, table=list(refusal.table))
         own = peer if stream is peer.stream else None  # a process that runs hears about a second one
@@ -75,7 +75,7 @@ class Refusals:
 
     def reject(self, peer: Peer, stream: Stream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
-        why = printable(public_reason(error), SENTENCES)
+        why = printable(get_public_message(error), SENTENCES)
         with self._roster.changed:
             if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
                 self._roster.note(f"{peer.name}: its connection was dropped: {why}.", about=peer.name)
@@ -92,7 +92,7 @@ class Refusals:
 
     def _abort(self, stream: Stream, error: GlasuError) -> None:
         self._roster.fail(error)
-        stream.close(last_word("stopped", error.public))
+        stream.close(last_word("stopped", error.public_message))
 
 
 class PeerFrames:
@@ -203,7 +203,7 @@ class PeerFrames:
         hello = read_hello(control)
         run, conversation = self._roster.run.state, peer.conversation
         if self._roster.failure is not None:
-            stream.close(last_word("stopped", self._roster.failure.public))
+            stream.close(last_word("stopped", self._roster.failure.public_message))
             return False
         if run is RunState.LEAVING:
             return False

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, get_public_message
 from glasu.network.frames import CheckLimits, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.peer import Peer
@@ -169,7 +169,7 @@ class ServerSession:
         if peer is None or not self._frames.refusals.may_return(error):
             return False
         with self._roster.changed:
-            self._frames.refusals.expel(peer, error.public)
+            self._frames.refusals.expel(peer, error.public_message)
             self._roster.note(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
         return True
 
@@ -193,7 +193,7 @@ class ServerSession:
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
         """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
-        why = public_reason(error)
+        why = get_public_message(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why = f"the server failed: {why}"
         roster = self._roster

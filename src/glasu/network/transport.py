@@ -20,7 +20,7 @@ from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, Channel, pack_frame
 from glasu.pki.kit import Kit, reload_revocations
 from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
-from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.refusal import find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 ONLY_TLS_1_3 = require_tls_1_3()
@@ -207,10 +207,10 @@ class Listener(AbstractContextManager["Listener"]):
     def _identify(self, context: Any) -> str:
         """Return the party in the peer's certificate, or end the call: it is revoked, or not on the roster."""
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        name = peer_name(certificate) if certificate else None
+        name = read_peer_name(certificate) if certificate else None
         known = name if name in self._kit.roster else ""
         try:
-            why = refusal(certificate, reload_revocations(self._kit))
+            why = find_refusal(certificate, reload_revocations(self._kit))
         except GlasuError as error:  # the list may be replaced right now: a later attempt may succeed
             code = ConnectionCode.UNREADABLE_REVOCATIONS
             self._abort(context, grpc.StatusCode.UNAVAILABLE, code, known or "", code.value, str(error))
