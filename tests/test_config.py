@@ -357,7 +357,7 @@ def test_aggregation_layers_that_rise_and_end_with_the_last_are_allowed(layers):
 
 @pytest.mark.parametrize("layers", [(1,), (3, 1), (1, 1, 3), (-1, 3), (1, 4), (0, 1, 2)])
 def test_other_aggregation_layers_are_refused(layers):
-    with pytest.raises(ConfigError, match=r"model\.aggregation_layers=\[.*within 0\.\.3 and end with 3.*use \[\]"):
+    with pytest.raises(ConfigError, match=r"model\.aggregation_layers=\[.*lie in 0\.\.3 and end with 3.*use \[\]"):
         ModelConfig(aggregation_layers=layers)
 
 
@@ -496,7 +496,7 @@ def test_settings_may_be_numbers_of_numpys():
 
 
 def test_a_degree_that_no_graph_can_have_is_refused():
-    with pytest.raises(ConfigError, match=r"data\.average_degree=1000000000000.0: a node has at most"):
+    with pytest.raises(ConfigError, match=r"data\.average_degree=1000000000000.0: must be less than data"):
         DataConfig(name="synthetic", num_nodes=1000, average_degree=1e12)
 
 

@@ -54,7 +54,7 @@ class DataConfig(Section):
         require(
             not (self.name and self.parties),
             f"data.name={self.name!r} and data.parties={list(self.parties)}",
-            "set only one of them; both choose the data.",
+            "only one of them can name the data; remove the other.",
         )
         self._need("num_clients", self.num_clients >= 1, "at least one client must hold the data.")
         self._need(

@@ -83,7 +83,7 @@ def test_train_writes_a_report_with_the_fixed_fields_and_a_model(run_file, tmp_p
     assert set(found["traffic"]) >= {
         "bytes_to_server", "bytes_to_clients", "messages", "exchanges", "by_kind", "by_phase",
     }  # fmt: skip
-    assert set(found["seconds"]) == {"total", "sampling", "compute", "communication", "evaluation"}
+    assert set(found["seconds"]) == {"total", "sampling", "compute", "communication", "evaluation", "compiling"}
     assert len(found["weights_sha256"]) == 3
     assert (tmp_path / "run" / "model" / "model.toml").exists()
 
@@ -256,7 +256,7 @@ def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file
     result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
     *before, result.stderr = result.stderr.splitlines()
     assert all("removed" in line and "round-00000001.checkpoint" in line for line in before)
-    refused(result, "glasu train: party", found, "training diverged", "learning_rate", code=1)
+    refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -434,7 +434,7 @@ def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
     from glasu.files import hold_folder
 
     with hold_folder(tmp_path / "run" / "checkpoints"):
-        refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is at work")
+        refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is using this folder")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -516,7 +516,7 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing(monkeypatch, c
 
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
-    refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "together")
+    refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "one joint model")
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "run.toml"], ["split", "run.toml"], ["reproduce", "accuracy"]])

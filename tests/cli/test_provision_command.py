@@ -59,7 +59,7 @@ def test_the_command_again_says_what_exists_and_changes_nothing(kits):
     before = {path: path.read_bytes() for path in kits.rglob("*.*") if path.is_file()}
     refused(
         glasu("provision", "--parties", "a,b,c", "--host", "localhost", "--out", kits),
-        "already (ca, server, a, b, c)",
+        "already has kits (ca, server, a, b, c)",
         "nothing was changed",
         "--renew",
     )
@@ -69,7 +69,7 @@ def test_the_command_again_says_what_exists_and_changes_nothing(kits):
 def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--add", "d,e", "--out", kits)
     assert result.returncode == 0, result.stderr
-    assert "kit.toml: lists them now" in result.stdout
+    assert "kit.toml: lists the new parties" in result.stdout
     assert "A run that started without d, e cannot resume" in result.stdout
     assert "--remove d,e" in result.stdout
     stolen = open_kit(kits / "d")
@@ -79,7 +79,7 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--renew", "d,server", "--host", "127.0.0.1", "--days", "30", "--out", kits)
     assert result.returncode == 0, result.stderr
     assert str(kits / "retired") in result.stdout
-    assert "server: no longer names localhost, for --host replaces all names." in result.stdout
+    assert "server: its certificate no longer names localhost, because --host replaces all names." in result.stdout
     assert "server: the former certificate stays valid until it expires." in result.stdout
     assert "d: no former certificate is valid any more." in result.stdout
     server = open_kit(kits / "server")
