@@ -516,7 +516,9 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing(monkeypatch, c
 
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
-    refused(glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "one joint model")
+    refused(
+        glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "one joint model"
+    )
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "run.toml"], ["split", "run.toml"], ["reproduce", "accuracy"]])

@@ -117,7 +117,7 @@ def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_
 
 
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path):
-    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another command is at work"):
+    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another command is using this folder"):
         run_all(tmp_path, "accuracy")
 
 

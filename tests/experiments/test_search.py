@@ -364,7 +364,7 @@ def test_a_folder_belongs_to_one_search(run_file, tmp_path):
 
 def test_two_searches_at_once_in_one_folder_are_refused(run_file, tmp_path):
     def again(line: str) -> None:
-        with pytest.raises(ConfigError, match="another command is at work"):
+        with pytest.raises(ConfigError, match="another command is using this folder"):
             search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)
 
     with on_log(again):

@@ -349,7 +349,7 @@ def test_a_ca_key_that_others_may_read_signs_nothing(out):
 
 def test_two_commands_do_not_work_in_one_folder_at_once(out):
     before = contents(out)
-    with hold_folder(out), pytest.raises(ConfigError, match="another command is at work"):
+    with hold_folder(out), pytest.raises(ConfigError, match="another command is using this folder"):
         renew(out, ["a"])
     assert contents(out) == before
 

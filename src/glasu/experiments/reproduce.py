@@ -146,7 +146,7 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
         except GlasuError as error:
             if datasets is not None:
                 raise
-            log.info("%s: left out: %s", dataset, error)
+            log.info("%s: skipped: %s", dataset, error)
             continue
         for line in (describe_size(loaded.statistics, dataset), *loaded.notes):
             log.info("%s", line)
