@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import add_overrides, named_path, output_folder
+from glasu.cli.arguments import add_extensions, add_overrides, named_path, output_folder
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
@@ -17,6 +17,7 @@ EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="what `glasu train --out` wrote")
     add_overrides(parser, "where the data lies now, for example data.root=elsewhere")
+    add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: whose model predicts")
     parser.add_argument("--out", type=named_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> None:
     output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
+    from glasu.model.task import task_of
     from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained_model import TrainedModel
 
@@ -48,5 +50,5 @@ def run(args: argparse.Namespace) -> None:
         )
     parties = load_parties(model.config.overridden(args.overrides, ("data",)), for_prediction=True)
     probabilities = model.predict_proba(parties, party=args.party)
-    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train.task)
+    write_predictions(args.out, parties[0].ids, probabilities, model.classes, task_of(model.config.train))
     print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")

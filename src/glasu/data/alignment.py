@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glasu import registry
 from glasu.data.party import PartyData, Splits, have_labels
 from glasu.errors import AlignmentError, ConfigError, DataError
 
@@ -96,10 +97,10 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         raise DataError(
             f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
         )
-    fitting = "multiclass" if party.labels.ndim == 1 else "multilabel"
-    if task != fitting:
-        kind = "one label" if fitting == "multiclass" else "one column of 0 and 1 per class"
-        raise ConfigError(f'train.task="{task}": {where} has {kind} per node; set train.task = "{fitting}".')
+    if not _load_task(task).accepts(party.labels):
+        fitting = next(name for name in registry.choices("task") if _load_task(name).accepts(party.labels))
+        form = _load_task(fitting).label_form
+        raise ConfigError(f'train.task="{task}": {where} has {form} per node; set train.task = "{fitting}".')
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
     train_labels = party.labels[party.splits.train]
@@ -118,6 +119,11 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             raise DataError(
                 f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or name one in train.labels."
             )
+
+
+def _load_task(name: str) -> Any:
+    """Return a `glasu.model.task.Task`. The registry loads it, because data does not import model."""
+    return registry.load("task", name)()
 
 
 def _find_rows(

@@ -16,6 +16,7 @@ from glasu.config import resolve
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError
 from glasu.model.blocks import NodeSet
+from glasu.model.task import task_of
 from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import compare_settings, derive_attempt_run, read_offered_config, refuse_settings
 from glasu.network.facts import Facts, digest_names
@@ -203,7 +204,7 @@ class PredictionParty:
             order = np.concatenate([requested, np.setdiff1d(nodes, requested)])
             nodes, probabilities = order, probabilities[np.searchsorted(nodes, order)]
             file = self.options.out / f"predictions.{self.query.file_format}"
-            ids, task = self.party.ids[nodes], client.config.train.task
+            ids, task = self.party.ids[nodes], task_of(client.config.train)
             write_predictions(file, ids, probabilities, self.model.classes, task)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]

@@ -31,6 +31,7 @@ from glasu.files import write_atomically
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
+from glasu.model.task import task_of
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.requests import Event, Save
@@ -167,20 +168,11 @@ class TrainedModel:
         party: str | None = None,
     ) -> NDArray[Any]:
         """Return class names, shape (n,); for a multi-label task 0 or 1 for each class, shape (n, classes)."""
-        probabilities = self.predict_proba(parties, nodes, party=party)
-        if self.config.train.task == "multilabel":
-            return (probabilities > 0.5).astype(np.int64)
-        names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
-        return names
+        return task_of(self.config.train).predict(self.predict_proba(parties, nodes, party=party), self.classes)
 
     def labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes and unknown labels; prediction reads no label."""
-        shape = (
-            (parties[0].num_nodes, len(self.classes))
-            if self.config.train.task == "multilabel"
-            else parties[0].num_nodes
-        )
-        unknown = np.full(shape, -1, np.int64)
+        unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
