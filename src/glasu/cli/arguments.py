@@ -28,6 +28,18 @@ def add_overrides(parser: argparse.ArgumentParser, purpose: str) -> None:
     )
 
 
+def add_extensions(parser: argparse.ArgumentParser) -> None:
+    """Ask for `--extension MODULE`. `glasu.cli.main` loads the modules before it runs the command."""
+    parser.add_argument(
+        "--extension",
+        action="append",
+        default=[],
+        dest="extensions",
+        metavar="MODULE",
+        help="Python module that registers choices of yours, such as a sampler; may be given several times",
+    )
+
+
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Ask how a role of a network run writes to standard error."""
     parser.add_argument("--quiet", action="store_true", help="show no progress")

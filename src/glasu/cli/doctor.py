@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_overrides, gibibytes, named_path, seconds
+from glasu.cli.arguments import add_extensions, add_log, add_overrides, gibibytes, named_path, seconds
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
+    add_extensions(parser)
     add_log(parser)
 
 

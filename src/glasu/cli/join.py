@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, gibibytes, named_path, output_folder, seconds
+from glasu.cli.arguments import add_extensions, add_log, gibibytes, named_path, output_folder, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start over, even if DIR holds an unfinished run; not for continuing after a stop",
     )
+    add_extensions(parser)
     add_log(parser)
 
 

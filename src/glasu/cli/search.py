@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from glasu.cli.arguments import add_run_file, named_path, output_folder
+from glasu.cli.arguments import add_extensions, add_run_file, named_path, output_folder
 
 INTERRUPTED = "the trials that ended are kept, and the same command goes on from here"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
@@ -29,6 +29,7 @@ def number_of_bytes(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument(
         "--out", type=named_path, required=True, metavar="DIR", help="folder for study.db and best.toml"
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config, seconds
+from glasu.cli.arguments import add_extensions, add_log, add_run_file, named_path, output_folder, read_config, seconds
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         help="serve metrics to Prometheus at this address during the training; the host is 127.0.0.1 unless given",
     )
+    add_extensions(parser)
     add_log(parser)
 
 
