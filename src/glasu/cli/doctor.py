@@ -13,7 +13,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log_options, add_overrides, parse_gibibytes, parse_path, parse_seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    add_overrides,
+    parse_gibibytes,
+    parse_path,
+    parse_seconds,
+)
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=parse_seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
+    add_extensions(parser)
     add_log_options(parser)
 
 
