@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Literal
 
-from glasu.errors import EquivocationError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import CheckpointError, EquivocationError, GlasuError, ProtocolError, TrainingError, public_reason
 from glasu.network.frames import (
     CONTROL,
     CONTROL_BYTES,
@@ -77,9 +77,10 @@ class Refusals:
         """Abort the run because of what came on a stream, or refuse the sender."""
         why = printable(public_reason(error), SENTENCES)
         with self._roster.changed:
-            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:  # this passes; the party comes again
-                self._roster.note(f"{peer.name}: its connection was dropped: {why}.", about=peer.name)
-            elif isinstance(error, OSError):  # not the party's fault
+            fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
+            if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # this passes; the party comes again
+                self._roster.note(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", about=peer.name)
+            elif isinstance(fault, OSError):  # not the party's fault
                 self._abort(stream, TrainingError(f"the server failed when party {peer.name!r} connected: {why}"))
             elif peer.stream is not stream:
                 if stream.is_open:  # else a newer stream has taken its place
