@@ -1,8 +1,7 @@
-"""Why a run ends is heard on a slow line too, ahead of what was still to be sent."""
+"""On a slow line, too, both sides learn why a run ends, ahead of data that waits to be sent."""
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -12,20 +11,21 @@ import numpy as np
 import pytest
 
 from glasu.errors import TrainingError
-from glasu.network.frames import CONTROL, PIECE, Assembler, control, pieces
-from glasu.network.transport import Line, listening
+from glasu.network.client_session import ClientSession
+from glasu.network.connection import Dialing
+from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
-from glasu.protocol.message_bytes import encode
-from glasu.protocol.messages import Partial
-from glasu.wire.message_key import Key, Phase
-from network.test_server_session import HELLO, Desk
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Receive
+from support.raw_party import Desk
+from support.toy_run import Role, ToyClientHandshake, digest, key, logger
 
 RATE = 1e6  # bytes per second
-KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, layer=1, incarnation=1, attempt=1)
-LONG = list(pieces(encode(Partial(key=KEY, value=np.zeros((4096, 1024), np.float32)))))  # at this rate it takes 16 s
+LONG = np.zeros((4096, 2048), np.float32)  # 32 MiB, which take more than 30 s at this rate
+START = np.zeros(3, np.float32)
 
 
-def slow_line(target):
+def open_slow_line(target):
     """Pass bytes on to a port, and back, no faster than the rate; return the port to connect to."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -49,49 +49,46 @@ def slow_line(target):
     return listener.getsockname()[1]
 
 
-class Party:
-    """The party's end of a line: what control frames have come, and that it hangs up after the last one."""
-
-    def __init__(self, kits, port):
-        self.came, self.welcomed, self.ended = [], threading.Event(), threading.Event()
-        self.assembler = Assembler(2**25)
-        self.line = Line(open_kit(kits / "a", "party"), f"localhost:{slow_line(port)}", self._arrived)
-        self.line.send(control("hello", **HELLO))
-        assert self.welcomed.wait(20)
-
-    def _arrived(self, line, event):
-        if isinstance(event, str):
-            self.ended.set()
-        elif event[0] == PIECE:
-            self.assembler.add(event, lambda head, size: True)  # refuses one that does not follow the one before
-        elif event[0] == CONTROL:
-            self.came.append(json.loads(event[1:]))
-            self.welcomed.set()
-            if self.came[-1]["kind"] == "stopped":
-                threading.Thread(target=line.close, daemon=True).start()
-
-
 @pytest.fixture
-def desk(tmp_path):
-    return Desk(tmp_path, "abc")
+def run(kits):
+    """Return both ends of a run with one party, in which messages of any size may be sent."""
+    desk = Desk("a")
+    with Listener(desk.session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:
+        listener.start()
+        address = f"localhost:{open_slow_line(listener.port)}"
+        dialing = Dialing(open_kit(kits / "a"), address, 20.0, logger([]))
+        party = ClientSession(dialing, ToyClientHandshake("a", {0: START}))
+
+        def begin():
+            desk.session.gather()
+            desk.session.begin_attempt(1, 0, [digest(START)], lambda head, size: None)
+
+        role = Role("server", begin)
+        party.open()
+        party.prepare(lambda head, size: None)
+        party.confirm(party.await_attempt())
+        role.outcome(20)
+        yield desk.session, party
+        party.close()
 
 
-def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(desk, kits):
-    with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
-        party = Party(kits, port)
-        for piece in LONG:
-            desk.hub.links["a"].send(piece)
-        desk.hub.announce_failure(TrainingError("party 'b' failed: its disk is full"), 20.0)
-    assert party.ended.wait(20)
-    assert party.came[-1] == {"kind": "stopped", "why": "party 'b' failed: its disk is full"}
+def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(run):
+    server, party = run
+    role = Role("party", lambda: party.receive(Receive((Joint,), key(0, 0))))
+    server.broadcast(Joint(key(0, 0), LONG))
+    time.sleep(1.0)  # a part of it is under way
+    server.announce_failure(TrainingError("party 'b' failed: its disk is full"), 0.0)
+    role.join(20)
+    assert isinstance(role.error, TrainingError)
+    assert str(role.error) == "the run was stopped: party 'b' failed: its disk is full"
 
 
-def test_the_server_hears_why_a_party_fails_though_its_message_is_under_way(desk, kits):
-    with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
-        party = Party(kits, port)
-        link, desk.hub.begin = desk.hub.links["a"], {"attempt": 1, "round": 0}
-        link.ready, link.assembler = 1, Assembler(2**25)
-        for piece in LONG:
-            party.line.send(piece)
-        party.line.end_with(control("failed", why="its disk is full"))
-        assert "party 'a' failed: its disk is full" in str(desk.hub.failure)
+def test_the_server_hears_why_a_party_fails_though_its_message_is_under_way(run):
+    server, party = run
+    role = Role("server", lambda: server.receive(Receive((Partial,), key(0, 0))))
+    party.send(Partial(key(0, 0, client=0, attempt=1), LONG))
+    time.sleep(1.0)
+    party.fail(TrainingError("its disk is full"))
+    role.join(20)
+    assert isinstance(role.error, TrainingError)
+    assert str(role.error) == "party 'a' failed: its disk is full"

@@ -31,7 +31,7 @@ from glasu.network.transport import AMBIGUOUS, HELLO_WITHIN, Line, Listener, Str
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision, revoke
 from support.grpc_failures import scenarios
-from support.raw_party import Desk, hello
+from support.raw_party import Desk, answer
 
 RECORDED = [
     json.loads(line) for line in (Path(__file__).parent / "grpc_failures.jsonl").read_text().splitlines() if line
@@ -105,18 +105,6 @@ def desk(kits):
         listener.start()
         found.port = listener.port
         yield found
-
-
-def answer(kit, port, host="localhost"):
-    """Connect with a kit, say hello, and return the first thing that comes back."""
-    arrived: SimpleQueue = SimpleQueue()
-    stream = Stream(Condition())
-    stream.send(hello())
-    line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
-    try:
-        return arrived.get(timeout=60)
-    finally:
-        line.close()
 
 
 def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejected_whom(desk, kits, tmp_path):
