@@ -1,4 +1,4 @@
-"""A peer without a right kit is refused: its certificate, key or connection. The log names the reasons that gRPC tells."""
+"""A peer without the right certificate, key or connection is refused. The log names the reasons that gRPC reports."""
 
 from __future__ import annotations
 
