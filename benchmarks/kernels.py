@@ -20,7 +20,7 @@ from glasu.model import kernels
 from glasu.model.blocks import Adjacency, Block, draw_layer, draw_neighbors
 from glasu.model.layers import sparse_product
 from glasu.model.sparse import SparseRows
-from glasu.randomness import halves
+from glasu.randomness import split_key
 from glasu.runtime.inprocess import one_thread_each
 from reference import csr
 from tables import markdown, place, show
@@ -97,7 +97,7 @@ def main() -> None:
     )
     add(
         "mask of as many values",
-        lambda: kernels.fill_mask(*halves(1), np.uint8(128), np.float32(2), mask),
+        lambda: kernels.fill_mask(*split_key(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from glasu.experiments.search import search
-from glasu.experiments.settings import METHODS, tuned_file
+from glasu.experiments.settings import METHODS, find_tuned_file
 
 ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # with one local step, with four
 OTHERS = (60, 40)
@@ -54,7 +54,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     for dataset in args.datasets.split(","):
         for method in args.methods.split(","):
-            name = tuned_file(dataset, method, args.backbone).stem
+            name = find_tuned_file(dataset, method, args.backbone).stem
             folder = args.out / f"{dataset}-{name}-{args.space}"
             print(f"{dataset} {name}", flush=True)
             result = search(
@@ -68,7 +68,7 @@ def main() -> None:
             )
             print(result.summary(), flush=True)
             for source, target in (
-                (result.best_file, tuned_file(dataset, method, args.backbone)),
+                (result.best_file, find_tuned_file(dataset, method, args.backbone)),
                 (folder / "trials.csv", RESULTS / f"{dataset}-{name}.csv"),
             ):
                 target.parent.mkdir(parents=True, exist_ok=True)

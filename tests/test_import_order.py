@@ -134,7 +134,7 @@ def test_no_import_goes_against_the_order():
         ("glasu.errors", "from glasu.config_section import Section"),
         ("glasu.config", "if TYPE_CHECKING:\n    from glasu.data.party import Graph"),
         ("glasu.report", "from .runtime import meter"),
-        ("glasu.protocol.server", "from ..runtime.meter import Meter"),
+        ("glasu.protocol.server", "from ..runtime.telemetry import Telemetry"),
         ("glasu.timing", "from glasu.randomness import Stream"),
         ("glasu.cli.train", "from glasu import train"),
         ("glasu.runtime.simulation", "from glasu.experiments.search import search"),

@@ -1,76 +1,328 @@
-"""How a party comes to the server, and comes back: at least once, and less and less often where that helps nothing."""
+"""How a party comes to the server and comes back: with backoff, within its memory, and with a word when it waits."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from glasu.errors import AbsenceError
-from glasu.network import client_session as sessions
-from glasu.network.client_session import FIRST_DELAY, LONGEST_DELAY, Session
-from glasu.network.frames import control
-from network.test_runs import tiny
-from support.cluster import Cluster
+from glasu.errors import AbsenceError, ProtocolError, TrainingError, TransportError
+from glasu.network.client_session import ClientSession, NewAttempt
+from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
+from glasu.network.connection_codes import ConnectionCode, Disconnection
+from glasu.network.frames import ACK, CONTROL, Channel, pack_control, pack_frame
+from glasu.network.handshake import RefusalError
+from glasu.network.session_hello import PROTOCOL
+from glasu.protocol.message_bytes import encode
+from glasu.protocol.messages import Joint
+from glasu.protocol.requests import Receive
+from support.toy_run import RUN, Role, Toy, ToyClientHandshake, digest, key, logger
+
+KIT = SimpleNamespace(ca_fingerprint="AA", name="a")
+CLOSED = Disconnection(ConnectionCode.CLOSED)
 
 
-def test_who_waits_for_nobody_joins_a_server_that_is_there(kits, tmp_path):
-    config, parties = tiny(num_rounds=1)
-    cluster = Cluster(config, parties, kits, tmp_path)
-    assert isinstance(cluster.join("a", wait=0.0).error(10), AbsenceError)
-    server = cluster.serve()
-    for role in [cluster.join(name, wait=0.0) for name in "abc"]:
-        role.outcome()
-    server.outcome()
+def word(kind, **fields):
+    return pack_frame(CONTROL, pack_control(kind, **fields))
 
 
-class Enough(BaseException):
-    """Ends a test's session."""
+def welcome(**changes):
+    fields = {"protocol": PROTOCOL, "run": RUN, "server": "s1", "resumed": False, "received": 0, "payload": {}}
+    return word("welcome", **{**fields, **changes})
 
 
-@pytest.fixture
-def pauses(monkeypatch):
-    """Return how long a session has paused before it connected again; none of it takes time."""
-    found = []
-    monkeypatch.setattr(sessions.time, "sleep", found.append)
-    monkeypatch.setattr(sessions.random, "uniform", lambda low, high: 1.0)
-    return found
+class FakeLine:
+    """A line whose server is the test: it delivers the given events at once, and those of `deliver` later."""
+
+    def __init__(self, stream, arrive, events):
+        self.stream, self._arrive, self.sent = stream, arrive, []
+        threading.Thread(target=self._collect, daemon=True).start()
+        threading.Thread(target=lambda: self.deliver(*events), daemon=True).start()
+
+    def _collect(self):
+        self.sent.extend(self.stream.outgoing())
+
+    def deliver(self, *events):
+        for event in events:
+            self._arrive(self, event)
+
+    def close(self, seconds=0.0):
+        self.stream.close()
 
 
-def coming(monkeypatch, *visits):
-    """Let a session connect so often, and hear these frames each time before the stream ends."""
-    left = list(visits)
+class Server:
+    """The lines that a party opens, and what each of them brings; after the last one, nothing."""
 
-    class Line:
-        def __init__(self, kit, address, arrived):
-            if not left:
-                raise Enough
-            for event in (*left.pop(0), "the server ended the connection"):
-                arrived(self, event)
+    def __init__(self, *visits):
+        self.visits, self.lines, self.pauses, self.log = list(visits), [], [], []
+        self.now = None
 
-        def send(self, frame):
-            pass
+    def open_line(self, kit, address, stream, arrive):
+        events = self.visits.pop(0) if self.visits else ()
+        self.lines.append(FakeLine(stream, arrive, events))
+        return self.lines[-1]
 
-        def close(self):
-            pass
+    def session(self, wait=600.0, **options):
+        options = {"sleep": self.pauses.append, "jitter": lambda: 1.0, **options}
+        dialing = Dialing(KIT, "localhost:1", wait, logger(self.log), open_line=self.open_line, **options)
+        return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}))
 
-    monkeypatch.setattr(sessions, "Line", Line)
-    session = Session(None, "localhost:1", dict, 600.0, lambda line: None)
-    session.report = dict
-    with suppress(Enough):
+
+def numbered(*bodies):
+    """Return control messages in the sequence of a server."""
+    channel = Channel()
+    for kind, fields in bodies:
+        channel.outbox.put_control(kind, **fields)
+    return [channel.take_next() for _ in bodies]
+
+
+BEGIN = ("begin", {"attempt": 1, "round": 0, "digest": digest(Toy().start(0))})
+
+
+def open_and_wait(session):
+    session.open()
+    return session.await_attempt()
+
+
+@pytest.mark.parametrize("events", [(), (welcome(),)], ids=["none", "welcome"])
+def test_a_server_that_lets_parties_in_and_drops_them_is_asked_less_and_less_often(events):
+    server = Server(*[(*events, CLOSED)] * 9, (word("stopped", reason="enough"),))
+    session = server.session()
+    with pytest.raises(TrainingError):
+        open_and_wait(session)
+    assert server.pauses == [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
+
+
+def test_a_stream_that_served_is_opened_again_at_once():
+    notice = word("notice", line="waiting for b")
+    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (word("stopped", reason="enough"),)]
+    server = Server(*visits)
+    session = server.session()
+    session.open()
+    with pytest.raises(TrainingError, match="enough"):
+        session.await_attempt()
+    assert server.pauses == [FIRST_DELAY]
+    assert "waiting for b" in server.log
+
+
+def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
+    server = Server(*[(Disconnection(ConnectionCode.NOTHING_LISTENS),)] * 3)
+    with pytest.raises(AbsenceError, match="waited 0 s for the server at localhost:1: nothing listens there"):
+        server.session(wait=0.0).open()
+    assert len(server.lines) == 1
+
+
+@pytest.mark.parametrize("code", [code for code in ConnectionCode if code.is_final])
+def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
+    server = Server((Disconnection(code, "x"),))
+    with pytest.raises(TransportError, match="does not accept"):
+        server.session().open()
+    assert len(server.lines) == 1
+
+
+def test_a_refusal_ends_the_session_without_another_try():
+    server = Server((word("refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),))
+    with pytest.raises(RefusalError, match="other nodes"):
+        server.session().open()
+    assert (len(server.lines), server.pauses) == (1, [])
+
+
+def test_waiting_is_told_at_once_and_then_now_and_then():
+    now = [0.0]
+
+    def pause(seconds):
+        now[0] += seconds
+
+    server = Server(*[(Disconnection(ConnectionCode.NOTHING_LISTENS),)] * 100)
+    with pytest.raises(AbsenceError):
+        server.session(wait=300.0, sleep=pause, clock=lambda: now[0]).open()
+    told = [line for line in server.log if line.startswith("waiting for the server at localhost:1")]
+    assert told[0] == "waiting for the server at localhost:1: nothing listens there."
+    assert 8 <= len(told) <= 11
+    assert all(" since " in line for line in told[1:])
+
+
+def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
+    now = [0.0]
+    server = Server((welcome(),))
+    session = server.session(clock=lambda: now[0])
+    session.open()
+    role = Role("waiting", session.await_attempt)
+    for _ in range(14):
+        now[0] += 1.0
+        time.sleep(0.02)
+    deadline = time.monotonic() + 10
+    while not any("has been silent for" in line for line in server.log) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    silent = [line for line in server.log if "has been silent for" in line]
+    assert len(silent) == 1
+    assert SILENT_AFTER <= float(silent[0].split("for ")[1].split(" s")[0]) <= 15
+    server.lines[0].deliver(pack_frame(ACK))  # a sign of life
+    while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert any("answers again" in line for line in server.log)
+    server.lines[0].deliver(word("stopped", reason="enough"))
+    role.join(10)
+    assert isinstance(role.error, TrainingError)
+
+
+def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes():
+    now = [0.0]
+    server = Server((welcome(),))
+    session = server.session(wait=1.0, clock=lambda: now[0])
+    session.open()
+    role = Role("waiting", session.await_attempt)
+    while role.is_alive() and now[0] < 2000:
+        now[0] += 5.0
+        server.lines[0].deliver(pack_frame(ACK))
+        time.sleep(0.001)
+    role.join(10)
+    assert isinstance(role.error, AbsenceError)
+    assert "waited 300 s for the other parties" in str(role.error)
+
+
+def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
+    server = Server(
+        (welcome(), *numbered(BEGIN)),
+        (welcome(run="cd" * 12, server="s2"),),
+        (word("refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
+        (word("stopped", reason="enough", run=RUN),),
+    )
+    session = server.session()
+    session.open()
+    session.prepare(Toy().check_limits)
+    session.confirm(session.await_attempt())
+    server.lines[0].deliver(CLOSED)
+    with pytest.raises(TrainingError, match="the run was stopped: enough"):
+        session.receive(Receive((Joint,), key(0, 0)))
+    assert sum("it serves another run than" in line for line in server.log) == 1
+
+
+def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offers_now():
+    other = welcome(run="cd" * 12, server="s2", payload={"new": 1})
+    server = Server((welcome(), CLOSED), (other, *numbered(BEGIN)))
+    session = server.session()
+    session.open()
+    session.prepare(Toy().check_limits)
+    assert session.await_attempt().number == 1
+    assert len(server.lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([welcome(protocol=7)], "speaks session protocol '7', this side 1"),
+        ([welcome(server="")], "field 'server'"),
+        ([welcome(received=-1)], "field 'received'"),
+        ([welcome(payload=[])], "field 'payload'"),
+        ([welcome(resumed=True)], "a conversation that this party does not know"),
+        ([welcome(received="1")], "field 'received'"),
+        ([b""], "expected at least 17"),
+        ([b"\xff" * 40], "unknown kind 255"),
+        ([pack_frame(CONTROL, b"[" * 50_000)], "expected a JSON object"),
+        ([word("x")], "control message of unknown kind 'x'"),
+        (numbered(BEGIN), "a frame came before the welcome"),
+        ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
+        ([welcome(), *numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
+        ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "frame 2 came, but 1 is the next one"),
+        ([welcome(), pack_frame(ACK, acknowledged=9)], "frame 9 is acknowledged"),
+    ],
+)
+def test_a_malformed_server_ends_the_session_with_one_clear_error(frames, words):
+    server = Server(frames)
+    session = server.session()
+    with pytest.raises(ProtocolError, match=words):
+        open_and_wait(session)
+
+
+def test_what_the_server_says_reaches_a_terminal_as_one_short_printable_line():
+    escapes = "\x1b[2J\nall parties are there\r\x9b1m" + "x" * 10_000
+    table = [escapes] * 80
+    server = Server(
+        (welcome(), word("notice", line=escapes), word("refused", reason=escapes, code=escapes, table=table))
+    )
+    session = server.session()
+    with pytest.raises(RefusalError) as caught:
+        open_and_wait(session)
+    assert len(caught.value.table) <= 50
+    for line in [*server.log, str(caught.value), caught.value.code, *caught.value.table]:
+        assert line.isprintable()
+        assert len(line) < 2000
+
+
+def joint(round_index=0, rows=3):
+    return encode(Joint(key(round_index, 0), np.zeros((rows, 4), np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (joint(round_index=1), "expected Joint for training round 0 .*, got Joint for training round 1"),
+        (joint(rows=3000), "expected at most 900 bytes, got 48060"),
+    ],
+)
+def test_an_answer_that_is_not_expected_or_too_long_is_refused_by_its_header(content, words):
+    channel = Channel()
+    channel.outbox.put_control(BEGIN[0], **BEGIN[1])
+    channel.outbox.put_message(content)
+    server = Server((welcome(), channel.take_next()))
+    session = server.session()
+    session.open()
+    session.prepare(Toy().check_limits)
+    session.confirm(session.await_attempt())
+    server.lines[0].deliver(channel.take_next())
+    with pytest.raises(ProtocolError, match=words):
+        session.receive(Receive((Joint,), key(0, 0)))
+
+
+def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
+    # Nothing reads here: the party computes. The reader stops, and gRPC's flow control stops the server.
+    channel = Channel(window=1 << 40)
+    for index in range(100):
+        channel.outbox.put_message(joint(round_index=index, rows=65_536))  # a MiB each
+    server = Server((welcome(),))
+    session = server.session()
+    session.open()
+
+    def flood():
+        while (frame := channel.take_next()) is not None:
+            server.lines[0].deliver(frame)
+
+    threading.Thread(target=flood, daemon=True).start()
+    held = session._connection.channel
+    last = -1
+    while last != held.waiting:
+        last = held.waiting
+        time.sleep(0.3)
+    assert 20 << 20 < last < 32 << 20
+    session.close()
+
+
+def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
+    for act, kind in (("fail", "failed"), ("decline", "declined")):
+        server = Server((welcome(),))
+        session = server.session()
         session.open()
-        session.wait_for_goodbye()
+        getattr(session, act)(RefusalError("x", "the reason", ["a  b"]))
+        deadline = time.monotonic() + 10
+        while len(server.lines[0].sent) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kind.encode() in server.lines[0].sent[-1]
+        assert b"the reason" in server.lines[0].sent[-1]
 
 
-WELCOME, REPORT, NOTICE = control("welcome"), control("report"), control("notice", line="b is awaited")
-
-
-@pytest.mark.parametrize("frames", [(), (WELCOME,), (WELCOME, REPORT)], ids=["none", "welcome", "question"])
-def test_a_server_that_lets_parties_in_and_drops_them_is_asked_less_and_less_often(frames, pauses, monkeypatch):
-    coming(monkeypatch, *[frames] * 9)
-    assert pauses == [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
-
-
-def test_a_stream_that_served_is_opened_again_at_once(pauses, monkeypatch):
-    coming(monkeypatch, (WELCOME,), (WELCOME,), (WELCOME, NOTICE), (WELCOME,))
-    assert pauses == [FIRST_DELAY, 2 * FIRST_DELAY, FIRST_DELAY]
+def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
+    begin = {"round": 0, "digest": BEGIN[1]["digest"]}
+    frames = numbered(BEGIN, ("report", {}), ("begin", {"attempt": 2, **begin}))
+    server = Server((welcome(), frames[0]))
+    session = server.session()
+    session.open()
+    session.prepare(Toy().check_limits)
+    session.confirm(session.await_attempt())
+    server.lines[0].deliver(*frames[1:])
+    with pytest.raises(NewAttempt) as caught:
+        session.receive(Receive((Joint,), key(0, 0)))
+    assert caught.value.attempt.number == 2
