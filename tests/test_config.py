@@ -18,6 +18,7 @@ from glasu.config import (
     refuse_rounded_masks,
     resolve,
 )
+from glasu.data.methods import METHODS
 from glasu.errors import ConfigError
 
 SECTIONS = {
@@ -412,6 +413,13 @@ def test_a_bound_on_the_node_sets_means_sampled_ones_however_small_the_graph(bou
     config, overridden = resolve(RunConfig(train=TrainConfig(max_nodes=bound)), SMALL_GRAPH)
     assert (config.train.sampler, config.train.batch_size) == ("neighbor", batch_size)
     assert overridden == {}
+
+
+@pytest.mark.parametrize("num_nodes", [10, SMALL_GRAPH + 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_resolving_twice_changes_nothing_more(method, num_nodes):
+    once, _ = resolve(RunConfig(train=TrainConfig(method=method)), num_nodes)
+    assert resolve(once, num_nodes) == (once, {})
 
 
 def test_what_was_given_is_kept():

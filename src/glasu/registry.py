@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, GlasuError
 
 TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
@@ -155,5 +155,7 @@ def _import(name: str, what: str) -> ModuleType:
         raise ConfigError(
             f"{what}: cannot import {name!r} ({error}); install it, or put its folder on PYTHONPATH."
         ) from error
-    except (TypeError, ValueError) as error:  # an empty or relative name
-        raise ConfigError(f"{what}: {name!r} is not the name of a module ({error}).") from error
+    except GlasuError:
+        raise
+    except Exception as error:  # the module's own code failed, or the name is empty or relative
+        raise ConfigError(f"{what}: importing {name!r} failed ({type(error).__name__}: {error}).") from error

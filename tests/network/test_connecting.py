@@ -123,6 +123,13 @@ def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
     assert len(server.lines) == 1
 
 
+def test_a_refusal_ends_the_session_without_another_try():
+    server = Server((word("refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),))
+    with pytest.raises(RefusalError, match="other nodes"):
+        server.session().open()
+    assert (len(server.lines), server.pauses) == (1, [])
+
+
 def test_waiting_is_told_at_once_and_then_now_and_then():
     now = [0.0]
 

@@ -28,6 +28,18 @@ def add_overrides(parser: argparse.ArgumentParser, purpose: str) -> None:
     )
 
 
+def add_extensions(parser: argparse.ArgumentParser) -> None:
+    """Add `--extension MODULE`. `glasu.cli.main` loads the modules before it runs the command."""
+    parser.add_argument(
+        "--extension",
+        action="append",
+        default=[],
+        dest="extensions",
+        metavar="MODULE",
+        help="Python module that registers choices of yours, such as a sampler; may be given several times",
+    )
+
+
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the log that a role of a network run writes to standard error."""
     parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -13,7 +13,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log_options, add_overrides, parse_gibibytes, parse_path, parse_seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    add_overrides,
+    parse_gibibytes,
+    parse_path,
+    parse_seconds,
+)
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", type=parse_seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
+    add_extensions(parser)
     add_log_options(parser)
 
 
@@ -79,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
+    if args.log_format == "json":
+        os.environ.setdefault(
+            "GRPC_VERBOSITY", "NONE"
+        )  # gRPC's own lines are not JSON; it reads this when it is loaded
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.compatibility import config_for_network
@@ -87,13 +99,12 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.network.doctor.server import examine
     from glasu.network.findings import Verdict
     from glasu.network.options import Listening, RoleEvent, ServeOptions
-    from glasu.network.transport import check_address
+    from glasu.network.transport import check_address, check_listen_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
-    if args.log_format == "json":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
     refuse_contents_of_others(args.out, "server")
+    check_listen_address(address)
     with Log(args, "server") as log:
         kit, certificate = check_kit(args.kit, "server", current_time(), SERVER_LOG)
         own = [certificate, *check_writable(args.out)]

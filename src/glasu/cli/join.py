@@ -13,7 +13,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log_options, make_output_folder, parse_gibibytes, parse_path, parse_seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    make_output_folder,
+    parse_gibibytes,
+    parse_path,
+    parse_seconds,
+)
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start over even if DIR holds an unfinished run; do not use it to resume",
     )
+    add_extensions(parser)
     add_log_options(parser)
 
 

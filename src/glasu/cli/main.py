@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import NoReturn
 
-from glasu import __version__
+from glasu import __version__, registry
 from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import format_event
 from glasu.errors import GlasuError
@@ -84,6 +84,8 @@ def _find_exit_code(interruption: KeyboardInterrupt) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
+        for name in getattr(args, "extensions", ()):  # before a config is read: it may name their choices
+            registry.load_extension(name)
         code: int | None = args.run(args)
         sys.stdout.flush()
     except GlasuError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import add_overrides, make_output_folder, parse_path
+from glasu.cli.arguments import add_extensions, add_overrides, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
@@ -17,6 +17,7 @@ EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the output folder of `glasu train`")
     add_overrides(parser, "the present location of the data, for example data.root=elsewhere")
+    add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
     parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from glasu.cli.arguments import add_run_file, make_output_folder, parse_path
+from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path
 
 INTERRUPTED = "finished trials are stored; start the same command again to resume"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
@@ -29,6 +29,7 @@ def parse_bytes(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument(
         "--out", type=parse_path, required=True, metavar="DIR", help="folder for study.db and best.toml"
     )

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import (
+    add_extensions,
     add_log_options,
     add_run_file,
     make_output_folder,
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         help="serve Prometheus metrics at this address during the training (host 127.0.0.1)",
     )
+    add_extensions(parser)
     add_log_options(parser)
 
 

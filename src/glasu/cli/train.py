@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from glasu.cli.arguments import add_run_file, make_output_folder, parse_path, read_config
+from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path, read_config
 
 INTERRUPTED = "start the same command again to resume after the last checkpoint"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
@@ -17,6 +17,7 @@ EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument(
         "--out", type=parse_path, required=True, metavar="DIR", help="folder for report.json and model/"
     )

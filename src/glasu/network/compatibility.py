@@ -20,6 +20,7 @@ from glasu.network.findings import Finding
 from glasu.network.handshake import RefusalError
 from glasu.network.payloads import SAME_VERSION, Code
 from glasu.network.sanitize import SENTENCES, printable
+from glasu.registry import Extension
 from glasu.wire.message_key import RUN_BYTES
 
 SERVER = "the server"
@@ -85,8 +86,16 @@ def compare_facts(roles: Mapping[str, Facts]) -> list[Difference]:
         for name in rule.facts:
             stated = {role: getattr(facts, name) for role, facts in roles.items() if getattr(facts, name) is not None}
             if len(set(stated.values())) > 1:
+                if name == "extensions":
+                    stated = _omit_common(stated)
                 found.append(Difference(LABELS[name], stated, rule))
     return found
+
+
+def _omit_common(stated: Mapping[str, tuple[Extension, ...]]) -> dict[str, tuple[Extension, ...]]:
+    """Return the extensions of each role without those that all roles have."""
+    common = set.intersection(*map(set, stated.values()))
+    return {role: tuple(each for each in loaded if each not in common) for role, loaded in stated.items()}
 
 
 def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
@@ -293,7 +302,9 @@ def in_one_line(differences: Sequence[Difference]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        value = ", ".join(f"{each.name} {each.version} ({each.digest[:16]}..)" for each in value) or MISSING
+        return (
+            ", ".join(printable(f"{each.name} {each.version} ({each.digest[:16]}..)", 64) for each in value) or MISSING
+        )
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 

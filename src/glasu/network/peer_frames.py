@@ -12,7 +12,14 @@ import secrets
 from collections.abc import Iterator
 from typing import Literal
 
-from glasu.errors import EquivocationError, GlasuError, ProtocolError, TrainingError, get_public_message
+from glasu.errors import (
+    CheckpointError,
+    EquivocationError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    get_public_message,
+)
 from glasu.network.frames import (
     CONTROL,
     CONTROL_BYTES,
@@ -77,9 +84,10 @@ class Refusals:
         """Abort the run because of an invalid frame, or refuse its sender."""
         why = printable(get_public_message(error), SENTENCES)
         with self._roster.changed:
-            if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
-                self._roster.note(f"{peer.name}: its connection was dropped: {why}.", about=peer.name)
-            elif isinstance(error, OSError):  # not the party's fault
+            fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
+            if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
+                self._roster.note(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", about=peer.name)
+            elif isinstance(fault, OSError):  # not the party's fault
                 self._abort(stream, TrainingError(f"the server failed when party {peer.name!r} connected: {why}"))
             elif peer.stream is not stream:
                 if stream.is_open:  # else a newer stream has taken its place

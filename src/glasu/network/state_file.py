@@ -86,7 +86,7 @@ def write_named(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror}). Fix that and start the same command again.",
             f"{path.name} cannot be written there ({error.strerror}).",
-        ) from None
+        ) from error
 
 
 def _read(path: Path, initial: Record) -> Record:
