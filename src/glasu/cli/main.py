@@ -6,17 +6,28 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from glasu import __version__, registry
 from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import record
 from glasu.errors import GlasuError
 
-COMMANDS = {
+
+class Command(Protocol):
+    """A module of a command. Its docstring is the help, after "glasu NAME: "."""
+
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int | None: ...
+
+
+COMMANDS: Mapping[str, Command] = {
     "demo": demo,
     "train": train,
     "split": split,
@@ -38,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(listed: Mapping[str, Command] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of all commands; nothing heavy is loaded."""
     parser = _Parser(
         prog="glasu",
@@ -47,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"glasu {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, module in COMMANDS.items():
+    for name, module in listed.items():
         about = (module.__doc__ or "").split(": ", 1)[1].strip()
         command = commands.add_parser(
             name,
@@ -57,7 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        kept = getattr(module, "INTERRUPTED", "nothing was written half")
+        command.set_defaults(run=module.run, interrupted=kept)
     return parser
 
 
@@ -69,11 +81,11 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run one command: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _run(build_parser().parse_args(argv))
+        return _run(build_parser(commands).parse_args(argv))
     except KeyboardInterrupt as interruption:  # before the command began, or while it was ending
         return _code(interruption)
 
@@ -91,8 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     except GlasuError as error:
         return _fail(args, f"{error}{_once(args) if error.exit_code == 1 else ''}", error.exit_code)
     except KeyboardInterrupt as interruption:
-        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args, f"interrupted; {kept}.{_once(args)}", _code(interruption), "interrupted")
+        return _fail(args, f"interrupted; {args.interrupted}.{_once(args)}", _code(interruption), "interrupted")
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
