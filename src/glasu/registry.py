@@ -1,4 +1,4 @@
-"""The registry of choices: it maps a seam and a name to an implementation and loads the implementation on first use.
+"""The registry of choices: map a seam and a name to an implementation, and load the implementation on first use.
 
 A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table beside
 its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
@@ -104,7 +104,7 @@ def load_entry_points() -> None:
 
 
 def extensions() -> tuple[Extension, ...]:
-    """Return the extensions that are loaded, sorted by name, for the handshake to compare."""
+    """Return the loaded extensions, sorted by name. The handshake compares them."""
     return tuple(_extensions[name] for name in sorted(_extensions))
 
 

@@ -24,6 +24,8 @@ from glasu.network.compatibility import (
 )
 from glasu.network.facts import LABELS, server_facts
 from glasu.network.handshake import RefusalError
+from glasu.network.join import join
+from glasu.network.options import JoinOptions
 from glasu.network.payloads import Code
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
@@ -407,7 +409,7 @@ def test_a_party_that_would_run_other_settings_is_refused_alone_with_a_table_at_
     class Other(TrainingParty):
         def statement(self):
             changed = self.client.config.replace(train={"learning_rate": 0.125})
-            return {**super().statement(), "digest": changed.digest(), "settings": changed.comparable()}
+            return {**super().statement(), "digest": changed.digest(), "settings": changed.flatten()}
 
     server, rate = cluster.serve(), config.train.learning_rate
     error = cluster.join("b", Other).error()  # no other party has come yet
@@ -482,6 +484,14 @@ def test_the_certificate_says_which_party_it_is(kits, tmp_path):
     cluster.until("server", "b: declines to take part")
     assert not any(line.startswith("a: ") for line in cluster.lines["server"])
     cluster.end(server)
+
+
+def test_a_kit_of_another_party_is_refused_before_anything_is_sent(kits, tmp_path):
+    _, parties = tiny()
+    options = JoinOptions(party=parties[0], kit=open_kit(kits / "b"), server="localhost:1", out=tmp_path / "a")
+    with pytest.raises(ConfigError, match="the data belongs to party 'a' and the kit to party 'b'"):
+        join(options)
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -226,6 +229,58 @@ def test_pieces_make_the_message_again(rows):
         assert found is None
         found = assembler.add(body, admit_all)
     np.testing.assert_array_equal(decode(found, assembler.head).value, message.value)
+
+
+def test_pieces_in_another_order_are_refused():
+    first, second, third = bodies(encode(partial(2 * PIECE_BYTES // 16 + 1)))
+    for order in ([second], [first, third], [first, first], [first, second, second]):
+        assembler = Assembler()
+        for body in order[:-1]:
+            assembler.add(body, admit_all)
+        with pytest.raises(ProtocolError, match="piece"):
+            assembler.add(order[-1], admit_all)
+
+
+@pytest.mark.parametrize(
+    ("total", "offset", "size"), [(10, 0, 11), (10, 5, 3), (0, 0, 1), (2**64 - 1, 0, 60), (0, 0, 0)]
+)
+def test_a_piece_that_does_not_fit_its_message_is_refused(total, offset, size):
+    with pytest.raises(ProtocolError):
+        Assembler().add(memoryview(struct.pack("<QQ", total, offset) + bytes(size)), admit_all)
+
+
+def test_a_message_is_decoded_in_the_buffer_of_its_pieces_without_another_copy():
+    message = partial(1 << 18, 8)  # 8 MiB, within the window
+    pieces, size = bodies(encode(message)), message.value.nbytes
+    assembler = Assembler()
+    tracemalloc.start()
+    try:
+        *_, whole = (assembler.add(body, admit_all) for body in pieces)
+        found = decode(whole, assembler.head)
+        assert tracemalloc.get_traced_memory()[1] < 1.01 * size
+    finally:
+        tracemalloc.stop()
+    assert np.shares_memory(found.value, np.frombuffer(whole, np.uint8))
+    assert found.value.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int8])
+def test_tensors_of_all_types_are_aligned_in_the_buffer(dtype):
+    assembler = Assembler()
+    (body,) = bodies(encode(Partial(key=KEY, value=np.ones((3, 5), dtype))))
+    whole = assembler.add(body, admit_all)
+    found = decode(whole, assembler.head)
+    assert np.shares_memory(found.value, np.frombuffer(whole, np.uint8))
+    assert found.value.flags.aligned
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_as_a_frame_or_refused(data):
+    with contextlib.suppress(ProtocolError):
+        frame = read_frame(data)
+        with contextlib.suppress(ProtocolError):
+            read_control(frame.body, CONTROL_BYTES)
+        Assembler().add(frame.body, admit_all)
 
 
 def test_a_message_that_is_refused_by_its_header_gets_no_memory():

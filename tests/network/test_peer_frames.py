@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import struct
+import sys
 import threading
 from itertools import pairwise
 
@@ -26,6 +29,7 @@ from glasu.network.frames import (
 from glasu.network.handshake import RefusalError
 from glasu.network.peer import GROUPS, Receipts
 from glasu.network.server_session import RestartAttempt
+from glasu.network.state_file import ServingRecord, StateFile
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
@@ -439,10 +443,12 @@ def test_one_party_cannot_fill_the_logs_of_the_others():
 class Broken(ToyServerHandshake):
     """Fails when it has to remember a process."""
 
-    error: Exception = OSError(28, "No space left on device", "/secret/place")
+    error: Exception | None = OSError(28, "No space left on device", "/secret/place")
 
     def admit(self, party, hello, *, closing):
-        raise self.error
+        if self.error is not None:
+            raise self.error
+        return super().admit(party, hello, closing=closing)
 
 
 def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_paths():
@@ -452,6 +458,47 @@ def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_pat
     assert (word.kind, word.fields["reason"]) == ("stopped", expected)
     with pytest.raises(TrainingError, match="No space left"):
         desk.session.gather()
+
+
+def test_a_process_that_cannot_be_remembered_does_not_replace_the_present_one():
+    desk = Desk(handshake=Broken())
+    desk.handshake.error, failing = None, desk.handshake.error
+    first = desk.connect("a")
+    wait_for(lambda: desk.session.connected()["a"])
+    desk.handshake.error = failing
+    assert desk.connect("a", hello(process="p2")).last_word().kind == "stopped"
+    assert first.stream.is_open
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_partys(number, tmp_path, monkeypatch):
+    """A full disk stops the run. Without a free descriptor the stream is dropped, and the party comes again."""
+    state = StateFile(tmp_path / "serving.json", ServingRecord())
+
+    class Remembering(ToyServerHandshake):
+        def admit(self, party, hello, *, closing):
+            state.update(attempt=1)
+            return super().admit(party, hello, closing=closing)
+
+    def fail(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", fail)
+    desk = Desk(handshake=Remembering())
+    party = desk.connect("a")
+    party.end()
+    assert state.value.attempt == 0
+    assert not any(control.kind == "refused" for control in party.controls())
+    assert str(tmp_path) not in str([control.fields for control in party.controls()])
+    if number == errno.ENOSPC:
+        assert "serving.json cannot be written there (No space left on device)" in party.last_word().fields["reason"]
+        with pytest.raises(TrainingError, match="the server failed when party 'a' connected"):
+            desk.session.gather()
+    else:
+        assert desk.session._roster.failure is None
+        monkeypatch.setattr("os.fsync", lambda handle: None)
+        desk.connect("a")
+        wait_for(lambda: desk.session.connected()["a"])
 
 
 def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
@@ -512,6 +559,20 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
     wait_for(lambda: any("waiting for b" in str(control.fields.get("line")) for control in a.controls()))
 
 
+def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives():
+    clock = QuickClock()
+    desk = Desk(wait=600.0, clock=clock)
+    with waking(desk.session):
+        role = Role("gathering", desk.session.gather)
+        wait_for(lambda: clock() > 1400.0)
+        desk.connect("a").send_control("prepared", payload=STATEMENT)
+        role.join(20)
+    with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
+        raise role.error
+    named = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b to join" in line]
+    assert max(named, default=0.0) <= 200  # it waits for b alone since a arrived, and gives up soon after
+
+
 def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
     desk = Desk("a", wait=600.0, clock=QuickClock())
     desk.run()
@@ -542,6 +603,63 @@ def test_a_failure_jumps_ahead_of_data_that_waits():
     desk.session.broadcast(Joint(key(0, 0), np.zeros((2_000_000, 4), np.float32)))  # 32 MB, more than the window
     desk.session.announce_failure(TrainingError("enough"), 0.0)
     assert a.last_word().fields["reason"] == "enough"
+
+
+# --- the lock ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pausing(monkeypatch):
+    """Return a function that lets the next call of a library function wait, and gives two events: begun, go on."""
+
+    def pause(name):
+        module, _, function = name.partition(".")
+        original, begun, go_on = getattr(sys.modules[module], function), threading.Event(), threading.Event()
+
+        def slow(*arguments, **options):
+            if not begun.is_set() and threading.current_thread().name.startswith("reader"):
+                begun.set()
+                assert go_on.wait(20)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(name, slow)
+        return begun, go_on
+
+    return pause
+
+
+@pytest.mark.parametrize("name", ["json.loads", "hashlib.sha256"])
+def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausing):
+    desk = Desk()
+    a, b = desk.run()
+    a.reader.name = "reader of a"
+    begun, go_on = pausing(name)
+    if name == "json.loads":
+        a.send_control("finished", attempt=1, result={})
+    else:
+        a.send_message(partial(0))
+    assert begun.wait(20)
+    connected = Role("connected", desk.session.connected)  # needs the lock
+    assert connected.outcome(5) == {"a": True, "b": True}
+    b.send_message(partial(1))
+    wait_for(lambda: desk.session._roster.peers["b"].conversation.inbox.is_ready)
+    go_on.set()
+
+
+def test_a_message_that_was_decoded_for_an_attempt_that_is_over_is_not_used(pausing):
+    desk = Desk("a")
+    (a,) = desk.run()
+    a.reader.name = "reader of a"
+    begun, go_on = pausing("hashlib.sha256")
+    a.send_message(partial(0))
+    assert begun.wait(20)
+    gathering = Role("gathering", desk.session.gather)  # voids the attempt
+    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
+    go_on.set()
+    a.send_control("prepared", payload=STATEMENT)
+    gathering.outcome(20)
+    assert desk.session._roster.peers["a"].conversation.inbox.is_empty
+    assert desk.session._roster.peers["a"].conversation.channel.waiting == 0
 
 
 # --- receipts --------------------------------------------------------------------------------------

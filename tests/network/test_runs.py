@@ -36,12 +36,23 @@ def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
     assert_same_run(served, simulate(parties, config).report)
 
 
+@pytest.mark.parametrize("keys", [{}, {"aggregation": "concat"}, {"sampler": "neighbor"}], ids=str)
+def test_chunks_over_the_network_give_the_weights_of_one_chunk_in_one_process(keys, kits, tmp_path):
+    config, parties = tiny(**keys)
+    whole = simulate(parties, config).report
+    served, _ = Cluster(config.replace(wire={"chunk_rows": 5}), parties, kits, tmp_path).run()
+    assert served.weights_sha256 == whole.weights_sha256
+    assert (served.losses, served.test) == (whole.losses, whole.test)
+    assert served.traffic["exchanges_by_phase"] == whole.traffic["exchanges_by_phase"]
+    assert served.traffic["messages"] > whole.traffic["messages"]
+
+
 def test_the_servers_report_lists_settings_without_effect(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
     config = config.replace(train={"sampler": "auto", "sampled_evaluation": True})
     served, _ = Cluster(config, parties, kits, tmp_path).run()
     simulated = simulate(parties, config).report
-    assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"asked": True, "used": False}}
+    assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"requested": True, "used": False}}
     assert_same_run(served, simulated)
 
 

@@ -1,8 +1,7 @@
-"""Why a run ends is heard on a slow line too, ahead of what was still to be sent."""
+"""The reason why a run ends is heard on a slow line too, ahead of data that waits."""
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -12,22 +11,23 @@ import numpy as np
 import pytest
 
 from glasu.errors import TrainingError
-from glasu.network.frames import CONTROL, PIECE, Assembler, control, pieces
-from glasu.network.transport import Line, listening
+from glasu.network.client_session import ClientSession
+from glasu.network.connection import Dialing
+from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
-from glasu.protocol.message_bytes import encode
-from glasu.protocol.messages import Partial
-from glasu.wire.message_key import Key, Phase
-from network.test_server_session import HELLO, Desk
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Receive
+from support.raw_party import Desk, wait_for
+from support.toy_run import Role, ToyClientHandshake, digest, key, logger
 
 RATE = 1e6  # bytes per second
-KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, layer=1, incarnation=1, attempt=1)
-LONG = list(pieces(encode(Partial(key=KEY, value=np.zeros((4096, 1024), np.float32)))))  # at this rate it takes 16 s
+LONG = np.zeros((4096, 1024), np.float32)  # at this rate it takes 17 s
+SOON = 12.0  # seconds: gRPC and the sockets hold a few MB
 
 
-def slow_line(target):
-    """Pass bytes on to a port, and back, no faster than the rate; return the port to connect to."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def forward_slowly(target):
+    """Pass bytes to a port and back, no faster than the rate; return the port to connect to."""
+    listener = socket.create_server(("localhost", 0))
 
     def pump(source, sink):
         with suppress(OSError):
@@ -39,59 +39,68 @@ def slow_line(target):
                 end.shutdown(socket.SHUT_RDWR)
 
     def accept():
-        with listener, listener.accept()[0] as near, socket.create_connection(("127.0.0.1", target)) as far:
-            back = threading.Thread(target=pump, args=(far, near), daemon=True)
-            back.start()
-            pump(near, far)
-            back.join()
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("localhost", target))
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=ends, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return listener.getsockname()[1]
 
 
-class Party:
-    """The party's end of a line: what control frames have come, and that it hangs up after the last one."""
-
-    def __init__(self, kits, port):
-        self.came, self.welcomed, self.ended = [], threading.Event(), threading.Event()
-        self.assembler = Assembler(2**25)
-        self.line = Line(open_kit(kits / "a", "party"), f"localhost:{slow_line(port)}", self._arrived)
-        self.line.send(control("hello", **HELLO))
-        assert self.welcomed.wait(20)
-
-    def _arrived(self, line, event):
-        if isinstance(event, str):
-            self.ended.set()
-        elif event[0] == PIECE:
-            self.assembler.add(event, lambda head, size: True)  # refuses one that does not follow the one before
-        elif event[0] == CONTROL:
-            self.came.append(json.loads(event[1:]))
-            self.welcomed.set()
-            if self.came[-1]["kind"] == "stopped":
-                threading.Thread(target=line.close, daemon=True).start()
-
-
 @pytest.fixture
-def desk(tmp_path):
-    return Desk(tmp_path, "abc")
+def running(kits):
+    """Return a server session and a party's session over a slow line, in a running attempt without limits."""
+    desk = Desk("a")
+    with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
+        listener.start()
+        start = np.zeros(1)
+        port = forward_slowly(listener.port)
+        dialing = Dialing(open_kit(kits / "a"), f"localhost:{port}", 20.0, logger([]))
+        party = ClientSession(dialing, ToyClientHandshake("a", {0: start}))
+        party.open()
+        party.prepare(lambda head, size: None)
+        desk.session.gather()
+        beginning = Role(
+            "beginning", lambda: desk.session.begin_attempt(1, 0, [digest(start)], lambda head, size: None)
+        )
+        party.confirm(party.await_attempt())
+        beginning.outcome(20)
+        yield desk, party
+        party.close()
 
 
-def test_a_party_hears_why_the_run_ends_though_an_answer_is_under_way(desk, kits):
-    with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
-        party = Party(kits, port)
-        for piece in LONG:
-            desk.hub.links["a"].send(piece)
-        desk.hub.announce_failure(TrainingError("party 'b' failed: its disk is full"), 20.0)
-    assert party.ended.wait(20)
-    assert party.came[-1] == {"kind": "stopped", "why": "party 'b' failed: its disk is full"}
+def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running):
+    desk, party = running
+    desk.session.broadcast(Joint(key(0, 0), LONG))
+    time.sleep(1.0)  # pieces of it are on their way
+    began = time.monotonic()
+    ending = Role("ending", lambda: desk.session.announce_failure(TrainingError("enough"), 20.0))
+    with pytest.raises(TrainingError, match="the run was stopped: enough"):
+        party.receive(Receive((Joint,), key(0, 0)))
+    assert time.monotonic() - began < SOON
+    party.close()
+    ending.outcome(20)
 
 
-def test_the_server_hears_why_a_party_fails_though_its_message_is_under_way(desk, kits):
-    with listening(desk.hub, open_kit(kits / "server", "server"), "127.0.0.1:0") as port:
-        party = Party(kits, port)
-        link, desk.hub.begin = desk.hub.links["a"], {"attempt": 1, "round": 0}
-        link.ready, link.assembler = 1, Assembler(2**25)
-        for piece in LONG:
-            party.line.send(piece)
-        party.line.end_with(control("failed", why="its disk is full"))
-        assert "party 'a' failed: its disk is full" in str(desk.hub.failure)
+def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
+    desk, party = running
+    waiting = Role("waiting", lambda: desk.session.receive(Receive((Partial,), key(0, 0))))
+    party.send(Partial(key(0, 0, 0, 1), LONG))
+    time.sleep(1.0)
+    began = time.monotonic()
+    party.fail(TrainingError("enough"))
+    waiting.join(60)
+    assert str(waiting.error) == "party 'a' failed: enough"
+    assert time.monotonic() - began < SOON
+
+
+def test_a_message_that_takes_longer_than_every_ping_arrives(running):
+    desk, party = running
+    party.send(Partial(key(0, 0, 0, 1), LONG[:3000]))  # 12 s
+    (message,) = desk.session.receive(Receive((Partial,), key(0, 0)))
+    assert message.value.shape == (3000, 1024)
+    wait_for(lambda: desk.session.connected()["a"])
+    assert not any("the connection ended" in line for line in desk.log)

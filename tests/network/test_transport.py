@@ -27,11 +27,11 @@ from glasu.network.connection_codes import (
     describe_absence,
     describe_refusal,
 )
-from glasu.network.transport import AMBIGUOUS, Line, Listener, Stream, read_details
+from glasu.network.transport import AMBIGUOUS, HELLO_WITHIN, Line, Listener, Stream, read_details
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision, revoke
 from support.grpc_failures import scenarios
-from support.raw_party import Desk, hello
+from support.raw_party import Desk, answer
 
 RECORDED = [
     json.loads(line) for line in (Path(__file__).parent / "grpc_failures.jsonl").read_text().splitlines() if line
@@ -107,18 +107,6 @@ def desk(kits):
         yield found
 
 
-def answer(kit, port, host="localhost"):
-    """Connect with a kit, say hello, and return the first thing that comes back."""
-    arrived: SimpleQueue = SimpleQueue()
-    stream = Stream(Condition())
-    stream.send(hello())
-    line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
-    try:
-        return arrived.get(timeout=60)
-    finally:
-        line.close()
-
-
 def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejected_whom(desk, kits, tmp_path):
     provision(tmp_path / "other", ["a", "b", "c"], ["localhost"])
     long_ago = datetime.now(UTC) - timedelta(days=9)
@@ -179,6 +167,21 @@ def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(
         assert not ended.code.is_final
         assert str(path) not in ended.detail
     assert any(str(path) in line for line in desk.log)
+
+
+def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
+    ended: SimpleQueue = SimpleQueue()
+    own = open_kit(kits / "a")
+    silent = [
+        Line(own, f"localhost:{desk.port}", Stream(Condition()), lambda line, event: ended.put(event))
+        for _ in range(12)
+    ]
+    assert ended.get(timeout=60).code is ConnectionCode.BUSY
+    assert isinstance(answer(open_kit(kits / "b"), desk.port), bytes)  # b is served at once
+    for _ in silent[1:]:
+        assert isinstance(ended.get(timeout=60), Disconnection)  # the last of them after HELLO_WITHIN
+    assert any(f"no hello within {HELLO_WITHIN:.0f} s" in line for line in desk.log)
+    assert isinstance(answer(own, desk.port), bytes)
 
 
 def first_bytes(context, port):

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from glasu.network.connection_codes import Disconnection
 from glasu.network.frames import CONTROL, Channel, Control, Frame, pack_control, pack_frame, read_control, read_frame
 from glasu.network.server_session import ServerSession
 from glasu.network.session_hello import PROTOCOL
+from glasu.network.transport import Line, Stream
+from glasu.pki.kit import Kit
 from support.toy_run import RUN, Role, Toy, ToyServerHandshake, logger
 
 STATEMENT = {"rounds": {"0": "start"}}
@@ -112,3 +115,15 @@ def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it did not happen in time")
+
+
+def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnection:
+    """Connect with a kit over gRPC, say hello, and return the first thing that comes back."""
+    arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
+    stream = Stream(threading.Condition())
+    stream.send(hello())
+    line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
+    try:
+        return arrived.get(timeout=60)
+    finally:
+        line.close()

@@ -51,6 +51,12 @@ def test_a_decoded_node_set_is_the_encoded_one(nodes):
     np.testing.assert_array_equal(again, nodes)
 
 
+@quick
+@given(st.sets(st.integers(0, 499)))
+def test_a_set_of_ids_below_n_takes_n_bytes_at_most(nodes):
+    assert encoded_size(np.array(sorted(nodes), np.int32)) <= 500
+
+
 def test_the_example_of_the_docstring():
     assert encode(np.array([3, 4, 200])).tobytes().hex() == "0300c301"
 

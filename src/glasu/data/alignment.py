@@ -97,10 +97,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         raise DataError(
             f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
         )
-    if not _load_task(task).accepts(party.labels):
-        fitting = next(name for name in registry.choices("task") if _load_task(name).accepts(party.labels))
-        form = _load_task(fitting).label_form
-        raise ConfigError(f'train.task="{task}": {where} has {form} per node; set train.task = "{fitting}".')
+    _check_label_form(party.labels, task, where)
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
     train_labels = party.labels[party.splits.train]
@@ -121,9 +118,20 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             )
 
 
-def _load_task(name: str) -> Any:
-    """Return a `glasu.model.task.Task`. The registry loads it, because data does not import model."""
-    return registry.load("task", name)()
+def _check_label_form(labels: NDArray[np.int64], task: str, where: str) -> None:
+    """Refuse labels in a form that the task does not accept, and name a task that accepts them."""
+    if registry.load("task", task)().accepts(labels):
+        return
+    for name in registry.choices("task"):
+        other = registry.load("task", name)()
+        if other.accepts(labels):
+            raise ConfigError(
+                f'train.task="{task}": {where} has {other.label_form} per node; set train.task = "{name}".'
+            )
+    raise ConfigError(
+        f'train.task="{task}": {where} must have {registry.load("task", task).label_form} per node, but its labels '
+        f"have the shape {labels.shape}."
+    )
 
 
 def _find_rows(

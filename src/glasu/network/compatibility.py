@@ -226,7 +226,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
     """Return the settings that two roles state differently.
 
     Args:
-        roles: two roles and their `RunConfig.comparable()`, one of them perhaps read from JSON.
+        roles: two roles and their `RunConfig.flatten()`, one of them perhaps read from JSON.
     """
     (one, here), (other, there) = ((role, json.loads(json.dumps(settings))) for role, settings in roles.items())
     names = [name for name in here if here[name] != there.get(name)]
@@ -236,7 +236,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 def compare_with_agreed(server: RunConfig, agreed: RunConfig) -> list[Difference]:
     """Compare the server's settings with those of --expect, whose number of clients is not binding."""
     agreed = agreed.replace(data={"num_clients": server.data.num_clients})
-    return compare_settings({"expected": agreed.comparable(), "got": server.comparable()})
+    return compare_settings({"expected": agreed.flatten(), "got": server.flatten()})
 
 
 def refuse_settings(differences: Sequence[Difference], reason: str, columns: tuple[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-BURST, EVERY = 10, 6.0  # lines at once, and seconds after which a further one is free
+BURST, EVERY = 10, 6.0  # lines without a pause, and seconds after which a further one is free
 
 
 class LogLimit:
@@ -17,7 +17,7 @@ class LogLimit:
         self._dropped: dict[str, int] = {}
 
     def admit(self, subject: str) -> bool:
-        """Tell whether a line about this subject may be written now; else count it."""
+        """Return whether a line about this subject may be written now; else count it."""
         now = self._clock()
         refilled = self._tokens.get(subject, float(BURST)) + (now - self._seen.get(subject, now)) / EVERY
         tokens, self._seen[subject] = min(float(BURST), refilled), now

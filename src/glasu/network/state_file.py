@@ -23,7 +23,7 @@ class ServingRecord:
 
     run: str | None = None
     digest: str | None = None  # of the settings
-    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.comparable()`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0
     processes: Mapping[str, Process] = field(default_factory=dict)  # by party, the one that was admitted last
@@ -86,7 +86,7 @@ def write_named(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror}). Fix that and start the same command again.",
             f"{path.name} cannot be written there ({error.strerror}).",
-        ) from None
+        ) from error
 
 
 def _read(path: Path, initial: Record) -> Record:

@@ -161,6 +161,13 @@ def test_an_absent_party_is_named_at_those_that_came(practice):
         assert "b: presence: no report" in verdict.summary()
 
 
+def test_without_a_server_a_party_reports_its_own_findings(practice):
+    practice.port = 1
+    verdict = practice.visit("a", own=[Finding("disk", "good", "room enough")], wait=0.1).outcome()
+    assert bad(verdict) == {("a", "server")}
+    assert ("a", "disk") in {(role, finding.check) for role, found in verdict.findings.items() for finding in found}
+
+
 def test_a_server_that_is_not_started_yet_is_awaited(practice):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         practice.port = unused.getsockname()[1]
@@ -293,11 +300,11 @@ def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("a", ["--metrics", "9464"], "--metrics is for the server"),
-        ("a", ["--on-invalid-message", "abort"], "--on-invalid-message is for the server"),
-        ("server", ["--expect", "run.toml"], "--expect is for the parties"),
-        ("server", ["--run", "00"], "--run is for the parties"),
-        ("server", ["--max-memory", "4"], "--max-memory is for the parties"),
+        ("a", ["--metrics", "9464"], "--metrics is an option of the server"),
+        ("a", ["--on-invalid-message", "abort"], "--on-invalid-message is an option of the server"),
+        ("server", ["--expect", "run.toml"], "--expect is an option of the parties"),
+        ("server", ["--run", "00"], "--run is an option of the parties"),
+        ("server", ["--max-memory", "4"], "--max-memory is an option of the parties"),
         ("server", ["--metrics", "x"], "must be a port"),
     ],
 )

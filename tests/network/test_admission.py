@@ -1,0 +1,68 @@
+"""Which process the server admits, and how it words a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from glasu.network.admission import Admission
+from glasu.network.facts import server_facts
+from glasu.network.fencing import REMEMBERED, count_start, describe_process, note_welcome
+from glasu.network.frames import CONTROL_BYTES, pack_control
+from glasu.network.handshake import RefusalError
+from glasu.network.payloads import Code, Hello, Prepared, Process
+from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.sanitize import SENTENCES, printable
+from glasu.records import to_plain
+from glasu.report import versions
+from support.tiny import tiny
+
+FACTS = server_facts(versions(), "training", parties=2)
+
+
+@pytest.fixture
+def admission(tmp_path):
+    state = open_serving(tmp_path)
+    state.update(run="00" * 12)
+    config, _ = tiny()
+    return Admission(FACTS, config, "ab", state, lambda: {0: "start"}, lambda nodes: config)
+
+
+def hello(**changes):
+    return to_plain(Hello(**{"facts": FACTS, "process": Process(incarnation=1, name="p"), **changes}))
+
+
+def refusal_of(admission, payload):
+    with pytest.raises(RefusalError) as caught:
+        admission.admit("a", payload, closing=False)
+    return caught.value
+
+
+def test_a_process_with_a_common_checkpoint_is_admitted(admission):
+    welcome = admission.admit("b", hello(rounds={0: "start", 7: "x"}), closing=False)
+    assert (welcome["index"], welcome["roster"], welcome["run"]) == (1, ["a", "b"], "00" * 12)
+
+
+def test_a_party_without_an_intact_checkpoint_is_told_that_it_has_none(admission):
+    error = refusal_of(admission, hello(rounds={}))
+    assert error.code == Code.NO_COMMON_CHECKPOINT
+    assert str(error).startswith("its intact checkpoints are of rounds: none; the server's: 0; none in common.")
+
+
+@pytest.mark.parametrize("count", [1, 99, 4_000])
+def test_a_refusal_is_short_for_any_number_of_checkpoints_that_a_party_states(count, admission):
+    error = refusal_of(admission, hello(rounds={10**9 + index: "x" * 64 for index in range(count)}))
+    assert error.code == (Code.NO_COMMON_CHECKPOINT if count < 100 else Code.INVALID_PAYLOAD)
+    assert len(str(error)) <= 2 * SENTENCES
+    assert len(printable(error.public, SENTENCES)) <= SENTENCES + 3  # what is sent
+
+
+def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_of_control_messages(tmp_path):
+    state, (config, _) = open_joining(tmp_path, "a"), tiny()
+    for _ in range(2 * REMEMBERED):  # as many earlier processes as a party ever lists
+        count_start(state)
+        note_welcome(state)
+    rounds = dict.fromkeys(range(10), "0" * 64)
+    said = to_plain(Prepared(digest="0" * 64, settings=config.comparable(), rounds=rounds, facts=FACTS))
+    greeting = hello(process=describe_process(state.value), rounds=rounds)
+    sizes = [len(pack_control(kind, payload=payload)) for kind, payload in (("hello", greeting), ("prepared", said))]
+    assert max(sizes) < CONTROL_BYTES / 4
