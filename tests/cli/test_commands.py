@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import argparse
 import json
 import signal
 import subprocess
@@ -13,31 +12,8 @@ from pathlib import Path
 import pytest
 
 from glasu.cli.main import COMMANDS, Terminated, main
-from support.small import SMALL
-
-GLASU = [sys.executable, "-m", "glasu.cli.main"]
-SMALL_RUN = (
-    SMALL
-    + """\
-aggregation_layers = [0, 1]
-[train]
-num_rounds = 4
-evaluate_every = 2
-"""
-)
-
-
-def glasu(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command through its entry point, in this process: loading torch anew each time would take minutes."""
-    out, errors, before = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
-    arguments = [str(word) for word in words]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        try:
-            code = main(arguments)
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-    signal.signal(signal.SIGTERM, before)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+from glasu.errors import ConfigError
+from support.commands import GLASU, SMALL_RUN, Fake, glasu, refused, replace_run
 
 
 @pytest.fixture
@@ -45,16 +21,6 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(SMALL_RUN)
     return path
-
-
-def refused(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
-    """One line on standard error, exit code 2 (1: the run failed), nothing else."""
-    assert result.returncode == code, result.stderr
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    for word in words:
-        assert word in lines[0]
 
 
 def report(folder: Path) -> dict:
@@ -268,13 +234,12 @@ def test_a_folder_in_the_place_of_the_report_is_refused_before_training(run_file
 
 
 @pytest.mark.parametrize("error", [MemoryError("too large"), OSError(28, "No space left on device")], ids=repr)
-def test_a_machine_that_is_too_small_is_one_line_and_exit_code_1(run_file, tmp_path, monkeypatch, error):
-    def fail(*arguments: object, **more: object) -> None:
+def test_a_machine_that_is_too_small_is_one_line_and_exit_code_1(run_file, tmp_path, error):
+    def fail(args: argparse.Namespace) -> None:
         raise error
 
-    monkeypatch.setattr("glasu.data.sources.catalog.load", fail)
     for command in ("train", "split"):
-        result = glasu(command, run_file, "--out", tmp_path / "run")
+        result = glasu(command, run_file, "--out", tmp_path / "run", commands=replace_run(command, fail))
         refused(result, f"glasu {command}: ", type(error).__name__, str(error), code=1)
 
 
@@ -489,27 +454,27 @@ def test_a_step_that_diverges_at_the_very_end_fails_too(run_file, tmp_path):
 
 
 def test_an_unforeseen_fault_is_one_line_and_exit_code_1(run_file, tmp_path, monkeypatch):
-    def fault(*_: object, **__: object) -> None:
+    def fault(args: argparse.Namespace) -> None:
         raise RuntimeError("not enough memory: you tried to allocate\n1 TB")
 
-    monkeypatch.setattr("glasu.runtime.simulation.simulate", fault)
-    result = glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
+    commands = replace_run("train", fault)
+    result = glasu("train", run_file, "--out", tmp_path / "run", "--quiet", commands=commands)
     assert result.returncode == 1
     assert len(result.stderr.strip().splitlines()) == 1
     assert "not enough memory" in result.stderr
     monkeypatch.setenv("GLASU_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="not enough memory"):
-        glasu("train", run_file, "--out", tmp_path / "run", "--quiet")
+        glasu("train", run_file, "--out", tmp_path / "run", "--quiet", commands=commands)
 
 
-def test_an_unforeseen_fault_between_organisations_quotes_nothing(monkeypatch, capsys):
-    def fault(*_: object, **__: object) -> None:
+def test_an_unforeseen_fault_between_organisations_quotes_nothing():
+    def fault(args: argparse.Namespace) -> None:
         raise KeyError("P-canary-17")
 
-    monkeypatch.setattr("glasu.cli.join.run", fault)
     words = ["join", "a", "--server", "localhost:1", "--kit", "kit", "--out", "out"]
-    assert main(words) == 1
-    said = capsys.readouterr().err
+    result = glasu(*words, commands=replace_run("join", fault))
+    assert result.returncode == 1
+    said = result.stderr
     assert said.startswith("glasu join: failed: KeyError; set GLASU_TRACEBACK=1")
     assert "canary" not in said
 
@@ -551,11 +516,18 @@ def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path)
     refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)
 
 
-@pytest.mark.parametrize("place", ["build_parser", "_fail"])
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
-def test_an_interruption_before_the_command_or_while_it_ends_has_its_exit_code_too(place, kind, code, monkeypatch):
-    def interrupted(*arguments):
+def test_an_interruption_before_the_command_or_while_it_ends_has_its_exit_code_too(kind, code):
+    class InterruptedError(ConfigError):
+        def __str__(self) -> str:
+            raise kind
+
+    def interrupt(parser: argparse.ArgumentParser) -> None:
         raise kind
 
-    monkeypatch.setattr(f"glasu.cli.main.{place}", interrupted)
-    assert glasu("train", "no-such-file.toml", "--out", "nowhere").returncode == code
+    def fail(args: argparse.Namespace) -> None:
+        raise InterruptedError("interrupted while it is shown")
+
+    before, ending = {"train": Fake(interrupt, fail)}, replace_run("train", fail)
+    for commands in (before, ending):
+        assert glasu("train", "no-such-file.toml", "--out", "nowhere", commands=commands).returncode == code

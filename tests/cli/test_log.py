@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from glasu.cli import progress
 from glasu.cli.log import Log
 from glasu.cli.main import Terminated, main
 from glasu.network.status import Status
 from glasu.protocol.requests import Evaluated, Evaluating, RoundDone
+from support.commands import glasu, replace_run
 
 STATUS = Status(
     round=2, num_rounds=9, attempt=1, loss=0.5, bytes_to_server=1_000_000, bytes_to_clients=2_500_000, seconds=3.25
@@ -21,9 +21,9 @@ STATUS = Status(
 EVALUATED = Evaluated(2, "validation", {"accuracy": 0.75, "macro_f1": math.nan}, 0.5, True)
 
 
-def log(role="a", *, log_format="text", quiet=False):
+def log(role="a", *, log_format="text", quiet=False, **more):
     args = argparse.Namespace(command="join", log_format=log_format, quiet=quiet)
-    return Log(args, role, now=lambda: datetime(2026, 1, 2, 3, 4, 5, 678900, UTC))
+    return Log(args, role, now=lambda: datetime(2026, 1, 2, 3, 4, 5, 678900, UTC), **more)
 
 
 def test_people_read_lines(capsys):
@@ -71,11 +71,12 @@ def test_a_quiet_role_shows_no_progress_but_what_happens(log_format, capsys):
     assert "b: the connection ended." in capsys.readouterr().err
 
 
-def test_a_long_evaluation_is_told_of_now_and_then(capsys, monkeypatch):
-    writer = log()
+def test_a_long_evaluation_is_told_of_now_and_then(capsys):
+    now = [0.0]
+    writer = log(clock=lambda: now[0])
     writer.observe(Evaluating(2, 0.25, "a"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "SILENCE", -1.0)
+    now[0] = 31.0
     writer.observe(Evaluating(2, 0.5, "a"))
     assert "a: evaluating, 50 % done" in capsys.readouterr().err
 
@@ -94,14 +95,14 @@ def test_programs_read_at_the_end_where_the_results_are(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
-def test_an_intentional_stop_is_no_error_to_programs(kind, code, monkeypatch, capsys, tmp_path):
+def test_an_intentional_stop_is_no_error_to_programs(kind, code, tmp_path):
     def stop(args):
         raise kind
 
-    monkeypatch.setattr("glasu.cli.serve.run", stop)
     words = ["serve", "run.toml", "--listen", "x:1", "--kit", "k", "--out", str(tmp_path), "--log-format", "json"]
-    assert main(words) == code
-    told = json.loads(capsys.readouterr().err)
+    result = glasu(*words, commands=replace_run("serve", stop))
+    assert result.returncode == code
+    told = json.loads(result.stderr)
     assert (told["event"], told["exit_code"]) == ("interrupted", code)
 
 

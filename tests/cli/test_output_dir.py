@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from cli.test_commands import SMALL_RUN, glasu, refused
 from glasu.files import hold_folder
 from glasu.pki.provision import provision
+from support.commands import SMALL_RUN, glasu, refused
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_commands import GLASU, glasu, refused
 from glasu.pki.kit import open_kit
 from glasu.pki.refusal import find_refusal
+from support.commands import GLASU, glasu, refused
 
 
 @pytest.fixture

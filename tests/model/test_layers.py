@@ -16,7 +16,6 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.graph import Graph
 from glasu.errors import ConfigError
 from glasu.model import exact
-from glasu.model import sampler as sampler_module
 from glasu.model.backbones import BACKBONES
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, make_labels
 from glasu.model.dropout import no_dropout
@@ -359,7 +358,7 @@ def computed(
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, monkeypatch):
+def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     torch.manual_seed(0)
     graph = graph_of("symmetric")
     model, sampler = exact_setting(backbone, graph, residual=residual)
@@ -369,15 +368,13 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual, m
     targets = np.array([0, 1, 2, 4, 5, 7, 8, 9, 12])
     at_rows = None if initial is None else initial[torch.from_numpy(targets)]
     whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(sampler_module, "CHUNK_EDGES", 7)
+    sampler.chunk_rows = 2
+    sampler.chunk_edges = 7
     torch.testing.assert_close(computed(model, sampler, hidden, initial, targets), whole, **CLOSE)
 
 
 @pytest.mark.parametrize("backbone", [backbone for backbone in BACKBONES if backbone != "gcnii"])
-def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(
-    backbone, monkeypatch
-):
+def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(backbone):
     torch.manual_seed(0)
     model, sampler = exact_setting(backbone, graph_of("symmetric"))
     features, asked = torch.randn(NODES, 5), []
@@ -386,10 +383,9 @@ def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_p
         asked.extend(nodes)
         return features[torch.from_numpy(nodes)]
 
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(exact, "CHUNK_VALUES", 15)
+    sampler.chunk_rows = 2
     targets = np.arange(NODES)
-    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read), None, targets)
+    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read, chunk_values=15), None, targets)
     torch.testing.assert_close(lying, computed(model, sampler, features, None, targets), **CLOSE)
     assert np.bincount(asked, minlength=NODES).max() <= 2  # to prepare them, and to mix them
 
@@ -402,8 +398,8 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     asked: list[np.ndarray] = []
     build = sampler.exact_block
     monkeypatch.setattr(sampler, "exact_block", lambda targets: asked.append(targets) or build(targets))
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(sampler_module, "CHUNK_EDGES", edges)
+    sampler.chunk_rows = rows
+    sampler.chunk_edges = edges
     targets = np.arange(1, NODES)
     computed(model, sampler, torch.randn(NODES, 5), None, targets)
     np.testing.assert_array_equal(np.concatenate(asked), targets)
@@ -430,11 +426,11 @@ def long_path(nodes: int) -> Graph:
     return Graph.from_edges(np.arange(nodes - 1), np.arange(1, nodes), nodes)
 
 
-def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch):
+def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more():
     graph, spy = long_path(1000), Spy(5, 6)
     model, sampler = exact_setting("custom", graph)
     model.layers[0].convolution = spy
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
+    sampler.chunk_rows = 10
     computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
     assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
 
@@ -450,7 +446,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
         return propagate(prepared, hidden, initial, block)
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 10)
+    sampler.chunk_rows = 10
     computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
     assert seen == [(11, (10, 11))] * 3
 
@@ -511,9 +507,9 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
     assert not hidden.requires_grad
 
 
-def test_long_exact_inference_reports_the_share_that_is_done(monkeypatch):
-    monkeypatch.setattr(sampler_module, "CHUNK_ROWS", 4)
+def test_long_exact_inference_reports_the_share_that_is_done():
     model, sampler = exact_setting("gcn", graph_of("symmetric"))
+    sampler.chunk_rows = 4
     step = exact.ExactInference(model, sampler, torch.randn(NODES, 5), np.arange(NODES))
-    shares = list(step.layer_in_parts(0, step.encode()))
+    shares = list(step.layer_in_parts(0, step.encode(), lambda share: share))
     assert shares == [pytest.approx(done / NODES) for done in (4, 8, 12, 14)]

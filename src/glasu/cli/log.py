@@ -23,6 +23,7 @@ from glasu.protocol.requests import Evaluated, Evaluating
 
 if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
+    from glasu.timing import Clock
 
 
 @contextmanager
@@ -60,6 +61,7 @@ class Log(logging.Handler):
         args: argparse.Namespace,
         role: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock = time.monotonic,
     ) -> None:
         """Read the log options.
 
@@ -67,11 +69,12 @@ class Log(logging.Handler):
             args: the command, --log-format and --quiet.
             role: "server", or the party's name.
             now: returns the time for JSON.
+            clock: measures the time between two lines about one long evaluation.
         """
         super().__init__(logging.INFO)
         self._command, self._role, self._now = args.command, role, now
         self._as_json, self._quiet = args.log_format == "json", args.quiet
-        self._write_lock, self._patience = threading.Lock(), Patience(time.monotonic)
+        self._write_lock, self._patience = threading.Lock(), Patience(clock)
 
     def __enter__(self) -> Log:
         """Start to receive the records of all GLASU loggers."""

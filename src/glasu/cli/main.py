@@ -6,17 +6,28 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from glasu import __version__, registry
 from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import format_event
 from glasu.errors import GlasuError
 
-COMMANDS = {
+
+class Command(Protocol):
+    """A module of a command. Its docstring is the help, after "glasu NAME: "."""
+
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int | None: ...
+
+
+COMMANDS: Mapping[str, Command] = {
     "demo": demo,
     "train": train,
     "split": split,
@@ -38,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(commands: Mapping[str, Command] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of all commands. Torch is not loaded."""
     parser = _Parser(
         prog="glasu",
@@ -46,10 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: glasu demo --out runs/demo",
     )
     parser.add_argument("--version", action="version", version=f"glasu {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, module in COMMANDS.items():
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module in commands.items():
         about = (module.__doc__ or "").split(": ", 1)[1].strip()
-        command = commands.add_parser(
+        command = subparsers.add_parser(
             name,
             help=about.splitlines()[0],
             description=about,
@@ -57,7 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        kept = getattr(module, "INTERRUPTED", "no incomplete file is left")
+        command.set_defaults(run=module.run, interrupted=kept)
     return parser
 
 
@@ -69,11 +81,11 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run one command; return 0 (success), 1 (the run failed), 2 (invalid input), 130 or 143 (interrupted)."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _run(build_parser().parse_args(argv))
+        return _run(build_parser(commands).parse_args(argv))
     except KeyboardInterrupt as interruption:  # before the command started, or while it ended
         return _find_exit_code(interruption)
 
@@ -91,9 +103,11 @@ def _run(args: argparse.Namespace) -> int:
     except GlasuError as error:
         return _fail(args, f"{error}{_warn_about_fresh(args) if error.exit_code == 1 else ''}", error.exit_code)
     except KeyboardInterrupt as interruption:
-        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "no incomplete file is left")
         return _fail(
-            args, f"interrupted; {kept}.{_warn_about_fresh(args)}", _find_exit_code(interruption), "interrupted"
+            args,
+            f"interrupted; {args.interrupted}.{_warn_about_fresh(args)}",
+            _find_exit_code(interruption),
+            "interrupted",
         )
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,8 +17,6 @@ from glasu.model.sampler import Sampler
 from glasu.model.split import ClientModel
 from glasu.model.step import ForwardStep, Report
 
-CHUNK_VALUES = 2**24  # feature values that are read at a time
-
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
@@ -26,11 +24,12 @@ class FeatureRows:
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
+    chunk_values: int = 2**24  # feature values that are read at a time
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""
         nodes, width = self.shape
-        size = max(1, CHUNK_VALUES // max(1, width))
+        size = max(1, self.chunk_values // max(1, width))
         for start in range(0, nodes, size):
             yield np.arange(start, min(start + size, nodes))
 

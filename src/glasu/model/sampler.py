@@ -33,8 +33,6 @@ from glasu.model.blocks import (
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 
 LOGGER = logging.getLogger("glasu.model")
-CHUNK_ROWS = 8192  # rows per exact product
-CHUNK_EDGES = 2**20  # edges per exact product
 DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
 
 
@@ -65,6 +63,8 @@ class Sampler:
     reads_whole_graph: ClassVar[bool] = False  # every S[l] below S[L] is all nodes, with all edges
     keeps_matrices = False  # whether blocks are kept from round to round, also for evaluation
     leaves_out_rows = False  # whether a draw may hold nodes that this client neither shares nor reads
+    chunk_rows = 8192  # rows per exact product
+    chunk_edges = 2**20  # edges per exact product
 
     def __init__(
         self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
@@ -139,7 +139,7 @@ class Sampler:
         Yields:
             The positions of the block's rows in `targets`, the block, and the nodes of its columns.
         """
-        for rows in _product_chunks(self.graph, targets):
+        for rows in self._product_chunks(targets):
             block = self.exact_block(targets[rows])
             if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
                 yield rows, *block.compact(self.adjacency.labels)
@@ -150,6 +150,17 @@ class Sampler:
         """Build the block from all nodes to `targets`, with every edge."""
         draw = Draw(self._everything, *edges_into(self.graph, targets))
         return self.adjacency.block(targets, draw.nodes, draw)
+
+    def _product_chunks(self, targets: NodeSet) -> Iterator[slice]:
+        """Divide rows into chunks that exceed neither `chunk_rows` nor, unless a single row does, `chunk_edges`."""
+        ends = np.cumsum(self.graph.indptr[targets + 1] - self.graph.indptr[targets])
+        start = 0
+        while start < len(targets):
+            before = ends[start - 1] if start else 0
+            stop = int(np.searchsorted(ends, before + self.chunk_edges, side="right"))
+            stop = min(max(stop, start + 1), start + self.chunk_rows, len(targets))
+            yield slice(start, stop)
+            start = stop
 
 
 class FullGraph(Sampler):
@@ -246,15 +257,3 @@ def sampler_class(train: TrainConfig) -> type[Sampler]:
     """Return the class of the sampler that the config names."""
     found: type[Sampler] = registry.load("sampler", train.sampler)
     return found
-
-
-def _product_chunks(graph: Graph, targets: NodeSet) -> Iterator[slice]:
-    """Divide rows into chunks that exceed neither CHUNK_ROWS nor, unless a single row does, CHUNK_EDGES."""
-    ends = np.cumsum(graph.indptr[targets + 1] - graph.indptr[targets])
-    start = 0
-    while start < len(targets):
-        before = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, before + CHUNK_EDGES, side="right"))
-        stop = min(max(stop, start + 1), start + CHUNK_ROWS, len(targets))
-        yield slice(start, stop)
-        start = stop
