@@ -1,4 +1,4 @@
-"""A peer without a right kit is refused: its certificate, key or connection. The log names the reasons that gRPC tells."""
+"""A peer without a right kit is refused: its certificate, its key or its connection. The log gives the reasons."""
 
 from __future__ import annotations
 
