@@ -78,7 +78,7 @@ class Refusals:
         why = printable(public_reason(error), SENTENCES)
         with self._roster.changed:
             fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
-            if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # this passes; the party comes again
+            if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
                 self._roster.note(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", about=peer.name)
             elif isinstance(fault, OSError):  # not the party's fault
                 self._abort(stream, TrainingError(f"the server failed when party {peer.name!r} connected: {why}"))
