@@ -1,11 +1,11 @@
-"""How many bytes, exchanges and CPU seconds until a model is good? The number that users pay.
+"""How many bytes, exchanges and CPU seconds does a run need to reach a given validation accuracy?
 
     python benchmarks/bytes_to_accuracy.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
 
-A ladder of settings, from exchanging every layer for every step to one narrow layer of 8-bit numbers every few steps.
-Every run trains for a fixed number of rounds; what counts is when its validation accuracy first reaches the goal, and
-how good the selected model is on test nodes. Bytes are those of sampling, training and the validation evaluations made.
-Runs that the output folder holds are not repeated.
+The settings range from an exchange of every layer in every step to one narrow layer of 8-bit numbers every few steps.
+Every run trains for a fixed number of rounds. The table shows the cost until the validation accuracy first reaches
+the goal, and the test accuracy of the selected model. Bytes include sampling, training and validation. Runs that are
+in the output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LADDER: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def runs(dataset: str, seeds: int) -> list[Run]:
-    """Return the runs of the ladder on a data set, rung by rung."""
+    """Return the runs of all settings on a data set, setting by setting."""
     result = []
     for name, method, changes in LADDER:
         for seed in range(seeds):
@@ -57,13 +57,13 @@ def runs(dataset: str, seeds: int) -> list[Run]:
 
 
 def reached(result: Result, goal: float) -> dict[str, float] | None:
-    """Return the first evaluation at which the goal is reached."""
+    """Return the first evaluation that reaches the goal, or None."""
     points = (dict(zip(CURVE, point, strict=True)) for point in result.curve)
     return next((point for point in points if point["val_accuracy"] >= goal), None)
 
 
 def rung(dataset: str, results: Sequence[Result]) -> list[str]:
-    """Return a row of the table: one setting, all seeds."""
+    """Return the table row of one setting over all seeds."""
     firsts = [first for result in results if (first := reached(result, STOP_AT[dataset])) is not None]
     whole = [result.curve[-1][CURVE.index("bytes")] / 1e6 for result in results]
     cost = ["-"] * 3
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
-    """Write one line per run: the bytes of sampling, training and validation in all, and until the goal was reached."""
+    """Write one line per run: bytes of sampling, training and validation, in total and until the goal."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])

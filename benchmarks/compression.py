@@ -1,10 +1,10 @@
-"""What does it cost to send 16 or 8 bits instead of 32? Accuracy, paired by seed, and the bytes of the tensors.
+"""What does it cost to send 16 or 8 bits instead of 32? Accuracy, paired by seed, and tensor bytes.
 
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 
-Every mode sends something else: stale updates send representations, exact gradients send gradients too, and a label
-owner sends the gradient at H[L]. A pair has the same data, split, initial weights and dropout. Runs that the output
-folder holds are not repeated.
+The modes send different tensors: stale updates send representations, exact gradients also send gradients, and a label
+owner sends the gradient at H[L]. A pair has the same data, split, initial weights and dropout. Runs that are in the
+output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "owner": ("glasu-4", {"train": {"labels": "a"}}),
 }
 WIDTHS = (64, 128, 192)
-ALLOWED_LOSS, ALLOWED_SHARE = 0.3, 0.27  # of int8: points of accuracy; tensor bytes of fp32 at a width of 128 or more
+ALLOWED_LOSS, ALLOWED_SHARE = 0.3, 0.27  # of int8: points of accuracy; share of fp32 tensor bytes from width 128 on
 
 
 def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
@@ -42,7 +42,7 @@ def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConf
 
 
 def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None) -> list[Run]:
-    """Return the runs of one row, seed by seed."""
+    """Return the runs of one table row, one per seed."""
     keys = {} if rounds is None else {"num_rounds": rounds}
     configs = [configured(dataset, mode, precision, seed=seed, **keys) for seed in range(seeds)]
     return [Run(dataset, MODES[mode][0], f"{mode} {precision}", config.train.seed, config) for config in configs]
@@ -54,7 +54,7 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
 
 
 def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
-    """Return a row of the table of accuracies: points gained or lost against fp32, the mean over the seeds."""
+    """Return a row of the accuracy table: the mean difference to fp32 over the seeds, in points."""
     gains = [one - other for one, other in zip(percentages(results), percentages(exact), strict=True)]
     error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = mean(result.row.bytes for result in results) / mean(result.row.bytes for result in exact)
@@ -63,7 +63,7 @@ def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Re
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
-    """Count the tensor bytes from the first round to the first evaluation and the test."""
+    """Count the tensor bytes of the rounds until the first evaluation, of that evaluation and of the test."""
     config = configured(dataset, mode, precision)
     config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
     return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="cora")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="fewer rounds than the settings say, for a trial")
+    parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/compression"))
     args = parser.parse_args()

@@ -1,9 +1,10 @@
 """Does the exact gradient vanish at the rate of the paper's Theorem 1 while training is sampled, local and stale?
 
-Plotted: the mean over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L is the
-sum of the clients' losses over all training nodes and every edge; its gradient is taken through all clients at once, at
-64 of the TQ updates (every one at first, then one in ever longer stretches, weighted by their length).
-Beside it: bias and variance of the sampled gradient, and the angle between Algorithm 1's gradient and the exact one.
+The plot shows the mean over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L
+is the sum of the clients' losses over all training nodes with all edges. Autograd computes its gradient through all
+clients together, at 64 of the TQ updates: at each of the first updates, then at one update of ever longer intervals,
+weighted by their length. Tables show bias and variance of the sampled gradient, and the angle between the gradient of
+Algorithm 1 and the exact one.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from glasu.timing import Stopwatch
 from tables import markdown
 from timing import ignore
 
-STEP = 1.0  # c: the step is c (TQ)^-1/2, whatever Q, K and M are
+STEP = 1.0  # c: the step is c (TQ)^-1/2 for all Q, K and M
 NUM_USERS = 2000
-SPLIT = (0.5, 0.1, 0.1)  # many training nodes: a network that learns them all by heart has no noise left to average
+SPLIT = (0.5, 0.1, 0.1)  # many training nodes: a network that memorises all of them has no gradient noise
 UNSAMPLED: dict[str, Any] = {"sampler": "full", "batch_size": 0, "num_rounds": 1, "num_local_steps": 1}
-LAST = 0.25  # the share of a run that "late" looks at
+LAST = 0.25  # the fraction of a run that "late" covers
 
 
 def base_config() -> RunConfig:
-    """Three layers, two of them aggregated, four stale steps on a mini-batch with sampled neighbours."""
+    """Return the base setting: three layers, two aggregated; four stale steps on a batch with sampled neighbours."""
     return RunConfig(
         model=ModelConfig(
             backbone="sage",
@@ -70,7 +71,7 @@ def base_config() -> RunConfig:
 
 
 def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
-    """Make the clients, with a smooth activation: assumption A1 excludes ReLU."""
+    """Make the clients with a smooth activation, because assumption A1 excludes ReLU."""
     clients = make_clients(config.replace(data={"num_clients": len(parties)}), parties)
     for client in clients:
         client.learner.model.activation = nn.functional.elu
@@ -86,7 +87,7 @@ def run(clients: Sequence[Client]) -> None:
 
 
 class ExactGradient:
-    """The gradient of the clients' summed loss, over all training nodes, every edge and all weights."""
+    """The gradient of the summed loss of the clients over all training nodes, with all edges."""
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
         self.clients = build(config, parties)
@@ -97,7 +98,7 @@ class ExactGradient:
         self.labels = self.clients[0].data.labels(train)
 
     def at(self, weights: Sequence[Tensor]) -> tuple[float, Tensor]:
-        """Return the loss and its gradient, flat, for one weight vector per client."""
+        """Return the loss and its flat gradient at the given weights, one vector per client."""
         off, hidden = no_dropout(), list(self.features)
         models = [client.learner.model for client in self.clients]
         for model, vector in zip(models, weights, strict=True):
@@ -123,7 +124,7 @@ def weights_of(clients: Sequence[Client]) -> list[Tensor]:
 
 
 def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]) -> Tensor:
-    """Return what the protocol computes in each round at fixed weights, one flat gradient per row."""
+    """Return the gradients that the protocol computes at fixed weights, one round per row."""
     clients, rows = build(config, parties), []
     for client, vector in zip(clients, weights, strict=True):
         vector_to_parameters(vector.clone(), client.learner.model.parameters())
@@ -146,16 +147,16 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
 
 @dataclass(frozen=True)
 class Point:
-    """One run of TQ updates: squared norms of the exact gradient, and the loss that is left."""
+    """One run of TQ updates: squared norms of the exact gradient, and the remaining loss."""
 
     updates: int  # TQ
     average: float  # over all (t, q)
-    late: float  # over the last quarter of them
-    loss: float  # at the end, of all clients together
+    late: float  # over the last quarter of the updates
+    loss: float  # at the end, summed over the clients
 
 
 def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
-    """Choose updates to look at: all of the first ones, then one in ever longer stretches, weighted by their length."""
+    """Choose updates to measure, one per interval of growing length; also return the lengths."""
     edges = np.unique(np.rint(np.geomspace(1, updates, count)).astype(int))
     starts, ends = np.concatenate([[0], edges[:-1]]), edges
     rng = np.random.default_rng(0)
@@ -163,7 +164,7 @@ def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
 
 
 def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count: int) -> tuple[Point, list[Tensor]]:
-    """Train with TQ updates and follow the exact gradient; also return the last weights seen."""
+    """Train with TQ updates and measure the exact gradient; also return the last measured weights."""
     rounds, step = updates // config.train.num_local_steps, STEP / math.sqrt(updates)
     config = config.replace(train={"num_rounds": rounds, "learning_rate": step})
     chosen, weight = looks(updates, count)
@@ -182,7 +183,7 @@ def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count
 
 
 def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
-    """Keep the weights before each chosen update."""
+    """Record the weights before each chosen update."""
     take_step, done = client.learner.optimizer.step, 0
 
     def step(parts: Sequence[slice]) -> None:
@@ -202,7 +203,7 @@ class Curve:
     num_clients: int
     layers: int  # K
     steps: int  # Q
-    pooled: bool  # the departments' data pooled and divided anew, as is needed for other M than 3
+    pooled: bool  # whether the data was pooled and divided again, which is needed for M other than 3
     points: list[Point]
 
     def slope(self, late: bool = False) -> float:
@@ -212,7 +213,7 @@ class Curve:
 
 
 def departments(num_users: int) -> list[PartyData]:
-    """Return the demo's three departments, half of the users with a label."""
+    """Return the three departments of the demo; half of the users are training nodes."""
     parties = news_service(0, num_users)
     labels = parties[0].labels
     assert labels is not None
@@ -221,7 +222,7 @@ def departments(num_users: int) -> list[PartyData]:
 
 
 def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
-    """Pool the departments and divide columns and edges among M clients; each gets 80 % of the edges."""
+    """Pool the departments and divide columns and edges among M clients; each client has 80 % of the edges."""
     return partition(pool_parties(parties), num_clients, 0.8, 0)
 
 
@@ -231,7 +232,7 @@ def aggregated(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
-    """Return how far the protocol's joint gradient without sampling is from autograd through all clients at once."""
+    """Return the relative difference of the unsampled joint gradient to autograd through all clients together."""
     exact = ExactGradient(config, parties)
     weights = weights_of(exact.clients)
     mine = exact.at(weights)[1]
@@ -244,13 +245,13 @@ def sampling_error(
 ) -> tuple[float, float, float, float]:
     """Return |exact|^2, the squared bias, its standard error and the variance of the sampled gradient.
 
-    The draws are those of another seed: on nodes that the weights were trained on, the gradient is no fair sample.
+    The draws use another seed, because the weights were trained on the draws of the first seed.
     """
     exact = ExactGradient(config, parties).at(weights)[1].double()
     frozen = config.replace(train={"backward": "joint", "num_local_steps": 1, "num_rounds": draws, "seed": 1})
     deviations = protocol_gradients(frozen, parties, weights).double() - exact
     variance, mean = float(deviations.var(dim=0).sum()), deviations.mean(dim=0)
-    bias = float(mean.square().sum()) - variance / draws  # without what the finite number of draws adds
+    bias = float(mean.square().sum()) - variance / draws  # without the part that comes from the finite number of draws
     error = 2 * float((deviations @ mean).std()) / math.sqrt(draws)
     return float(exact.square().sum()), bias, error, variance
 
@@ -258,7 +259,7 @@ def sampling_error(
 def local_against_joint(
     config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]
 ) -> tuple[float, float, float]:
-    """Compare Algorithm 1's first step with the exact gradient, nothing sampled: cosine, cosine below H[L], norms."""
+    """Compare the first step of Algorithm 1 with the exact gradient: cosine, cosine below H[L], ratio of norms."""
     exact = ExactGradient(config, parties)
     joint = exact.at(weights)[1]
     local = protocol_gradients(config.replace(train=UNSAMPLED | {"backward": "local"}), parties, weights)[0]
@@ -274,12 +275,12 @@ def local_against_joint(
     return float(cosine(local, joint, dim=0)), float(cosine(local[below], joint[below], dim=0)), ratio
 
 
-COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73")  # Okabe and Ito: told apart by colour-blind readers
+COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73")  # Okabe and Ito: colour-blind readers can distinguish them
 MARKERS = ("o", "s", "^", "D")
 
 
 def draw(curves: Sequence[Curve], out: Path) -> None:
-    """Draw Q, K and M against the two slopes, and the late gradient, which early steps do not hide."""
+    """Plot the curves by Q, K and M with the two slopes, and the late gradient without the early steps."""
     own = [curve for curve in curves if not curve.pooled]
     middle = base_config()
     two, four = len(middle.model.aggregation_layers), middle.train.num_local_steps
@@ -315,7 +316,7 @@ def draw(curves: Sequence[Curve], out: Path) -> None:
 
 
 def _guides(axes: Axes, updates: Sequence[int]) -> None:
-    """Draw the two slopes from above the curves' first points."""
+    """Draw the two slopes, starting above the first points of the curves."""
     low, high = axes.get_ylim()
     start, span = high * 1.3, np.array([updates[0], updates[-1]], float)
     for exponent, style, text in ((-0.5, "--", "slope −1/2 (the bound)"), (-1.0, ":", "slope −1 (the text)")):
@@ -327,10 +328,10 @@ def _guides(axes: Axes, updates: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Measure, print the tables, draw the picture."""
+    """Measure, print the tables and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer settings and shorter runs, under a minute")
-    parser.add_argument("--out", type=Path, help="the picture (default: docs/images/convergence.png; quick: none)")
+    parser.add_argument("--out", type=Path, help="the figure (default: docs/images/convergence.png; with --quick none)")
     args = parser.parse_args()
     picture = args.out or (None if args.quick else Path("docs/images/convergence.png"))
     lengths, count, draws = ((32, 128, 384), 24, 32) if args.quick else ((32, 128, 512, 2048), 64, 1024)

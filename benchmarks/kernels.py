@@ -1,6 +1,7 @@
-"""What do the compiled kernels gain over the functions of libraries that they replace?
+"""How fast are the compiled kernels, compared with the library functions that they replace?
 
-CPU time of one thread, turn by turn in one process; each ratio is the median over the turns.
+The script measures CPU time of one thread, in alternating turns in one process. Each ratio is the median over the
+turns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from glasu.model import kernels
 from glasu.model.blocks import Adjacency, Block, draw_layer, draw_neighbors
 from glasu.model.layers import sparse_product
 from glasu.model.sparse import SparseRows
-from glasu.randomness import halves
+from glasu.randomness import split_key
 from glasu.runtime.inprocess import one_thread_each
 from reference import csr
 from tables import markdown, place, show
@@ -29,7 +30,7 @@ ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # of a block in the paper's
 
 
 def random_graph(num_nodes: int, degree: int) -> Graph:
-    """Return a graph in which every node hears `degree` others, spread over all nodes."""
+    """Return a graph in which every node has `degree` incoming edges from nodes across the graph."""
     rng = np.random.default_rng(0)
     gaps = rng.integers(1, num_nodes // degree, (num_nodes, degree), np.int32)
     sources = np.cumsum(gaps, axis=1, dtype=np.int32)
@@ -37,7 +38,7 @@ def random_graph(num_nodes: int, degree: int) -> Graph:
 
 
 def sampled(graph: Graph, sampling: str) -> Work:
-    """Return the drawing of four layers from 16 nodes, fan-out 3, with their blocks."""
+    """Return a function that draws four layers from 16 nodes with fan-out 3 and builds the blocks."""
     adjacency = Adjacency(graph, "symmetric")
     draw_edges = draw_neighbors if sampling == "node" else draw_layer
     batch = np.arange(0, graph.num_nodes, graph.num_nodes // 16)[:16]
@@ -54,7 +55,7 @@ def sampled(graph: Graph, sampling: str) -> Work:
 
 
 def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
-    """Return a product with a random matrix, forward and backward."""
+    """Return a function that multiplies by a random matrix, forward and backward."""
     dense, probe = torch.randn(COLUMNS, WIDTH, requires_grad=True), torch.randn(ROWS, WIDTH)
 
     def work() -> None:
@@ -65,7 +66,7 @@ def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
 
 
 def main() -> None:
-    """Print one table: microseconds of a kernel, and the ratio of the time of a library to that."""
+    """Print one table: microseconds of each kernel, and the time of the library divided by it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
@@ -96,7 +97,7 @@ def main() -> None:
     )
     add(
         "mask of as many values",
-        lambda: kernels.fill_mask(*halves(1), np.uint8(128), np.float32(2), mask),
+        lambda: kernels.fill_mask(*split_key(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
     )

@@ -1,9 +1,9 @@
-"""How much longer does a run take over mutual TLS, and on long, thin lines? How much memory has the server?
+"""How much longer does a run take over mutual TLS and on slow links? How much memory does the server use?
 
-Starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for it. A long line is a relay
-that holds every byte back for half a round trip, each way, and lets no more bits per second pass than it should, each
-way and for each party. Seconds are wall time: of a round, the difference between a long and a short run as their
-reports have it, so that start and evaluation drop out; of a whole run, from the first command to the last exit.
+The script starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for this purpose.
+A relay simulates a slow link: it delays every byte by half a round trip and limits the bandwidth, in each direction
+and for each party. Seconds are wall time. The time of a round is the difference between a long and a short run in
+their reports, without start and evaluation. The time of a whole run is from the first command to the last exit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SHORT, LONG = 20, 120  # rounds
-BUFFERED = 0.02  # seconds' worth of bytes that a thin line takes in advance
+BUFFERED = 0.02  # seconds: bytes that the relay accepts ahead of a limited bandwidth
 CORA = """
 [data]
 name = "{name}"
@@ -89,7 +89,7 @@ evaluate_every = 2
 
 @dataclass(frozen=True)
 class Line:
-    """What lies between a party and the server."""
+    """The link between a party and the server."""
 
     round_trip: float = 0.0  # seconds
     bandwidth: float = float("inf")  # bytes per second, each way
@@ -103,7 +103,7 @@ LOOPBACK = Line()
 
 
 class Relay(threading.Thread):
-    """Step bytes on between the parties and the server, as late and as slowly as a line would."""
+    """Pass bytes between the parties and the server, with the delay and bandwidth of a link."""
 
     def __init__(self, target: int, line: Line) -> None:
         super().__init__(daemon=True)
@@ -125,7 +125,7 @@ class Relay(threading.Thread):
         await asyncio.gather(self._pass(reader, back), self._pass(onward, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read at once, write when it is time: a long line holds many bytes; a thin one takes them one by one."""
+        """Read without delay and write when the data is due: bytes in transit are held here."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
         delay, bandwidth, free = self.line.round_trip / 2, self.line.bandwidth, clock()
@@ -142,9 +142,9 @@ class Relay(threading.Thread):
         task = asyncio.create_task(write())
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                free = max(free, clock()) + len(data) / bandwidth  # when the line has taken all of it
+                free = max(free, clock()) + len(data) / bandwidth  # when the link has accepted all of it
                 held.put_nowait((free + delay, data))
-                if bandwidth < float("inf"):  # nor does it take more in advance than a sender's own machine would
+                if bandwidth < float("inf"):  # a sender's machine would buffer little more
                     await asyncio.sleep(max(0.0, free - clock() - BUFFERED))
         held.put_nowait((max(free, clock()) + delay, b""))
         await task
@@ -152,7 +152,7 @@ class Relay(threading.Thread):
 
 @dataclass
 class Run:
-    """What a run left behind: its report, the server's memory in KiB, now and then and at most, and all its seconds."""
+    """The result of a run: its report, the memory of the server in KiB (samples and peak) and its wall time."""
 
     report: dict[str, Any]
     memory: list[int]
@@ -165,11 +165,11 @@ class Run:
 
 
 class Place:
-    """A folder with kits, and the parties' data."""
+    """A folder with kits and the data of the parties."""
 
     def __init__(self, folder: Path, settings: str) -> None:
         self.folder, self.settings = folder, settings
-        said = glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # a line for each, in order
+        said = glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # one line per party
         folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
         self.parties = [Path(name).name for name in folders]
         glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
@@ -187,7 +187,7 @@ class Place:
             return Run(json.loads((Path(out) / "report.json").read_text()), [], 0, time.perf_counter() - start)
 
     def apart(self, rounds: int, line: Line = LOOPBACK) -> Run:
-        """Train between four processes, the parties at the far end of a line."""
+        """Train between four processes; the parties connect through a link."""
         start, memory, peak = time.perf_counter(), [], 0
         with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
             words = ["serve", self.run_file(rounds), "--listen", "127.0.0.1:0", *self._common("server", out)]
@@ -213,7 +213,7 @@ class Place:
         return ["--kit", self.folder / "kits" / role, "--out", Path(out) / role, "--quiet"]
 
     def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
-        """Return the median seconds of a round, in one process (None) or between four, its exchanges and its bytes."""
+        """Return the median seconds, the exchanges and the bytes of a round, in one process (None) or four."""
         found = []
         for _ in range(turns):
             runs = [self.alone(n) if line is None else self.apart(n, line) for n in (SHORT, LONG)]
@@ -226,7 +226,7 @@ class Place:
 
 
 def glasu(*words: object) -> str:
-    """Give a command and return what it printed; stop with what it said where it fails."""
+    """Run a command and return its output; if it fails, exit with its error message."""
     done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -235,7 +235,7 @@ def glasu(*words: object) -> str:
 
 @contextlib.contextmanager
 def started(words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command and see that it is gone in the end."""
+    """Start a command, and end it when the block ends."""
     with subprocess.Popen([*GLASU, *map(str, words)], stdout=log, stderr=log) as process:
         try:
             yield process
@@ -245,7 +245,7 @@ def started(words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[byte
 
 
 def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
-    """Wait until the server says at which port it listens."""
+    """Wait until the server listens, and return its port."""
     while "listening on 127.0.0.1:" not in log.read_text():
         if server.poll() is not None:
             raise SystemExit(log.read_text())
@@ -254,9 +254,9 @@ def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
 
 
 def watched(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield the server's resident memory in KiB, now and the most so far, every half second until it ends."""
+    """Yield the server's resident memory and its peak in KiB, every half second until the server ends."""
     while server.poll() is None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it may just end
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # the process may end at this moment
             status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
             sizes = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Vm")}
             yield int(sizes["VmRSS"]), int(sizes["VmHWM"])
@@ -264,7 +264,7 @@ def watched(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
 
 
 def lines(cora: Place, turns: int, name: str) -> str:
-    """Return the table of lines: how long a round takes, and how long it must take at least."""
+    """Return the table of links: the time of a round, and its lower bound."""
     alone, _, _ = cora.per_round(turns)
     near, exchanges, size = cora.per_round(turns, LOOPBACK)
     rows = [["one process", "-", f"{1e3 * alone:.0f}", "1.0", "-"]]
@@ -281,7 +281,7 @@ def lines(cora: Place, turns: int, name: str) -> str:
 
 
 def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
-    """Return the table of whole runs with default settings, commands and all."""
+    """Return the table of whole runs with default settings, with the start of the commands."""
     runs = [(cora.alone(rounds), cora.apart(rounds)) for _ in range(turns)]
     seconds = [statistics.median(run.whole for run in own) for own in zip(*runs, strict=True)]
     digests = {tuple(run.report["weights_sha256"]) for pair in runs for run in pair}
@@ -296,7 +296,7 @@ def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
 
 
 def memory(folder: Path, rounds: int, nodes: int) -> str:
-    """Return the table of the server's memory: over many small rounds, and of a large graph."""
+    """Return the table of the server's memory: with many small rounds, and with a large graph."""
     rows = []
     for what, settings, count in (
         ("500 nodes, hidden 16, batch 16", SMALL, rounds),

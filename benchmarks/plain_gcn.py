@@ -1,9 +1,10 @@
-"""How well do a plain GCN and GCNII do that see everything, written with PyG and nothing of ours but the data?
+"""How accurate are a GCN and a GCNII that are written with PyG only and see all data?
 
-The yardstick for `centralized`: the same splits, all features, all edges, the whole graph in every step, the epoch
-chosen on validation. Where the relations of a data set are parties, each party alone is measured too, and a linear
-probe: logistic regression on A_hat^2 X, by itself and side by side with the other parties'. The relations of DBLP have
-millions of edges among 4,057 nodes: there A_hat is a dense matrix, which gives what PyG's layers give, only sooner.
+They are the baseline for `centralized`: the same splits, all features, all edges, the whole graph in every step, the
+epoch selected on validation. If the relations of a data set are parties, the script also measures each party alone
+and a linear probe: logistic regression on A_hat^2 X, of one party and of all parties concatenated. The relations of
+DBLP have millions of edges among 4,057 nodes. For them A_hat is a dense matrix: the same function as PyG's layers,
+but faster.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from tables import markdown, place, show
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 DATASETS = ("cora", "citeseer", "pubmed", *RELATIONS)
 HIDDEN, EPOCHS, DROPOUT, RATE, DECAY = 64, 200, 0.5, 0.01, 5e-4
-LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # of GCNII; its layers decay as in PyG's own example
+LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # of GCNII; weight decay as in PyG's example
 DENSE_FROM = 100  # edges per node from which a product with the dense adjacency is faster
-STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # of the probe: C, chosen on validation
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # of the probe: C, selected on validation
 
 
 class Dense(nn.Module):
@@ -56,7 +57,7 @@ class Dense(nn.Module):
         if isinstance(layer, GCNConv):
             out = self.A_hat @ layer.lin(x) + layer.bias
         else:
-            support = (1 - layer.alpha) * (self.A_hat @ x) + layer.alpha * rest[0]  # rest[0] is the initial one
+            support = (1 - layer.alpha) * (self.A_hat @ x) + layer.alpha * rest[0]  # rest[0] is H^0
             out = (1 - layer.beta) * support + layer.beta * support @ layer.weight1
         return out
 
@@ -103,7 +104,7 @@ class GCNII(nn.Module):
 
 
 def _input(data: Data, training: bool) -> Tensor:
-    """Return X, after dropout in training; only what is not zero is drawn for, which is the same and much faster."""
+    """Return X, with dropout in training. Dropout is applied only to values other than zero, which is much faster."""
     features: Tensor = data.x
     if training:
         features = torch.zeros_like(data.x)
@@ -112,7 +113,7 @@ def _input(data: Data, training: bool) -> Tensor:
 
 
 def _fitting(layer: nn.Module, data: Data) -> nn.Module:
-    """Return PyG's layer, or its dense twin where the graph is dense."""
+    """Return PyG's layer, or the same function with a dense matrix if the graph is dense."""
     return layer if "A_hat" not in data else Dense(layer, data.A_hat)
 
 
@@ -120,14 +121,14 @@ MODELS: dict[str, type[GCN] | type[GCNII]] = {"GCN": GCN, "GCNII": GCNII}
 
 
 class Accuracy(NamedTuple):
-    """Of the chosen model, in percent."""
+    """Accuracies of the selected model, in per cent."""
 
     validation: float
     test: float
 
 
 def as_pyg(party: PartyData) -> Data:
-    """Return what a user of PyG would hold: row-normalised features, both directions of each edge."""
+    """Return the data as PyG users have it: row-normalised features, both directions of each edge."""
     features: Any = party.features
     data = Data(
         x=torch.as_tensor(features.toarray() if sp.issparse(features) else features, dtype=torch.float32),
@@ -135,7 +136,7 @@ def as_pyg(party: PartyData) -> Data:
         y=torch.from_numpy(party.labels),
     )
     data = NormalizeFeatures()(data)
-    data.places = data.x.view(-1).nonzero().view(-1)  # where X is not zero
+    data.places = data.x.view(-1).nonzero().view(-1)  # positions of the values other than zero
     if party.graph.num_edges > DENSE_FROM * party.num_nodes:
         edges, weights = gcn_norm(data.edge_index, num_nodes=party.num_nodes)
         data.A_hat = to_dense_adj(edges, edge_attr=weights, max_num_nodes=party.num_nodes)[0]
@@ -143,7 +144,7 @@ def as_pyg(party: PartyData) -> Data:
 
 
 def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) -> Accuracy:
-    """Train for all epochs and keep the predictions of the first one that is best on validation."""
+    """Train for all epochs and return the accuracy of the first epoch that is best on validation."""
     torch.manual_seed(seed)
     model = kind(data, int(data.y.max()) + 1)
     groups = [{"params": part.parameters(), "weight_decay": decay} for part, decay in model.parts()]
@@ -164,7 +165,7 @@ def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) 
 
 
 def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Fit logistic regressions of several strengths and keep the best on validation."""
+    """Fit logistic regressions of several strengths and return the accuracy of the best on validation."""
     columns = StandardScaler().fit_transform(columns)
     fits = (LogisticRegression(C=strength, max_iter=2000) for strength in STRENGTHS)
     predictions = (fit.fit(columns[splits.train], labels[splits.train]).predict(columns) for fit in fits)
@@ -172,7 +173,7 @@ def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Split
 
 
 def best_of(predictions: Iterator[NDArray[np.int64]], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Choose the first of the best on validation; only then look at the test labels."""
+    """Select the first prediction that is best on validation, and only then read the test labels."""
 
     def right(predicted: NDArray[np.int64], nodes: NDArray[np.int64]) -> float:
         return 100 * float((predicted[nodes] == labels[nodes]).mean())
@@ -191,7 +192,7 @@ def smoothed(data: Data) -> NDArray[np.float32]:
 
 
 def measure(name: str, seed: int, models: list[str]) -> Iterator[tuple[str, str, Accuracy]]:
-    """Yield (what is seen, model, accuracy) for one split of a data set."""
+    """Yield (view of the data, model, accuracy) for one split of a data set."""
     config = RunConfig(data=DataConfig(name=name), train=TrainConfig(seed=seed))
     (everything,) = load_parties(config.replace(train={"method": "centralized"}))
     splits = everything.splits

@@ -1,8 +1,8 @@
-"""Two plain ways to write a round, to compare with: dense matrices and Python lists, and PyG layers on our blocks.
+"""Two plain implementations of a round, for comparison: dense matrices and Python lists, and PyG layers on our blocks.
 
-The first is in the style of the authors' program: neighbours drawn with Python lists and sets, a mask over all edges,
-places looked up by `list.index` (or, as a variant of our own, in a dict), a dense adjacency induced on the sampled
-set, A + 2I, normalised inside it; dense features; SGD. The network is ours (gcnii): both do the same products.
+The first follows the authors' program: neighbours drawn with Python lists and sets, a mask over all edges, positions
+found with `list.index` (or, in our variant, with a dict), a dense adjacency A + 2I induced on the sampled set and
+normalised within it, dense features, SGD. The network is our gcnii, so both compute the same products.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from glasu.model.sparse import SparseRows
 from glasu.protocol.learner import Batch
 
 Nodes = list[int]
-Places = Callable[[Nodes], Callable[[int], int]]  # nodes -> where one of them stands among them
+Places = Callable[[Nodes], Callable[[int], int]]  # nodes -> function that returns the position of a node
 
 
 def by_list(nodes: Nodes) -> Callable[[int], int]:
-    """Look places up as the authors do, by searching the list."""
+    """Find positions by searching the list, as the authors do."""
     return nodes.index
 
 
 def by_dict(nodes: Nodes) -> Callable[[int], int]:
-    """Look places up as one would in second thoughts."""
+    """Find positions with a dictionary."""
     return {node: place for place, node in enumerate(nodes)}.__getitem__
 
 
 class PlainNetwork(nn.Module):
-    """gcnii as its equations read: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
+    """gcnii, written as its equation: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
 
     def __init__(self, config: RunConfig, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class PlainNetwork(nn.Module):
         return self.encoder(self.dropout(features)).relu()  # type: ignore[no-any-return]
 
     def layer(self, layer: int, hidden: Tensor, initial: Tensor, adjacency: Tensor) -> Tensor:
-        """Return the rows that the adjacency has; `initial` has the same ones."""
+        """Return the output for the rows of the adjacency; `initial` has the same rows."""
         beta = self.betas[layer]
         support = (1 - self.alpha) * (adjacency @ self.dropout(hidden)) + self.alpha * initial
         return ((1 - beta) * support + beta * self.layers[layer](support)).relu()  # type: ignore[no-any-return]
 
 
 def induced_block(edges: np.ndarray, num_nodes: int, nodes: Nodes, targets: Nodes, places: Places = by_list) -> Tensor:
-    """Return D^-1/2 (A + 2I) D^-1/2 of the graph induced on `nodes`, the rows of `targets` of it."""
+    """Return the rows of `targets` of D^-1/2 (A + 2I) D^-1/2 of the graph induced on `nodes`."""
     inside = np.zeros(num_nodes, bool)
     inside[nodes] = True
     kept = edges[:, inside[edges[0]] & inside[edges[1]]]
@@ -76,7 +76,7 @@ def induced_block(edges: np.ndarray, num_nodes: int, nodes: Nodes, targets: Node
 
 @dataclass(eq=False)
 class PlainClient:
-    """One party, as arrays and lists."""
+    """One client, with its data as arrays and lists."""
 
     config: RunConfig
     party: PartyData
@@ -97,7 +97,7 @@ class PlainClient:
         self.optimizer = torch.optim.SGD(self.network.parameters(), self.config.train.learning_rate)
 
     def draw(self, targets: Nodes) -> Nodes:
-        """Draw neighbours of each node, one after the other."""
+        """Draw neighbours of each node, node by node."""
         fanout, found = self.config.train.fanout, set(targets)
         for node in targets:
             around = self.neighbors[node]
@@ -111,7 +111,7 @@ class PlainClient:
 
 @dataclass(eq=False)
 class PlainBatch:
-    """What one client reads in a round."""
+    """The inputs of one client in a round."""
 
     features: Tensor
     adjacencies: list[Tensor]
@@ -119,7 +119,7 @@ class PlainBatch:
 
 
 class PlainRounds:
-    """Rounds of all clients in one process, written plainly."""
+    """Plain rounds of all clients in one process."""
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData], places: Places = by_list) -> None:
         self.config, self.generator, self.places = config, random.Random(0), places
@@ -130,7 +130,7 @@ class PlainRounds:
         self.training, self.labels = parties[0].splits.train.tolist(), torch.from_numpy(parties[0].labels)
 
     def sample(self) -> list[list[Nodes]]:
-        """Draw S_m[0..L] of each client; where layer l-1 aggregates, S[l] is the union."""
+        """Draw S_m[0..L] of each client; if layer l-1 aggregates, S[l] is the union."""
         batch = sorted(self.generator.sample(self.training, int(self.config.train.batch_size)))
         sets = [[batch] for _ in self.clients]
         for layer in reversed(range(self.config.model.num_layers)):
@@ -152,7 +152,7 @@ class PlainRounds:
         return found
 
     def round(self) -> None:
-        """Draw, infer together, and learn: through the server for "joint", else Q times alone."""
+        """Sample, infer jointly and update: one joint step for "joint", else Q local steps."""
         sets = self.sample()
         batches, labels = self.batches(sets), self.labels[sets[0][-1]]
         if self.config.train.backward == "joint":
@@ -184,7 +184,7 @@ class PlainRounds:
             client.optimizer.step()
 
     def _others(self, batches: list[PlainBatch]) -> list[dict[int, Tensor]]:
-        """Infer together; return for each client what the others contributed, per aggregation layer."""
+        """Infer jointly; return for each client the contribution of the others, by aggregation layer."""
         initial = [each.network.encode(batch.features) for each, batch in zip(self.clients, batches, strict=True)]
         hidden, others = list(initial), [dict[int, Tensor]() for _ in self.clients]
         for layer in range(self.config.model.num_layers):
@@ -210,10 +210,10 @@ class PlainRounds:
 
 
 class PyGPasses(nn.Module):
-    """The forward and backward passes of one client's round with PyG's own layers on our blocks, and nothing else.
+    """Only the forward and backward passes of one client's round, with PyG's own layers on our blocks.
 
-    Blocks are given to GCN2Conv as torch CSR matrices, which is faster than edge lists. Features are dense, as in
-    `Data.x`. Neither sampling nor messages nor optimiser are part of it.
+    GCN2Conv gets the blocks as torch CSR matrices, which is faster than edge lists. Features are dense, as in `Data.x`.
+    Sampling, messages and the optimiser are not included.
     """
 
     def __init__(self, config: RunConfig, num_features: int, num_classes: int) -> None:
@@ -228,14 +228,14 @@ class PyGPasses(nn.Module):
         self.classifier = nn.Linear(model.hidden, num_classes)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor]:
-        """Return what a user would hold ready: dense features, CSR blocks, rows of H0, labels."""
+        """Return the inputs of `passes`: dense features, CSR blocks, rows of H0, labels."""
         dense = batch.features if isinstance(batch.features, Tensor) else torch.from_numpy(batch.features.toarray())
         rows = [torch.from_numpy(each) for each in batch.initial_rows]
         assert batch.labels is not None
         return dense, [csr(block.matrix) for block in batch.blocks], rows, batch.labels
 
     def passes(self, features: Tensor, blocks: list[Tensor], initial_rows: list[Tensor], labels: Tensor) -> None:
-        """Go forward and backward as many times as there are local steps."""
+        """Compute one forward and backward pass per local step."""
         for _ in range(self.steps):
             hidden = initial = self.encoder(self.dropout(features)).relu()
             for layer, block, rows in zip(self.layers, blocks, initial_rows, strict=True):
@@ -246,10 +246,10 @@ class PyGPasses(nn.Module):
 
 
 def csr(matrix: SparseRows) -> Tensor:
-    """Return a sparse matrix of ours as one of torch."""
+    """Convert our sparse matrix to a torch CSR tensor."""
     indptr, indices, data = (
         torch.from_numpy(np.asarray(part)) for part in (matrix.indptr, matrix.indices, matrix.data)
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse")  # torch says at length that its CSR is young and unchecked
+        warnings.filterwarnings("ignore", "Sparse")  # torch warns that its CSR support is in beta
         return torch.sparse_csr_tensor(indptr, indices, data, size=matrix.shape)

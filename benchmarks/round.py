@@ -1,7 +1,8 @@
-"""How many times as long does a round take that is written plainly, and how far is ours from what the machine can do?
+"""How fast is a round, compared with plain implementations and with the peak of the machine?
 
-CPU time of one process with one torch thread, turn by turn; each ratio is the median over the turns. Ours is the whole
-round of all parties and the server: sampling, exchange, encoding, ledger, optimiser.
+The script measures CPU time of one process with one torch thread, in alternating turns. Each ratio is the median over
+the turns. Our time covers the whole round of all parties and the server: sampling, exchange, encoding, ledger,
+optimiser.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_roun
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
 PLAIN_ROUNDS = 4  # per turn
 HIDDEN = 192
-SIZE, COPIED = 768, 2**24  # of the matrices multiplied, and numbers copied, to see what the machine can do
+SIZE, COPIED = 768, 2**24  # matrix size and number of copied values of the peak measurements
 
 
 def dense_twin(party: PartyData) -> PartyData:
-    """Return the party with its features as a dense array, which it would not keep by itself."""
+    """Return the party with dense features; PartyData would store sparse ones."""
     twin = copy.copy(party)
     dense = party.features if isinstance(party.features, np.ndarray) else party.features.toarray()
     object.__setattr__(twin, "features", dense)
@@ -41,19 +42,19 @@ def dense_twin(party: PartyData) -> PartyData:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One setting: CPU seconds per round of each contender in each turn, and what the rounds were."""
+    """One setting: CPU seconds per round by implementation and turn, and the timings of our rounds."""
 
     seconds: dict[str, list[float]]
-    same: Timing  # our round on the same edges and rows as the plain one
-    lean: Timing  # our round as it is by default
+    same: Timing  # our round with the same edges and rows as the plain one
+    lean: Timing  # our round with default settings
 
     def times(self, other: str, own: str) -> float:
-        """Return how many times as long as our own round another takes."""
+        """Return the time of another implementation divided by that of our round."""
         return ratio(self.seconds[other], self.seconds[own])
 
 
 def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> Comparison:
-    """Compare our round, on the same work and as it is by default, with the plain one and with PyG's passes alone."""
+    """Compare our round, with equal work and with default settings, with the plain round and with PyG's passes."""
     lean = paper_settings(optimizer="sgd", **METHODS[num_local_steps])
     same = paper_settings(optimizer="sgd", blocks="induced", **METHODS[num_local_steps])
     timings: dict[str, Timing] = {}
@@ -80,7 +81,7 @@ def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> C
 
 
 def pyg_seconds(config: RunConfig, parties: Sequence[PartyData], batches: Sequence[Sequence[Batch]]) -> float:
-    """Return seconds per round of the passes alone, all clients together."""
+    """Return the seconds per round of PyG's passes, summed over the clients."""
     total = 0.0
     for party, own in zip(parties, batches, strict=True):
         passes = PyGPasses(config, party.num_features, len(party.classes))
@@ -90,22 +91,22 @@ def pyg_seconds(config: RunConfig, parties: Sequence[PartyData], batches: Sequen
 
 
 def gemm_peak() -> float:
-    """Return the multiplications and additions per second of one torch thread, in single precision."""
+    """Return the floating-point operations per second of one torch thread in single precision."""
     left, right, out = (torch.randn(SIZE, SIZE) for _ in range(3))
     return 2 * SIZE**3 / per_call(lambda: torch.mm(left, right, out=out), 5)
 
 
 def copy_peak() -> float:
-    """Return the bytes per second that one thread reads and writes, in a copy too large for the caches."""
+    """Return the bytes per second that one thread reads and writes in a copy larger than the caches."""
     source, target = torch.zeros(COPIED), torch.zeros(COPIED)
     return 2 * 4 * COPIED / per_call(lambda: target.copy_(source), 3)
 
 
 def operations(batch: Batch, hidden: int, steps: int) -> float:
-    """Count the multiplications and additions of a client's Q passes, forward and backward, as gcnii needs them.
+    """Count the floating-point operations of a client's Q forward and backward passes of gcnii.
 
-    A product of rows and a weight matrix is done three times (forward, and for two gradients), one with a constant
-    matrix twice.
+    A product of rows and a weight matrix is computed three times (forward, and for two gradients), a product with a
+    constant matrix twice.
     """
     entries = batch.features.numel() if isinstance(batch.features, torch.Tensor) else batch.features.nnz
     products = 2 * entries + 3 * hidden * sum(block.matrix.shape[0] for block in batch.blocks)
@@ -113,11 +114,11 @@ def operations(batch: Batch, hidden: int, steps: int) -> float:
 
 
 def traffic(batch: Batch, hidden: int, steps: int) -> float:
-    """Count the bytes that a client's Q passes read and write where every number comes from memory, but once a pass.
+    """Count the bytes that a client's Q passes read and write if every value comes from memory once per pass.
 
-    A weight is read forward and back, its gradient is written and read, and it is read and written by the step. A row
-    of a layer's input is read forward and its gradient written back; one of its output is written forward, as the
-    product reads and as it leaves, both are read back, and so is the gradient, which is written once on the way.
+    A weight is read in the forward and in the backward pass, its gradient is written and read, and the step reads and
+    writes the weight. For a row of a layer's input, the row is read and its gradient is written. For a row of the
+    output, the input of the product and the result are written and read again, and the gradient is written and read.
     """
     width = batch.features.shape[1]
     weights = hidden * (width + hidden * len(batch.blocks))
@@ -126,7 +127,7 @@ def traffic(batch: Batch, hidden: int, steps: int) -> float:
 
 
 def of_the_peak(timing: Timing, count: Callable[[Batch, int, int], float], steps: int, peak: float) -> float:
-    """Return which share of a round's time the machine at its best would need for what `count` counts."""
+    """Return the fraction of the round's time that the counted work would take at the peak of the machine."""
     counts = [[count(batch, HIDDEN, steps) for batch in own] for own in timing.batches]
     return sum(statistics.fmean(own) for own in counts) / peak / timing.seconds
 

@@ -1,11 +1,12 @@
-"""How many times as long do sampling and blocks take that are written plainly, with dense matrices and Python lists?
+"""How fast are sampling and blocks, compared with dense matrices and Python lists?
 
-One round of all clients: draw S_m[0..L], unite where layers aggregate, build the blocks. "Same sets": our
-induced blocks of the sets that the plain program drew; lean: drawn and built as by default. CPU time, turn by turn,
-median ratios.
+The script measures one round of all clients: draw S_m[0..L], form the unions below aggregation layers, build the
+blocks. "Same sets" builds induced blocks of the sets that the plain program drew; "lean" draws and builds with
+default settings. Times are CPU time in alternating turns, and ratios are medians.
 
-With --large, one client of a graph of Reddit's size: all its draws and blocks of a round, against one dense block that
-a plain program builds by a mask over all edges: the smallest of the round (the batch's), and the largest.
+With --large it measures one client of a graph of Reddit's size: all draws and blocks of a round, against one dense
+block that a plain program builds with a mask over all edges. It takes the smallest block of the round (the batch) and
+the largest.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from timing import in_turns, paper_settings, per_call, ratio
 
 
 def lean_round(config: RunConfig, samplers: Sequence[Sampler], training: np.ndarray, index: int) -> None:
-    """Draw and build what one round reads, without messages."""
+    """Draw the node sets of one round and build its blocks, without messages."""
     batch = training_batch(config, training, index)
     sets, draws = [[batch] for _ in samplers], [[] for _ in samplers]  # type: ignore[var-annotated]
     for layer in reversed(range(config.model.num_layers)):
@@ -49,7 +50,7 @@ def lean_round(config: RunConfig, samplers: Sequence[Sampler], training: np.ndar
 
 
 def induced_round(samplers: Sequence[Sampler], config: RunConfig, sets: Sequence[Sequence[np.ndarray]]) -> None:
-    """Draw as many neighbours as lead to the given sets, then build the induced blocks of these sets."""
+    """Draw neighbours of the given sets, then build the induced blocks of these sets."""
     for sampler, own in zip(samplers, sets, strict=True):
         draws = [sampler.draw(own[layer + 1], 0, layer) for layer in range(config.model.num_layers)]
         sampler.blocks(own, draws)
@@ -82,7 +83,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
 
 
 def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index: int) -> list[np.ndarray]:
-    """Draw and build what one client reads in a round, alone; return S_m[0..L]."""
+    """Draw the node sets of one client in a round and build its blocks; return S_m[0..L]."""
     sets, draws = [training_batch(config, training, index)], list[Draw]()
     for layer in reversed(range(config.model.num_layers)):
         draws.insert(0, sampler.draw(sets[0], index, layer))
@@ -92,7 +93,7 @@ def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index:
 
 
 def large_report(party: PartyData, turns: int) -> str:
-    """Return the table of one client of a large graph."""
+    """Return the table for one client of a large graph."""
     config, rounds = paper_settings(), itertools.count()
     sampler = sampler_class(config.train)(config, party.graph, 0, "symmetric")
     assert party.splits is not None

@@ -1,11 +1,10 @@
-"""Does a graph of Reddit's size fit: what do making, storing, opening, training and evaluating it take?
+"""How much time and memory does a graph of Reddit's size need, from making it to evaluating a model on it?
 
-A synthetic graph with Reddit's 232,965 nodes, 602 features and 41 classes, and 492 edges per node as there, is divided
-among three clients with 80 % of the edges each, all in this one process. Raw data is what the clients hold: 4 bytes per
-edge and per feature value; the peak is the process's largest resident size, to which memory maps count as far as they
-were read. What is resident when a step ends is also told apart: the process's own memory, and pages of files, which
-the system takes back when it needs them. The paper trains on Reddit, but tells neither its memory nor its seconds per
-round.
+A synthetic graph with Reddit's 232,965 nodes, 602 features, 41 classes and 492 edges per node is divided among three
+clients with 80 % of the edges each, all in this process. The raw data of the clients is 4 bytes per edge and per
+feature value. The peak is the largest resident size of the process, including the pages of memory maps that were
+read. The last column separates the resident memory at the end of a step into memory of the process and pages of
+files, which the system can reclaim. The paper trains on Reddit, but reports neither memory nor seconds per round.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ OPENINGS = 5
 
 
 def peak_bytes() -> int:
-    """Return the largest resident size of this process so far; memory maps count as far as they were read."""
+    """Return the largest resident size of this process so far, including the pages of memory maps that were read."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def resident() -> str:
-    """Return what of this process is resident now: its own memory, and pages of files; "-" where nobody tells."""
+    """Return the resident memory now: of the process, and pages of files; "-" if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return "-"
@@ -48,7 +47,7 @@ def resident() -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """When something was done."""
+    """A point in time, or a difference of two: wall time and CPU time in seconds."""
 
     wall: float
     cpu: float
@@ -62,7 +61,7 @@ class Moment:
 
 
 def settings(args: argparse.Namespace) -> RunConfig:
-    """Return the settings of a large graph, with one evaluation on validation and one on test, at the end."""
+    """Return the settings for a large graph, with one validation and one test at the end."""
     data = DataConfig(
         name="synthetic",
         num_nodes=round(args.nodes / args.part),
@@ -82,25 +81,25 @@ def settings(args: argparse.Namespace) -> RunConfig:
 
 
 def bytes_per_edge(parties: Sequence[PartyData]) -> float:
-    """Return what the clients' graphs take, as they are stored and opened."""
+    """Return the bytes per edge of the clients' graphs, on disk and in memory maps."""
     graphs = [party.graph for party in parties]
     return sum(graph.indptr.nbytes + graph.indices.nbytes for graph in graphs) / sum(g.num_edges for g in graphs)
 
 
 def main() -> None:
-    """Make, open, train and evaluate; print what each step took, and the peak of memory after it."""
+    """Make, open, train and evaluate; print the time of each step and the peak memory after it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", type=float, default=1, help="16: a sixteenth of the nodes, as many edges for each")
+    parser.add_argument("--part", type=float, default=1, help="divide the number of nodes by this; the degree stays")
     parser.add_argument("--nodes", type=positive, default=int(STAND_IN["num_nodes"]))
     parser.add_argument("--degree", type=float, default=STAND_IN["average_degree"])
     parser.add_argument("--features", type=int, default=int(STAND_IN["num_features"]))
     parser.add_argument("--classes", type=int, default=int(STAND_IN["num_classes"]))
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--batch", type=positive, default=64, help="nodes per round; that of large graphs is 512")
+    parser.add_argument("--batch", type=positive, default=64, help="nodes per round; GLASU's default is 512")
     parser.add_argument("--fanout", type=int, default=TrainConfig().fanout)
     parser.add_argument("--backbone", choices=["gcn", "gcnii", "gat", "sage"], default=ModelConfig().backbone)
-    parser.add_argument("--cache", type=Path, help="where to store the graph, and keep it; else it is made and removed")
+    parser.add_argument("--cache", type=Path, help="folder that stores the graph; by default it is removed")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the nodes, 20 rounds")
     args = parser.parse_args()

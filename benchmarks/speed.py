@@ -1,10 +1,10 @@
 """How many rounds per second does one core compute, where does the time go, and does the size of the graph matter?
 
-CPU time of one process with one torch thread, all clients and the server in it. The paper's seconds are those of
-another machine; printed beside ours is what the authors' program was once seen to take on a machine like this one.
+The script measures CPU time of one process with one torch thread for all clients and the server. The paper's seconds
+come from another machine. The last column is the time of the authors' program, measured once on a similar machine.
 
-Graphs grow from a degree of 16 on: nearly every node has more neighbours than are drawn then, so that a denser graph
-does not merely let more rows be drawn, and the ratio shows what a row costs.
+The smallest graphs have a degree of at least 16. Nearly every node then has more neighbours than are drawn, so a
+denser graph adds few rows, and the ratio shows the cost of a row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from glasu.runtime.inprocess import one_thread_each
 from tables import markdown, place, show
 from timing import PHASES, Timing, paper_settings, timed_rounds
 
-AUTHORS = {("cora", 2): "194"}  # ms of CPU per round of the authors' program, Q = 4; a note, not measured here
+AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)
-DEGREE, DENSE = 16.0, 64.0  # where nodes are added, and where edges are: below, clients draw many of the same nodes
+DEGREE, DENSE = 16.0, 64.0  # for more nodes, for more edges; with fewer edges, clients often draw the same nodes
 
 
 def grown(num_nodes: int, average_degree: float) -> list[PartyData]:
-    """Return a synthetic graph divided among three clients; only its size differs, not the number of labels."""
+    """Return a synthetic graph divided among three clients; the number of labels does not depend on its size."""
     config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes, average_degree=average_degree))
     whole = draw_graph(config)
     assert whole.labels is not None
@@ -38,7 +38,7 @@ def grown(num_nodes: int, average_degree: float) -> list[PartyData]:
 
 
 def growth(graphs: dict[str, list[PartyData]], repeats: int) -> str:
-    """Time the same rounds on graphs of several sizes, turn by turn, and compare each with the first."""
+    """Time the same rounds on graphs of several sizes, in alternating turns, and compare them with the first."""
     found: dict[str, list[Timing]] = {name: [] for name in graphs}
     for _ in range(repeats):
         for name, parties in graphs.items():
@@ -56,7 +56,7 @@ def growth(graphs: dict[str, list[PartyData]], repeats: int) -> str:
 
 
 def main() -> None:
-    """Time the paper's setting, then the same on graphs with more nodes and with more edges, turn by turn."""
+    """Time the paper's setting, then the same setting on graphs with more nodes and with more edges."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller graphs")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")

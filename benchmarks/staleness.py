@@ -1,10 +1,10 @@
-"""Why do stale updates lose accuracy on CiteSeer, and what cures it?
+"""Why do stale updates lose accuracy on CiteSeer, and what helps?
 
     python benchmarks/staleness.py --seeds 3 --jobs 2
 
-Q = 4 against Q = 1 with four times the rounds: the same number of local steps, evaluated after the same steps, with and
-without anything stale. If staleness were the cause, Q = 4 would lose at equal steps. "Every 40" is the best of every
-tenth evaluation only, as evaluate_every = 10 would see it.
+The script compares Q = 4 with Q = 1 and four times the rounds: the same number of local steps, evaluated after the
+same steps, with and without staleness. If staleness were the cause, Q = 4 would be worse at equal steps. "Every 40"
+is the best of every tenth evaluation, as a run with evaluate_every = 10 sees it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(dataset: str, name: str, changes: dict[str, Any], steps: int, seed: int)
 
 
 def row(name: str, steps: int, results: list[Result]) -> list[str]:
-    """Return what the seeds found with one setting."""
+    """Return the table row of one setting over all seeds."""
     curves = [[dict(zip(CURVE, point, strict=True)) for point in result.curve] for result in results]
     best = [max(point["val_accuracy"] for point in curve) for curve in curves]
     coarse = [max(point["val_accuracy"] for point in curve[9::10]) for curve in curves]

@@ -1,4 +1,4 @@
-"""Markdown tables, as RESULTS.md holds them, shown and, where asked for, written."""
+"""Markdown tables for RESULTS.md: format, print and write them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def place(text: str) -> Path:
-    """Read the argument of --out, and refuse before anything is measured where no file can be written."""
+    """Read the argument of --out; refuse a path in a missing folder before the measurement starts."""
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}; make it first")
+        raise argparse.ArgumentTypeError(f"{text!r}: the folder {str(path.parent)!r} does not exist; make it first")
     return path
 
 
 def positive(text: str) -> int:
-    """Read a number of things of which at least one is needed."""
+    """Read a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 1 or more")
     return int(text)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns line up in plain text too; numbers to the right."""
+    """Return a table with right-aligned columns that also line up in plain text."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = [
@@ -34,7 +34,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def show(text: str, out: Path | None) -> None:
-    """Print what was found and, where a file was named, write it there too."""
+    """Print the text, and also write it to `out` if given."""
     print(text)
     if out is not None:
         out.write_text(text + "\n")

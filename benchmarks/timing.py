@@ -1,4 +1,4 @@
-"""CPU time of this process: of work done in turns, and of whole rounds, all parties and the server together."""
+"""Measure CPU time: of functions in alternating turns, and of whole rounds with all parties and the server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
-WINDOW = 16  # rounds whose node sets are drawn together: only whole windows are timed
+WINDOW = 16  # rounds whose node sets are drawn together; only whole windows are timed
 PHASES = ("sampling", "compute", "communication")
 Work = Callable[[], object]
 
 
 def per_call(work: Work, repeats: int) -> float:
-    """Return CPU seconds per call, after a call to warm up."""
+    """Return CPU seconds per call, after one call to warm up."""
     work()
     start = time.process_time()
     for _ in range(repeats):
@@ -34,7 +34,7 @@ def per_call(work: Work, repeats: int) -> float:
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Have each contender measure its seconds once per turn, so that all meet the machine in the same moods."""
+    """Call every measurement once per turn, so that changes of the machine's speed affect all of them."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, measure in contenders.items():
@@ -43,12 +43,12 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[
 
 
 def ratio(others: Sequence[float], own: Sequence[float]) -> float:
-    """Return how many times as long the others took: the median over the turns."""
+    """Return the median over the turns of the other time divided by our own."""
     return statistics.median(other / mine for other, mine in zip(others, own, strict=True))
 
 
 def paper_settings(**train: object) -> RunConfig:
-    """K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
+    """Return K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
     keys = {
         "num_rounds": 4 * WINDOW + 1,
         "num_local_steps": 4,
@@ -65,29 +65,29 @@ def paper_settings(**train: object) -> RunConfig:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one run's whole windows cost, after one to warm up."""
+    """The cost of the whole windows of a run, without the first window, which warms up."""
 
-    seconds: float  # of CPU per round
-    shares: dict[str, float]  # of these seconds, by phase
+    seconds: float  # CPU seconds per round
+    shares: dict[str, float]  # fraction of the seconds, by phase
     bytes: float  # per round
     exchanges: float  # per round
-    batches: tuple[tuple[Batch, ...], ...]  # per client, those of the rounds before: kept, they would cost memory
+    batches: tuple[tuple[Batch, ...], ...]  # per client, of the first window only, because batches need memory
 
     @property
     def rows(self) -> float:
-        """|S_m[0]|, the mean over clients and rounds."""
+        """Return the mean of |S_m[0]| over clients and rounds."""
         return statistics.fmean(batch.features.shape[0] for own in self.batches for batch in own)
 
     @property
     def edges(self) -> float:
-        """Entries of a client's blocks in one round, the mean over clients and rounds."""
+        """Return the mean number of entries of a client's blocks in one round."""
         counts = (sum(block.matrix.nnz for block in batch.blocks) for own in self.batches for batch in own)
         return statistics.fmean(counts)
 
 
 def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
-    """Train as many whole windows as fit into `train.num_rounds`, and time all but the first."""
-    clock = time.perf_counter  # the system's CPU clock costs more than what is measured with it; it has the sum alone
+    """Train the whole windows that fit into `train.num_rounds`, and time all but the first."""
+    clock = time.perf_counter  # reading the CPU clock takes longer than a phase; it times only the sum
     watch, meter, last = Stopwatch(clock), TrafficCounter(), config.train.num_rounds // WINDOW * WINDOW
     marks: list[tuple[float, dict[str, float], int, int]] = []
 
@@ -111,13 +111,14 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
 
 def _noted(client: Client) -> list[Batch]:
-    """Return a list that will hold the batches of the client's first window."""
+    """Record the batches of the client's first window in the returned list."""
     gather = client.learner.gather
     noted: list[Batch] = []
 
     def note(sample: Sample, *, with_labels: bool = True) -> Batch:
         found = gather(sample, with_labels=with_labels)
-        if len(noted) < WINDOW and not (noted and noted[-1] is found):  # gathered early, then read in its round
+        # A batch that was gathered early is returned again in its round.
+        if len(noted) < WINDOW and not (noted and noted[-1] is found):
             noted.append(found)
         return found
 

@@ -1,7 +1,7 @@
 """How many bytes and exchanges does one local update cost, and does lazy, stale training save what the paper says?
 
-The paper: K of L layers and one of Q updates communicate, so QL/K is saved. Counted here: the encoded messages of
-all clients, both ways, as they would be on the wire, node sets included and evaluation left out.
+According to the paper, K of L layers and one of Q updates communicate, which saves a factor of QL/K. The script
+counts the encoded messages of all clients in both directions, with node sets and without evaluation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAMPLERS: tuple[Literal["full", "shared", "neighbor"], ...] = ("full", "shared",
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round costs."""
+    """The cost of one round."""
 
     tensors: float  # bytes, with headers and losses
     node_sets: float  # bytes
@@ -46,7 +46,7 @@ def cost(
     sampler: Literal["full", "shared", "neighbor"],
     rounds: int,
 ) -> Cost:
-    """Run some rounds and divide what they sent."""
+    """Run some rounds and return the mean cost of one."""
     config = RunConfig(
         model=ModelConfig(
             num_layers=NUM_LAYERS, hidden=64, aggregation=aggregation, aggregation_layers=layers, dropout=0.0

@@ -1,8 +1,8 @@
-"""Which settings do best on validation? Searches for those of `glasu reproduce`, method by method.
+"""Which settings are best on validation? Search for the settings of `glasu reproduce`, method by method.
 
     python benchmarks/tune.py --datasets cora --methods glasu-4,glasu-1 --seeds 2 --jobs 2 --out runs/tune
 
-Each search leaves its best settings in src/glasu/experiments/tuned/<data set>/<method>.toml and its trials in
+Each search writes its best settings to src/glasu/experiments/tuned/<data set>/<method>.toml and its trials to
 benchmarks/results/search/<data set>-<method>.csv. A search that was stopped continues. Test nodes are not used.
 """
 
@@ -16,17 +16,17 @@ from pathlib import Path
 import tomli_w
 
 from glasu.experiments.search import search
-from glasu.experiments.settings import METHODS, tuned_file
+from glasu.experiments.settings import METHODS, find_tuned_file
 
-ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # of one step, of four
+ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # with one local step, with four
 OTHERS = (60, 40)
-SILENT = ("centralized", "standalone")  # evaluations move no bytes
+SILENT = ("centralized", "standalone")  # these methods send no bytes
 RESULTS = Path(__file__).parent / "results" / "search"
 SPACES = Path(__file__).parent / "spaces"
 
 
 def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
-    """Write what does not vary."""
+    """Write the run file with the settings that do not vary."""
     rounds = ROUNDS.get(dataset, OTHERS)[method == "glasu-4"]
     settings = {
         "data": {"name": dataset},
@@ -54,7 +54,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="  %(message)s")
     for dataset in args.datasets.split(","):
         for method in args.methods.split(","):
-            name = tuned_file(dataset, method, args.backbone).stem
+            name = find_tuned_file(dataset, method, args.backbone).stem
             folder = args.out / f"{dataset}-{name}-{args.space}"
             print(f"{dataset} {name}", flush=True)
             result = search(
@@ -68,7 +68,7 @@ def main() -> None:
             )
             print(result.summary(), flush=True)
             for source, target in (
-                (result.best_file, tuned_file(dataset, method, args.backbone)),
+                (result.best_file, find_tuned_file(dataset, method, args.backbone)),
                 (folder / "trials.csv", RESULTS / f"{dataset}-{name}.csv"),
             ):
                 target.parent.mkdir(parents=True, exist_ok=True)

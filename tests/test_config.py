@@ -131,7 +131,7 @@ def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["~no-such-user/raw", "raw\\u0000"])
 def test_a_path_that_leads_nowhere_is_an_error_of_the_config(tmp_path, path):
-    with pytest.raises(ConfigError, match=r"run\.toml: the path .*raw.* leads nowhere"):
+    with pytest.raises(ConfigError, match=r"run\.toml: the path .*raw.* is invalid"):
         written(tmp_path, f'[data]\nroot = "{path}"')
 
 
@@ -249,13 +249,13 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("data", {"average_degree": -1.0}, "average_degree", "0 means no edges"),
         ("data", {"num_features": 0}, "num_features", "at least one"),
         ("data", {"num_classes": 1}, "num_classes", "at least two"),
-        ("data", {"split": [0.6, 0.3, 0.2]}, "split", "sum to at most 1"),
-        ("data", {"split": [0.0, 0.5, 0.5]}, "split", "sum to at most 1"),
-        ("data", {"split": [0.9, -0.1, 0.2]}, "split", "sum to at most 1"),
+        ("data", {"split": [0.6, 0.3, 0.2]}, "split", "sum of at most 1"),
+        ("data", {"split": [0.0, 0.5, 0.5]}, "split", "sum of at most 1"),
+        ("data", {"split": [0.9, -0.1, 0.2]}, "split", "sum of at most 1"),
         ("model", {"num_layers": 0}, "num_layers", "at least one"),
         ("model", {"hidden": 0}, "hidden", "at least 1"),
-        ("model", {"dropout": 1.0}, "dropout", "0 switches dropout off"),
-        ("model", {"dropout": -0.1}, "dropout", "0 switches dropout off"),
+        ("model", {"dropout": 1.0}, "dropout", "0 turns dropout off"),
+        ("model", {"dropout": -0.1}, "dropout", "0 turns dropout off"),
         ("model", {"input_scale": 0.0}, "input_scale", '"auto"'),
         ("model", {"alpha": 1.5}, "alpha", "[0, 1]"),
         ("model", {"theta": 0.0}, "theta", "positive"),
@@ -264,8 +264,8 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"num_rounds": 0}, "num_rounds", "at least one"),
         ("train", {"num_local_steps": 0}, "num_local_steps", "at least 1"),
         ("train", {"batch_size": -1}, "batch_size", "0 for all training nodes"),
-        ("train", {"fanout": 0}, "fanout", "at least one"),
-        ("train", {"max_nodes": -1}, "max_nodes", "0 means no bound"),
+        ("train", {"fanout": 0}, "fanout", "at least 1"),
+        ("train", {"max_nodes": -1}, "max_nodes", "0 means no limit"),
         ("train", {"max_nodes": 10, "batch_size": 11}, "max_nodes", "a smaller batch"),
         ("train", {"max_nodes": 10, "batch_size": 0}, "max_nodes", "a smaller batch"),
         ("train", {"max_nodes": 10, "sampler": "full"}, "max_nodes", '"neighbor" or "shared"'),
@@ -435,7 +435,7 @@ def test_what_only_a_sample_can_obey_is_refused_where_nothing_is_sampled(key):
     asked = RunConfig(train=TrainConfig(**key))  # "auto": nobody knew yet that nothing would be sampled
     config, overridden = resolve(asked, SMALL_GRAPH)
     assert config.train.sampler == "full"
-    assert overridden == {f"train.{name}": {"asked": key[name], "used": getattr(TrainConfig(), name)}}
+    assert overridden == {f"train.{name}": {"requested": key[name], "used": getattr(TrainConfig(), name)}}
     config, overridden = resolve(asked, SMALL_GRAPH + 1)
     assert (getattr(config.train, name), overridden) == (key[name], {})
 

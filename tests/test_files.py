@@ -20,7 +20,7 @@ from glasu.files import hold_folder, put_in_place, raise_descriptor_limit, retry
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
-    busy = pytest.raises(ConfigError, match="another command is at work here")
+    busy = pytest.raises(ConfigError, match="another command is using this folder")
     with hold_folder(tmp_path), busy, hold_folder(tmp_path):
         pass
     with hold_folder(tmp_path):
@@ -30,7 +30,7 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
 def test_the_error_names_the_folder_and_the_remedy(tmp_path):
     with hold_folder(tmp_path), pytest.raises(ConfigError) as caught, hold_folder(tmp_path, "wait for it"):
         pass
-    assert str(caught.value) == f"{tmp_path}: another command is at work here; wait for it."
+    assert str(caught.value) == f"{tmp_path}: another command is using this folder; wait for it."
 
 
 def test_a_failure_inside_releases_the_folder_and_is_not_changed(tmp_path):

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from glasu.randomness import EVERYONE, Stream, below, contains, draw_distinct, halves, smallest, words
+from glasu.randomness import (
+    EVERYONE,
+    Stream,
+    draw_distinct,
+    draw_smallest,
+    draw_words,
+    find_members,
+    scale_words,
+    split_key,
+)
 
 STREAM = Stream(7, "neighbors", round=3, step=2, layer=1, client=0)
 KEY = 246358335422138557279996904055706715348
@@ -77,29 +86,29 @@ def mixed(value: int) -> int:
 
 @given(st.integers(0, 2**128 - 1), st.integers(0, 2**63 - 1))
 def test_a_word_is_the_documented_function_of_key_and_counter(key, counter):
-    low, high = halves(key)
+    low, high = split_key(key)
     assert int(low) + (int(high) << 64) == key
     expected = mixed(mixed((int(low) + counter * 0x9E3779B97F4A7C15) % 2**64) ^ int(high))
-    assert words(low, high, np.array([counter])).tolist() == [expected]
+    assert draw_words(low, high, np.array([counter])).tolist() == [expected]
 
 
 def test_a_stream_has_the_halves_of_its_key():
     for stream in (Stream(0, "dropout", round=3, layer=2), Stream(1, "batch")):
-        assert stream.halves() == halves(stream.key())
+        assert stream.key_halves() == split_key(stream.key())
 
 
 def test_words_at_different_counters_differ_and_so_do_those_of_keys_that_differ_in_one_bit():
-    found = words(*halves(KEY), np.arange(10_000))
+    found = draw_words(*split_key(KEY), np.arange(10_000))
     assert len(np.unique(found)) == 10_000
     for bit in range(0, 128, 7):
-        other = words(*halves(KEY ^ (1 << bit)), np.arange(10_000))
+        other = draw_words(*split_key(KEY ^ (1 << bit)), np.arange(10_000))
         assert not np.isin(other, found).any()
         flipped = np.bitwise_count(found ^ other)
         assert abs(flipped.mean() - 32) < 0.3  # half of the bits, within seven standard errors
 
 
 def test_every_bit_of_a_word_is_fair_and_successive_words_are_independent():
-    found = words(*halves(KEY), np.arange(20_000))
+    found = draw_words(*split_key(KEY), np.arange(20_000))
     bits = (found[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 20_000**0.5
     pairs = np.bincount((found[:-1] >> np.uint64(60)) * 16 + (found[1:] >> np.uint64(60)), minlength=256)
@@ -108,7 +117,7 @@ def test_every_bit_of_a_word_is_fair_and_successive_words_are_independent():
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 2**52))
 def test_a_word_becomes_a_number_below_its_bound(values, bound):
-    found = below(np.array([*values, 2**64 - 1, 0], np.uint64), bound)
+    found = scale_words(np.array([*values, 2**64 - 1, 0], np.uint64), bound)
     assert (found >= 0).all()
     assert (found < bound).all()
     assert (found[-2], found[-1]) == (bound - 1, 0)
@@ -116,8 +125,8 @@ def test_a_word_becomes_a_number_below_its_bound(values, bound):
 
 def test_every_part_of_the_candidates_is_chosen_equally_often():
     candidates, possible = np.array([3, 8, 9, 20, 21]), list(itertools.combinations([3, 8, 9, 20, 21], 2))
-    keys = (halves(Stream(1, "x", round=index).key()) for index in range(2000))
-    counts = Counter(tuple(smallest(candidates, 2, *key).tolist()) for key in keys)
+    keys = (split_key(Stream(1, "x", round=index).key()) for index in range(2000))
+    counts = Counter(tuple(draw_smallest(candidates, 2, *key).tolist()) for key in keys)
     assert chisquare([counts[pair] for pair in possible]).pvalue > 1e-4
 
 
@@ -180,4 +189,4 @@ def test_a_few_numbers_out_of_a_billion_cost_no_memory_to_speak_of():
 @given(st.sets(st.integers(-5, 20)), st.lists(st.integers(-10, 30), max_size=20))
 def test_contains_says_what_isin_says(members, asked):
     sorted_ids, ids = np.array(sorted(members), np.int64), np.array(asked, np.int64)
-    np.testing.assert_array_equal(contains(sorted_ids, ids), np.isin(ids, sorted_ids))
+    np.testing.assert_array_equal(find_members(sorted_ids, ids), np.isin(ids, sorted_ids))

@@ -317,7 +317,7 @@ def test_without_edges_no_sampled_neighbourhood_grows(sampler):
 def test_the_report_says_what_the_method_overrode_and_what_ran(method, overridden):
     asked = settings().replace(train={"method": method, "num_local_steps": 4}, model={"aggregation_layers": (1, 3)})
     report = simulate(tiny_parties(), asked).report
-    assert report.overridden == {key: {"asked": old, "used": new} for key, (old, new) in overridden.items()}
+    assert report.overridden == {key: {"requested": old, "used": new} for key, (old, new) in overridden.items()}
     for key, (_, used) in overridden.items():
         section, name = key.split(".")
         assert getattr(getattr(report.config, section), name) == used
@@ -327,14 +327,14 @@ def test_the_report_says_what_the_method_overrode_and_what_ran(method, overridde
 def test_the_report_says_how_many_parties_the_data_brought(method, used):
     report = simulate(tiny_parties(2), settings(method=method)).report
     asked = 1 if method == "centralized" else 3  # `settings` resolves, and centralized means one
-    expected = {} if asked == used else {"data.num_clients": {"asked": asked, "used": used}}
+    expected = {} if asked == used else {"data.num_clients": {"requested": asked, "used": used}}
     assert {key: value for key, value in report.overridden.items() if key == "data.num_clients"} == expected
     assert report.config.data.num_clients == used
 
 
 def test_centralized_says_how_many_clients_were_asked_for():
     asked = settings().replace(train={"method": "centralized"})
-    assert simulate(tiny_parties(2), asked).report.overridden["data.num_clients"] == {"asked": 3, "used": 1}
+    assert simulate(tiny_parties(2), asked).report.overridden["data.num_clients"] == {"requested": 3, "used": 1}
 
 
 def test_centralized_ignores_who_has_the_labels():
@@ -343,7 +343,7 @@ def test_centralized_ignores_who_has_the_labels():
         tiny_parties(owner="c"), settings(num_rounds=2).replace(train={"method": "centralized", "labels": "c"})
     )
     assert everywhere.weights_sha256 == at_one.report.weights_sha256
-    assert at_one.report.overridden["train.labels"] == {"asked": "c", "used": "all"}
+    assert at_one.report.overridden["train.labels"] == {"requested": "c", "used": "all"}
 
 
 def test_glasu_1_with_joint_gradients_and_every_layer_is_simulated_where_all_have_all_edges():

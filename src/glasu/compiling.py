@@ -1,7 +1,7 @@
 """Compile loops with numba. A loop is compiled at its first call and cached on disk.
 
-The first run on a machine compiles for some seconds. It logs one line about it, and `compile_seconds` lets a report
-separate this time from the time of the method that happened to run first.
+The first run on a machine compiles for some seconds and logs one line about it. `compile_seconds` and `read_clock` keep
+this time apart from the time of the method that runs first.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 LOGGER = logging.getLogger("glasu.model")
 
 
-def compiled(loop: Loop) -> Loop:
+def compile_loop(loop: Loop) -> Loop:
     """Compile a function at its first call.
 
-    It runs on one thread without the GIL, and adds in the order that is written, so results have the same bits on
+    The loop runs on one thread without the GIL. It adds numbers in the written order, so results have the same bits in
     every run.
     """
     try:
@@ -33,32 +33,41 @@ def compiled(loop: Loop) -> Loop:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this process has spent compiling GLASU's loops, 0 if all came from the cache."""
-    return _listener.seconds
+    """Return the seconds that this process has spent compiling GLASU's loops; 0 if all are cached."""
+    finished, start = _listener.state
+    return finished if start is None else finished + time.perf_counter() - start
+
+
+def read_clock() -> float:
+    """Return the seconds of a clock that stops while this process compiles GLASU's loops."""
+    finished, start = _listener.state
+    return (time.perf_counter() if start is None else start) - finished
 
 
 class _CompileListener(event.Listener):  # type: ignore[misc]
     """Measures compilations. Numba sends no event for a function that it loads from the cache."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        # Seconds of finished compilations, and the start of the one that runs. Other threads read both at the same
+        # time, so they are one tuple.
+        self.state: tuple[float, float | None] = (0.0, None)
         self.caches = True
         self._depth = 0  # a function that calls others compiles them too; numba's lock admits one thread at a time
-        self._start = 0.0
         self._announced = False
 
     def on_start(self, found: Any) -> None:
         if _is_own(found):
             if self._depth == 0:
-                self._start = time.perf_counter()
+                self.state = (self.state[0], time.perf_counter())
                 self._announce()
             self._depth += 1
 
     def on_end(self, found: Any) -> None:
         if _is_own(found):
             self._depth -= 1
-            if self._depth == 0:
-                self.seconds += time.perf_counter() - self._start
+            finished, start = self.state
+            if self._depth == 0 and start is not None:
+                self.state = (finished + time.perf_counter() - start, None)
 
     def _announce(self) -> None:
         if not self._announced:

@@ -19,21 +19,22 @@ from glasu.errors import ConfigError
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
-WHERE = ("root", "parties")  # keys of [data] that say where it lies on this machine, not what it is
+WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
-ONLY_WHERE_SAMPLED = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}  # keys of [train], defaults
+# Keys of [train] that have an effect only with a sampler that samples, and their defaults.
+SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
 
 
 class Override(typing.TypedDict):
     """A setting that the method or the sampler replaced."""
 
-    asked: Any
+    requested: Any
     used: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """Which data, and how one graph is divided among the clients."""
+    """The data set, and how one graph is divided among the clients."""
 
     section = "data"
     name: str = ""
@@ -53,22 +54,30 @@ class DataConfig(Section):
         require(
             not (self.name and self.parties),
             f"data.name={self.name!r} and data.parties={list(self.parties)}",
-            "only one of them can say where the data comes from; remove the other.",
+            "set only one of them; both choose the data.",
         )
         self._need("num_clients", self.num_clients >= 1, "at least one client must hold the data.")
-        self._need("edge_fraction", 0 <= self.edge_fraction <= 1, "the share of the edges must lie in [0, 1].")
+        self._need(
+            "edge_fraction",
+            0 <= self.edge_fraction <= 1,
+            "must lie in [0, 1]; it is the share of the edges that each client gets.",
+        )
         if self.seed is not None:
             self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
         self._need("num_nodes", self.num_nodes >= 1, "a graph needs at least one node.")
         self._need("average_degree", self.average_degree >= 0, "cannot be negative; 0 means no edges.")
-        most = "a node has at most as many neighbours as there are other nodes (data.num_nodes); use a smaller one."
+        most = "must be less than data.num_nodes, because a node has at most one edge to each other node."
         self._need("average_degree", self.average_degree <= max(self.num_nodes - 1, 10), most)  # 10: the default
         self._need("num_features", self.num_features >= 1, "at least one feature is needed.")
         self._need("num_classes", self.num_classes >= 2, "a classifier needs at least two classes.")
         if isinstance(self.split, tuple):
             total = sum(self.split)
             fractions = min(self.split) >= 0 and self.split[0] > 0 and total <= 1 + 1e-9
-            self._need("split", fractions, "must be shares for train, validation and test that sum to at most 1.")
+            self._need(
+                "split",
+                fractions,
+                "must be three shares (train, validation, test) with a sum of at most 1 and a positive first one.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,7 @@ class ModelConfig(Section):
     alpha: float = 0.1  # gcnii: the share of the initial representation
     theta: float = 0.5  # gcnii: the paper's lambda
     heads: int = 4  # gat
-    residual: bool = False  # every layer adds its rows' own input, times a matrix of its own
+    residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
 
     def _check(self) -> None:
         self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")
@@ -96,10 +105,10 @@ class ModelConfig(Section):
         rising = list(layers) == sorted(set(layers))
         if layers and not (rising and layers[0] >= 0 and layers[-1] == last):
             raise ConfigError(
-                f"model.aggregation_layers={list(layers)}: must rise within 0..{last} and end with {last}, so that "
-                "all clients classify the same H[L]; to train without communication, use []."
+                f"model.aggregation_layers={list(layers)}: must be increasing, lie in 0..{last} and end with "
+                f"{last}, because all clients classify the same H[L]. To train without communication, use []."
             )
-        self._need("dropout", 0 <= self.dropout < 1, "must lie in [0, 1); 0 switches dropout off.")
+        self._need("dropout", 0 <= self.dropout < 1, "must lie in [0, 1); 0 turns dropout off.")
         if isinstance(self.input_scale, float):
             self._need("input_scale", self.input_scale > 0, 'must be positive, or "auto".')
         self._need("alpha", 0 <= self.alpha <= 1, "is a share and must lie in [0, 1].")
@@ -110,7 +119,7 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
-    """The rounds: who learns from whom, on which nodes, with which steps."""
+    """The training: method, sampling, labels, optimizer and evaluation."""
 
     section = "train"
     method: Literal["glasu", "centralized", "standalone", "simulated"] = "glasu"
@@ -121,7 +130,7 @@ class TrainConfig(Section):
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: int = 3
-    max_nodes: int = 0  # the most nodes S_m[l] may have; 0: no bound
+    max_nodes: int = 0  # greatest size of S_m[l]; 0: no limit
     backward: Literal["local", "joint"] = "local"
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
@@ -141,7 +150,11 @@ class TrainConfig(Section):
 
     def _check(self) -> None:
         self._need("num_rounds", self.num_rounds >= 1, "at least one round is needed.")
-        self._need("num_local_steps", self.num_local_steps >= 1, "Q counts the updates per round and is at least 1.")
+        self._need(
+            "num_local_steps",
+            self.num_local_steps >= 1,
+            "must be at least 1; it is Q, the number of updates per round.",
+        )
         if self.backward == "joint" and self.method == "glasu":
             self._need(
                 "num_local_steps",
@@ -150,18 +163,18 @@ class TrainConfig(Section):
             )
         if isinstance(self.batch_size, int):
             self._need("batch_size", self.batch_size >= 0, "must be positive, or 0 for all training nodes.")
-        self._need("fanout", self.fanout >= 1, "at least one neighbour per node must be drawn.")
-        self._need("max_nodes", self.max_nodes >= 0, "cannot be negative; 0 means no bound.")
+        self._need("fanout", self.fanout >= 1, "must be at least 1; it is the number of neighbours drawn per node.")
+        self._need("max_nodes", self.max_nodes >= 0, "cannot be negative; 0 means no limit.")
         if self.max_nodes:
             fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes
             rule = f"every node set contains the batch, and train.batch_size is {self.batch_size!r}; "
-            self._need("max_nodes", fits, rule + "use a smaller batch (0 is all training nodes) or a higher bound.")
+            self._need("max_nodes", fits, rule + "use a smaller batch (0 means all training nodes) or a higher limit.")
             others = " or ".join(f'"{name}"' for name in registry.choices("sampler") if not reads_whole_graph(name))
             rule = f'train.sampler="{self.sampler}" reads all nodes; use {others}.'
             self._need("max_nodes", not reads_whole_graph(self.sampler), rule)
         if reads_whole_graph(self.sampler):
             rule = f'has no effect with train.sampler="{self.sampler}"; remove it, or use another sampler.'
-            for key, default in ONLY_WHERE_SAMPLED.items():
+            for key, default in SAMPLING_ONLY.items():
                 self._need(key, getattr(self, key) == default, rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         self._need("learning_rate", self.learning_rate > 0, "must be positive.")
@@ -180,11 +193,11 @@ class TrainConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class WireConfig(Section):
-    """How tensors travel."""
+    """The encoding and size of tensor messages."""
 
     section = "wire"
     precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
-    chunk_rows: int = 4096  # rows of a tensor in one message; it changes no result, only the memory of the server
+    chunk_rows: int = 4096  # rows per message; affects the memory of the server, not the result
 
     def _check(self) -> None:
         self._need("chunk_rows", self.chunk_rows > 0, "must be positive.")
@@ -192,7 +205,7 @@ class WireConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig(Section):
-    """What protects the tensors that leave a client."""
+    """Protection of the tensors that leave a client."""
 
     section = "privacy"
     secure_aggregation: Literal["none"] = "none"
@@ -212,7 +225,7 @@ class PrivacyConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that, with the data, decides a run."""
+    """All settings of a run. Settings and data together determine the result."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -224,12 +237,12 @@ class RunConfig:
         silent = not self.model.aggregation_layers
         if silent and self.train.labels != "all":
             raise ConfigError(
-                f"train.labels={self.train.labels!r}: without aggregation layers nothing tells the other parties the "
-                'loss; let the last layer aggregate, or use labels = "all".'
+                f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
+                'add an aggregation layer, or use labels = "all".'
             )
         if silent and self.train.backward == "joint" and self.train.method == "glasu":
             raise ConfigError(
-                'train.backward="joint": without aggregation layers there is no server to pass gradients through; '
+                'train.backward="joint": without aggregation layers there is no server to send gradients to; '
                 'use backward = "local".'
             )
         refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
@@ -240,7 +253,7 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with some keys of some sections changed: `config.replace(train={"seed": 1})`."""
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`."""
         parts = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in changes.items()}
         return dataclasses.replace(self, **parts)
 
@@ -261,14 +274,14 @@ class RunConfig:
         parts: dict[str, Any] = {}
         for name, keys in sections.items():
             if name not in classes:
-                raise ConfigError(f"{source}: unknown section [{name}]{_nearest(name, classes)}")
+                raise ConfigError(f"{source}: unknown section [{name}]{_suggest(name, classes)}")
             if not isinstance(keys, Mapping):
                 raise ConfigError(f"{source}: {name}={show_value(keys)}: must be a section, written [{name}].")
             kind = typing.cast("type[Section]", classes[name])
             known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
             for key in keys:
                 if key not in known:
-                    raise ConfigError(f"{source}: unknown key {name}.{key}{_nearest(key, known)}")
+                    raise ConfigError(f"{source}: unknown key {name}.{key}{_suggest(key, known)}")
             parts[name] = kind(**{key: value for key, value in keys.items() if value is not None})
         return cls(**parts)
 
@@ -285,35 +298,40 @@ class RunConfig:
         except RecursionError:
             raise ConfigError(f"{path}: is nested too deeply; a setting is at most a list.") from None
         for override in overrides:
-            _apply(sections, override)
+            _apply_override(sections, override)
         _make_absolute(sections, path)
         config = cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
-        if config.data.parties and "num_clients" in sections["data"]:  # a default would not contradict the folders
+        if config.data.parties and "num_clients" in sections["data"]:  # the default does not conflict with the folders
             refuse_other_count(config.data.num_clients, len(config.data.parties), "data.parties lists")
         return config
 
-    def overridden(self, overrides: Sequence[str], sections: Sequence[str]) -> Self:
-        """Apply `section.key=value` overrides to some sections; relative paths are relative to the working folder."""
+    def apply_overrides(self, overrides: Sequence[str], sections: Sequence[str]) -> Self:
+        """Return a copy with `section.key=value` overrides; relative paths are relative to the working folder.
+
+        Args:
+            overrides: as for --set.
+            sections: the sections that may be changed.
+        """
         changed: dict[str, Any] = {}
         for override in overrides:
             if override.partition(".")[0].strip() not in sections:
                 raise ConfigError(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
-            _apply(changed, override)
+            _apply_override(changed, override)
         _make_absolute(changed, Path("-"))
         base = self.to_dict()
         for key, other in (("name", "parties"), ("parties", "name")):
-            if key in changed.get("data", {}):  # where the data comes from is said anew
+            if key in changed.get("data", {}):  # the new source replaces the old one
                 del base["data"][other]
         return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
     def digest(self) -> str:
-        """Return the SHA-256 of the settings, in hexadecimal; where the data lies on this machine is left out."""
+        """Return the SHA-256 of the settings, in hexadecimal. The location of the data is not included."""
         settings = self.to_dict()
         for key in WHERE:
             del settings["data"][key]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
-    def comparable(self) -> dict[str, Any]:
+    def flatten(self) -> dict[str, Any]:
         """Return the settings that the digest covers, one entry each: {"train.seed": 0}."""
         return {
             f"{section}.{key}": value
@@ -324,52 +342,52 @@ class RunConfig:
 
 
 def reads_whole_graph(sampler: str) -> bool:
-    """Return whether a sampler uses all nodes and edges; "auto" is not decided yet and counts as one that samples."""
+    """Return whether a sampler uses all nodes and edges; False for "auto", which is not resolved yet."""
     return sampler != "auto" and bool(registry.load("sampler", sampler).reads_whole_graph)
 
 
 def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:
-    """Refuse to round what is masked or encrypted: masks cancel only in the sum of what they were added to."""
+    """Refuse to round masked tensors: masks cancel only if the masked values are added unchanged."""
     if secure_aggregation != "none" and precision != "fp32":
         raise ConfigError(
-            f"wire.precision={precision!r}: privacy.secure_aggregation={secure_aggregation!r} sends integers of its "
-            'own, which cannot be rounded again; use precision = "fp32".'
+            f"wire.precision={precision!r}: privacy.secure_aggregation={secure_aggregation!r} sends integers, "
+            'which cannot be rounded again; use precision = "fp32".'
         )
 
 
-def refuse_other_count(asked: int, found: int, where: str) -> None:
-    """Refuse a number of clients that was asked for where the parties are there already, and as many as they are."""
-    if asked != found:
+def refuse_other_count(num_clients: int, found: int, where: str) -> None:
+    """Refuse a `data.num_clients` that differs from the number of given parties."""
+    if num_clients != found:
         raise ConfigError(
-            f"data.num_clients={asked}: {where} {found}, and only one graph can be divided among as many as you like; "
-            f"remove data.num_clients, or set it to {found}."
+            f"data.num_clients={num_clients}: {where} {found}; remove data.num_clients, or set it to {found}. Only one "
+            "graph can be divided among any number of clients."
         )
 
 
 def _make_absolute(sections: dict[str, Any], file: Path) -> None:
-    """Make the paths in [data] absolute; they were relative to the folder of `file`."""
+    """Make the paths in [data] absolute; relative paths start at the folder of `file`."""
     data = sections.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("root"), str):
-            data["root"] = _beside(file, data["root"])
+            data["root"] = _resolve_path(file, data["root"])
         if isinstance(data.get("parties"), list):
-            data["parties"] = [_beside(file, item) if isinstance(item, str) else item for item in data["parties"]]
+            data["parties"] = [_resolve_path(file, item) if isinstance(item, str) else item for item in data["parties"]]
 
 
-def _beside(file: Path, path: str) -> str:
+def _resolve_path(file: Path, path: str) -> str:
     try:
         return str((file.parent / Path(path).expanduser()).resolve())
     except (RuntimeError, ValueError) as error:  # an unknown user's home, a loop of links, a null character
-        raise ConfigError(f"{file}: the path {path!r} leads nowhere: {error}") from None
+        raise ConfigError(f"{file}: the path {path!r} is invalid: {error}") from None
 
 
-def _nearest(name: str, known: typing.Iterable[str]) -> str:
+def _suggest(name: str, known: typing.Iterable[str]) -> str:
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
 
 
-def _apply(sections: dict[str, Any], override: str) -> None:
-    """Put `section.key=value` into the sections; the value is TOML, or a plain string where that fails."""
+def _apply_override(sections: dict[str, Any], override: str) -> None:
+    """Put `section.key=value` into the sections. A value that is not valid TOML is a string."""
     path, equals, text = override.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and section and key):
@@ -389,17 +407,17 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
     """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
     Returns:
-        The resolved settings, and the ones that were replaced because a sampler that samples nothing ignores them:
-        {"train.sampled_evaluation": {"asked": True, "used": False}}.
+        The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
+        {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
     train = config.train
-    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a bound on node sets asks for sampled ones
+    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
     large_batch = min(512, train.max_nodes or 512)
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
-    unused = {key: value for key, value in ONLY_WHERE_SAMPLED.items() if getattr(train, key) != value}
+    unused = {key: value for key, value in SAMPLING_ONLY.items() if getattr(train, key) != value}
     unused = unused if reads_whole_graph(sampler) else {}
     overridden: dict[str, Override] = {
-        f"train.{key}": {"asked": getattr(train, key), "used": value} for key, value in unused.items()
+        f"train.{key}": {"requested": getattr(train, key), "used": value} for key, value in unused.items()
     }
     return config.replace(train={"sampler": sampler, "batch_size": batch_size, **unused}), overridden

@@ -1,4 +1,4 @@
-"""Sections of settings: frozen dataclasses that check the types of their fields when they are constructed."""
+"""Sections of settings: frozen dataclasses that check the types of their fields on construction."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _list_options(annotation: Any) -> list[Any]:
 
 
 def _to_python(value: Any) -> Any:
-    """Return a numpy number, which a grid search may produce, as a Python number."""
+    """Convert a numpy number to a Python number; a grid search may produce numpy numbers."""
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
 def _convert(value: Any, option: Any) -> Any:
-    """Return `value` as the type `option`, or raise TypeError."""
+    """Convert `value` to the type `option`, or raise TypeError."""
     value = _to_python(value)
     origin = typing.get_origin(option)
     if origin is Literal:
@@ -98,7 +98,7 @@ def _describe(option: Any) -> str:
 
 
 def _convert_field(name: str, value: Any, options: list[Any]) -> Any:
-    """Return `value` as the first option that it fits, or raise ConfigError."""
+    """Convert `value` to the first matching option, or raise ConfigError."""
     if int in options and isinstance(value, int):
         bits = 63 if name == "seed" else 31  # counts and index arrays are sent as 32-bit integers
         if abs(value) > 2**bits:
@@ -111,7 +111,7 @@ def _convert_field(name: str, value: Any, options: list[Any]) -> Any:
 
 
 class Section:
-    """Base of a section; a section that exists has valid values."""
+    """Base class of a section. The constructor refuses invalid values."""
 
     section: typing.ClassVar[str]
 

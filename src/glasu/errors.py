@@ -1,92 +1,92 @@
-"""Every error that GLASU raises on purpose; the command line turns each into one line and an exit code."""
+"""Every error that GLASU raises on purpose. The command line prints it as one line and exits with its code."""
 
 from collections.abc import Sequence
 
 
 class GlasuError(Exception):
-    """Anything a user can mend: the message names the value, the rule it breaks, and the way out.
+    """An error that a user can fix. The message names the value, the rule that it breaks, and the remedy.
 
-    Over the network an error at one role is told to all; they read `public`, and no more than that leaves the role.
+    In a network run, the other roles receive `public_message` and nothing else about the error.
     """
 
     exit_code = 2
-    said_elsewhere = ""  # of errors whose message may hold what belongs to one party: ids, values, paths
+    public_default = ""  # sent in place of a message that may contain ids, values or paths of one party
 
     def __init__(self, message: str = "", public: str = "", party: str = "") -> None:
-        """Say what is wrong here and, where that is not for everybody, what the others may know of it.
+        """Store the messages.
 
         Args:
-            message: for whoever runs this role.
-            public: for everybody.
-            party: whose message was the cause, where it was a message.
+            message: for the user of this role.
+            public: for all roles; by default `public_default`, or else the message.
+            party: the party whose message caused the error, if a message did.
         """
         super().__init__(message)
         self._public, self.party = public, party
 
     @property
-    def public(self) -> str:
-        """What everybody may read."""
-        return self._public or self.said_elsewhere or str(self)
+    def public_message(self) -> str:
+        """The message for the other roles."""
+        return self._public or self.public_default or str(self)
 
 
 class ConfigError(GlasuError):
-    """A setting is unknown, of the wrong type, or impossible together with another."""
+    """A setting is unknown, has the wrong type, or conflicts with another setting."""
 
 
 class SettingsError(ConfigError):
     """The settings of two roles differ."""
 
     def __init__(self, message: str, table: Sequence[str]) -> None:
-        """Say in what, in a sentence and in two columns."""
+        """Store the differences as a sentence and as a table with one line per setting."""
         super().__init__(message)
         self.table = tuple(table)
 
 
 class DataError(GlasuError):
-    """A party's nodes, features, edges, labels or splits cannot be used as they are."""
+    """The nodes, features, edges, labels or splits of a party are invalid, or a file cannot be read."""
 
-    said_elsewhere = "its data, or a file in its folder, cannot be used as it is; it says there why."
+    public_default = "its data or a file in its folder cannot be used; see that party's log."
 
 
 class AlignmentError(GlasuError):
-    """The parties' node lists do not describe the same nodes in the same order."""
+    """The parties do not list the same nodes in the same order."""
 
-    said_elsewhere = "its nodes are not the ones that are needed, or not in that order; it says there why."
+    public_default = "its list of nodes differs from the required one, or has another order; see that party's log."
 
 
 class ProtocolError(GlasuError):
-    """A message is not the one that the round expects now: whoever reads it did nothing wrong, but the run fails."""
+    """A message does not match the one that the protocol expects now. The receiver did nothing wrong."""
 
     exit_code = 1
 
 
 class EquivocationError(ProtocolError):
-    """One key came with two contents: one of them is not what was computed, and no waiting mends that."""
+    """Two messages with the same key have different contents. Waiting cannot resolve this."""
 
 
 class TrainingError(GlasuError):
-    """The input was good, but the run failed: the loss is not a number any more, or another role failed."""
+    """The run failed on valid input: the loss is not finite, or another role failed."""
 
     exit_code = 1
 
 
 class CheckpointError(TrainingError):
-    """The state of a run cannot be saved, or is not there any more; what was saved before is intact."""
+    """A checkpoint cannot be written or is missing. Earlier checkpoints are intact."""
 
 
 class TransportError(GlasuError):
-    """A peer cannot be reached, or does not prove who it is."""
+    """A peer cannot be reached, or its identity cannot be verified."""
 
 
 class AbsenceError(TransportError):
-    """Whoever a run needs has not come, or has not come back, in the time that was given."""
+    """A role did not connect or reconnect within the time limit."""
 
     exit_code = 1
 
 
-def public_reason(error: BaseException) -> str:
-    """Return what everybody may know of an error; of one that is not ours its type, and the system's own words."""
+def get_public_message(error: BaseException) -> str:
+    """Return the part of an error that other roles may see: for other libraries' errors, the type and the OS error."""
     if isinstance(error, GlasuError):
-        return error.public
+        return error.public_message
     system = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__} in the program{system}"

@@ -17,7 +17,7 @@ from glasu.errors import ConfigError, DataError
 
 LOCK = ".lock"
 T = TypeVar("T")
-OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of the process, of the system; both pass
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # limit of the process, of the system; both errors are temporary
 DESCRIPTORS_WITHIN = 10.0  # seconds
 MANY_DESCRIPTORS = 1 << 16
 
@@ -35,7 +35,7 @@ def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPT
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files and connections as its hard limit allows, up to 65,536."""
+    """Raise the limit of open files and connections to the hard limit of this process, at most 65,536."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -98,11 +98,11 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Name `path` in an OSError: a failed write or fsync names no file, and a temporary name does not help a user."""
+    """Set the file name of an OSError to `path`. A failed write names no file, or only a temporary one."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # of another library
+        if error.errno is None:  # raised by another library
             raise OSError(f"{path}: {error}") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -125,7 +125,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     try:
         lock.acquire()
     except Timeout:
-        raise ConfigError(f"{folder}: another command is at work here; {advice}.") from None
+        raise ConfigError(f"{folder}: another command is using this folder; {advice}.") from None
     except (OSError, NotImplementedError) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(
@@ -136,6 +136,3 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
         yield
     finally:
         lock.release()
-
-
-held = hold_folder  # former name; delete when no caller is left

@@ -1,4 +1,4 @@
-"""Reports of several runs -> one self-contained HTML page: a table, and learning curves over rounds and over bytes."""
+"""Render reports of several runs as one self-contained HTML page: a table and learning curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.report import HistoryEntry, RunReport, percent
+from glasu.report import HistoryEntry, RunReport, format_percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best at")
@@ -29,11 +29,11 @@ footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 """
 
 
-def table_row(report: RunReport) -> tuple[str, ...]:
-    """Return a run's figures as text, in the order of HEADINGS after the first."""
+def format_row(report: RunReport) -> tuple[str, ...]:
+    """Format the figures of a run in the order of HEADINGS, without the first."""
     return (
-        percent(report.test.accuracy),
-        percent(report.test.macro_f1),
+        format_percent(report.test.accuracy),
+        format_percent(report.test.macro_f1),
         f"{report.traffic.total_bytes / 1e6:.1f}",
         f"{report.traffic.exchanges}",
         f"{report.seconds.total:.1f}",
@@ -41,34 +41,34 @@ def table_row(report: RunReport) -> tuple[str, ...]:
     )
 
 
-def render(title: str, introduction: str, reports: Mapping[str, RunReport]) -> str:
+def render_report(title: str, introduction: str, reports: Mapping[str, RunReport]) -> str:
     """Return the page.
 
     Args:
         title: the heading.
         introduction: one or two sentences about the runs.
-        reports: name -> report, in the order in which they are shown.
+        reports: name -> report, in display order.
     """
-    rounds = _curves(reports, "round", "rounds")
-    moved = _curves(reports, "bytes", "megabytes moved by all parties together")
+    rounds = _draw_curves(reports, "round", "rounds")
+    moved = _draw_curves(reports, "bytes", "megabytes sent by all parties")
     plots = "".join(
         f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
         for figure in (rounds, moved)
     )
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    body = f"""{_table(reports)}
+    body = f"""{_render_table(reports)}
 <h2>Validation accuracy while training</h2>
 <div class="plots">{plots}</div>
-<p>Parties that never talk (standalone) or that pooled their data (centralized) move no bytes: they stand in the
-right-hand plot as dashed lines at their best validation accuracy.</p>
-{_parties(reports)}"""
-    footer = f"{versions}. Bytes are those of the encoded messages, evaluation included."
-    return document(title, introduction, body, footer)
+<p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation accuracy as dashed
+lines.</p>
+{_render_parties(reports)}"""
+    footer = f"{versions}. Bytes count encoded messages, including evaluation."
+    return render_page(title, introduction, body, footer)
 
 
-def document(title: str, introduction: str, body: str, footer: str) -> str:
-    """Return a whole page around a body of HTML; it holds all that its plots need."""
+def render_page(title: str, introduction: str, body: str, footer: str) -> str:
+    """Return a complete HTML page with this body; it includes the plotting library."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{html.escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head>
@@ -80,17 +80,17 @@ def document(title: str, introduction: str, body: str, footer: str) -> str:
 """
 
 
-def _table(reports: Mapping[str, RunReport]) -> str:
+def _render_table(reports: Mapping[str, RunReport]) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     rows = ""
-    for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
+    for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
         key = f'<span class="key" style="background:{colour}"></span>{html.escape(name)}'
-        rows += f"<tr><td>{key}</td>{''.join(f'<td>{cell}</td>' for cell in table_row(report))}</tr>"
+        rows += f"<tr><td>{key}</td>{''.join(f'<td>{cell}</td>' for cell in format_row(report))}</tr>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _parties(reports: Mapping[str, RunReport]) -> str:
-    """Say what each party holds, as the run with the most parties has it."""
+def _render_parties(reports: Mapping[str, RunReport]) -> str:
+    """Render the data of each party, from the run with the most parties."""
     report = max(reports.values(), key=lambda item: len(item.parties))
     rows = "".join(
         f"<tr><td>{html.escape(party.name)}</td><td>{party.nodes:,}</td><td>{party.features or 0:,}</td>"
@@ -98,16 +98,16 @@ def _parties(reports: Mapping[str, RunReport]) -> str:
         for party in report.parties
     )
     head = "<tr><th>party</th><th>nodes</th><th>features</th><th>edges</th></tr>"
-    return f"<h2>Who holds what</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return f"<h2>Data of each party</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
-def _colours(reports: Mapping[str, RunReport]) -> list[str]:
+def _list_colours(reports: Mapping[str, RunReport]) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(len(reports))]
 
 
-def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
+def _draw_curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
     figure = go.Figure()
-    for colour, (name, report) in zip(_colours(reports), reports.items(), strict=True):
+    for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
         accuracy = [100 * entry.metrics["accuracy"] for entry in report.history]
         silent = axis == "bytes" and not report.traffic.messages
         if silent:
@@ -115,7 +115,7 @@ def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
             continue
         figure.add_trace(
             go.Scatter(
-                x=_positions(report.history, axis),
+                x=_list_positions(report.history, axis),
                 y=accuracy,
                 name=name,
                 mode="lines+markers",
@@ -137,5 +137,5 @@ def _curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
     return figure
 
 
-def _positions(history: Sequence[HistoryEntry], axis: str) -> list[float]:
+def _list_positions(history: Sequence[HistoryEntry], axis: str) -> list[float]:
     return [entry.bytes / 1e6 if axis == "bytes" else entry.round for entry in history]

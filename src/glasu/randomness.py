@@ -1,14 +1,14 @@
 """Counter-based randomness: every draw is a function of (seed, purpose, round, step, layer, client).
 
-There is no generator state to save or to share: a crashed client that computes a round again draws the same
-numbers, and the order in which clients run cannot change a bit.
+There is no generator state to save or to share. A restarted client that repeats a round draws the same numbers, and
+the order in which clients run does not change any bit.
 
-Where few numbers are drawn at a time, and where compiled loops draw them, they are words of a 64-bit hash:
+Small draws, and draws in compiled loops, use words of a 64-bit hash:
 
     word(key, i) = mix(mix(low + i * GOLDEN) ^ high)    modulo 2^64, for key = high * 2^64 + low
 
-with the finaliser of SplitMix64 (Steele, Lea and Flood 2014) for `mix`. For one key it is a bijection of i: words at
-distinct counters are distinct, so that ranking things by their words is a uniform order without ties.
+`mix` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). For one key, the word is a bijection of i. Words at
+distinct counters are distinct, so sorting items by their words gives a uniform random order without ties.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNTERS = struct.Struct("<5q")
 
 
 class Stream(NamedTuple):
-    """One independent source of random numbers, named by what it is for."""
+    """One independent source of random numbers, named by its purpose."""
 
     seed: int
     purpose: str
@@ -42,7 +42,7 @@ class Stream(NamedTuple):
         """Return the 128-bit key of this stream."""
         return int.from_bytes(self._digest(), "little")
 
-    def halves(self) -> tuple[np.uint64, np.uint64]:
+    def key_halves(self) -> tuple[np.uint64, np.uint64]:
         """Return the low and the high 64 bits of the key."""
         low, high = np.frombuffer(self._digest(), "<u8")
         return low, high
@@ -58,10 +58,10 @@ class Stream(NamedTuple):
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the factors of SplitMix64
-SPARSE = 3  # so many times as many numbers must there be as are drawn, for repeats to be rare
+SPARSE = 3  # a draw is sparse, and repeats are rare, if population > SPARSE * (drawn and excluded numbers)
 
 
-def halves(key: int) -> tuple[np.uint64, np.uint64]:
+def split_key(key: int) -> tuple[np.uint64, np.uint64]:
     """Return the low and the high 64 bits of a key."""
     return np.uint64(key & 0xFFFFFFFFFFFFFFFF), np.uint64(key >> 64)
 
@@ -72,60 +72,60 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def words(low: np.uint64, high: np.uint64, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
+def draw_words(low: np.uint64, high: np.uint64, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Return the random words of a key at an array of counters."""
     return _mix(_mix(low + counters.astype(np.uint64) * GOLDEN) ^ high)
 
 
-def below(words: NDArray[np.uint64], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Make of each word a number below its bound, all equally likely but for 2^-53 of the bound."""
+def scale_words(words: NDArray[np.uint64], bounds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Map each word to an integer in 0..bound-1, uniformly up to a relative error of 2^-53 * bound."""
     return np.asarray((words >> np.uint64(11)) * 2.0**-53 * bounds).astype(np.int64)
 
 
-def smallest(candidates: NDArray[np.int64], count: int, low: np.uint64, high: np.uint64) -> NDArray[np.int64]:
-    """Draw `count` of distinct candidates, all subsets equally likely: those with the smallest words; sorted."""
+def draw_smallest(candidates: NDArray[np.int64], count: int, low: np.uint64, high: np.uint64) -> NDArray[np.int64]:
+    """Draw `count` of distinct candidates uniformly: the ones with the smallest words. Return them sorted."""
     if count >= len(candidates):
         return np.sort(candidates)
-    return np.sort(candidates[np.argpartition(words(low, high, candidates), count)[:count]])
+    return np.sort(candidates[np.argpartition(draw_words(low, high, candidates), count)[:count]])
 
 
 def draw_distinct(
     key: int, population: int, count: int, excluded: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Draw `count` distinct numbers below `population`, uniformly, in O(count) unless most of them are asked for.
+    """Draw `count` distinct numbers in 0..population-1, uniformly. A sparse draw takes O(count) time.
 
     Args:
-        key: where the randomness comes from.
-        population: the numbers to draw from are 0..population-1 ...
-        count: how many to draw; at most the size of what is left.
-        excluded: ... without these, sorted and distinct.
+        key: of the stream.
+        population: the numbers are 0..population-1.
+        count: how many to draw; at most population minus the excluded numbers.
+        excluded: numbers that are not drawn, sorted and distinct.
 
     Returns:
         The drawn numbers, sorted, int64.
     """
-    low, high = halves(key)
+    low, high = split_key(key)
     excluded = np.empty(0, np.int64) if excluded is None else excluded
     available = population - len(excluded)
     if count > available:
         raise ValueError(f"cannot draw {count} distinct numbers out of {available}")
-    if SPARSE * (count + len(excluded)) >= population:  # dense: listing what is left costs no more than the answer
+    if SPARSE * (count + len(excluded)) >= population:  # dense: list all candidates
         left = np.ones(population, bool)
         left[excluded] = False
-        return smallest(np.flatnonzero(left), count, low, high)
-    # sparse: pass over what is excluded or came before; the first of each, in the order of the counters
+        return draw_smallest(np.flatnonzero(left), count, low, high)
+    # sparse: draw with replacement, and skip excluded and repeated numbers in the order of the counters
     drawn, counter = np.empty(0, np.int64), 0
     while len(drawn) < count:
         more = 2 * (count - len(drawn)) + 8
-        fresh = below(words(low, high, np.arange(counter, counter + more)), population)
+        fresh = scale_words(draw_words(low, high, np.arange(counter, counter + more)), population)
         counter += more
-        merged = np.concatenate([drawn, fresh[~contains(excluded, fresh)]])
+        merged = np.concatenate([drawn, fresh[~find_members(excluded, fresh)]])
         _, first = np.unique(merged, return_index=True)
         drawn = merged[np.sort(first)][:count]
     return np.sort(drawn)
 
 
-def contains(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Tell for each of `ids` whether it stands in the sorted array `sorted_ids`."""
+def find_members(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return a mask: whether each of `ids` is in the sorted array `sorted_ids`."""
     if len(sorted_ids) == 0:
         return np.zeros(len(ids), bool)
     position = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)

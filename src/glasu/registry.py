@@ -1,4 +1,4 @@
-"""The registry of choices: it maps a seam and a name to an implementation and loads the implementation on first use.
+"""The registry of choices: map a seam and a name to an implementation, and load the implementation on first use.
 
 A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table beside
 its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, GlasuError
 
 TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
@@ -104,7 +104,7 @@ def load_entry_points() -> None:
 
 
 def extensions() -> tuple[Extension, ...]:
-    """Return the extensions that are loaded, sorted by name, for the handshake to compare."""
+    """Return the loaded extensions, sorted by name. The handshake compares them."""
     return tuple(_extensions[name] for name in sorted(_extensions))
 
 
@@ -155,5 +155,7 @@ def _import(name: str, what: str) -> ModuleType:
         raise ConfigError(
             f"{what}: cannot import {name!r} ({error}); install it, or put its folder on PYTHONPATH."
         ) from error
-    except (TypeError, ValueError) as error:  # an empty or relative name
-        raise ConfigError(f"{what}: {name!r} is not the name of a module ({error}).") from error
+    except GlasuError:
+        raise
+    except Exception as error:  # the module's own code failed, or the name is empty or relative
+        raise ConfigError(f"{what}: importing {name!r} failed ({type(error).__name__}: {error}).") from error

@@ -1,4 +1,4 @@
-"""Reports of a run: typed figures in memory, the JSON of report.json at the edge, and one line for people.
+"""Reports of a run: typed values in memory, JSON in report.json, and a one-line summary.
 
 `build_report` serves a simulation and a server, `build_party_report` a party. Torch is not loaded here.
 """
@@ -21,7 +21,7 @@ from glasu.privacy.ledger import Ledger
 
 
 class JsonRecord(Mapping[str, Any]):
-    """A frozen dataclass that can also be read like its JSON object: `traffic.messages` or `traffic["messages"]`."""
+    """A frozen dataclass that also behaves like its JSON object: `traffic.messages` or `traffic["messages"]`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; fields that are None are left out."""
@@ -180,8 +180,8 @@ class RunReport:
     def summary(self) -> str:
         """Return the run in one line."""
         return (
-            f"{self.config.train.method}: test accuracy {percent(self.test.accuracy)} "
-            f"(validation {percent(self.validation.accuracy)}, {self._selected()}), "
+            f"{self.config.train.method}: test accuracy {format_percent(self.test.accuracy)} "
+            f"(validation {format_percent(self.validation.accuracy)}, {self._selected()}), "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
         )
@@ -282,7 +282,7 @@ def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> Priv
 
 def _to_json_object(report: RunReport | PartyReport) -> dict[str, Any]:
     values = {item.name: getattr(report, item.name) for item in dataclasses.fields(report)}
-    result: dict[str, Any] = plain({**values, "config": report.config.to_dict(), "test": report.test or {}})
+    result: dict[str, Any] = to_json_value({**values, "config": report.config.to_dict(), "test": report.test or {}})
     return result
 
 
@@ -290,24 +290,24 @@ def _to_json(report: RunReport | PartyReport) -> str:
     return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
-def percent(share: float) -> str:
-    """Write a share as a percentage; a dash where there was nothing to measure it on."""
+def format_percent(share: float) -> str:
+    """Format a share as a percentage; NaN, which means no data, as a dash."""
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it; a float that is not finite becomes None."""
+def to_json_value(value: Any) -> Any:
+    """Convert a value to JSON types; a float that is not finite becomes None."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a run; a server installation has neither torch nor scipy."""
+    """Return the package versions that determine the bits of a run. A server may have neither torch nor scipy."""
     found = {"python": platform.python_version(), "glasu": __version__}
     for package in ("torch", "torch_geometric", "numpy", "scipy"):
         with suppress(importlib.metadata.PackageNotFoundError):

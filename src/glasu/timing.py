@@ -1,4 +1,4 @@
-"""A stopwatch that adds up seconds by name; the clock is an argument, so that nothing below reads the time itself."""
+"""A stopwatch that adds up seconds by activity. The clock is an argument, so tests can replace it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Clock = Callable[[], float]
 
 
 class Stopwatch:
-    """Seconds spent, by what they were spent on; an inner measurement is taken off the outer one."""
+    """Adds up seconds by activity. The time of an inner measurement does not count for the outer one."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.running: list[str] = []  # what is being measured, the innermost last
-        self.since = 0.0  # when the innermost measurement began, or went on
+        self.running: list[str] = []  # activities being measured, innermost last
+        self.since = 0.0  # time at which the innermost measurement started or resumed
         self._measurements: dict[str, Measurement] = {}
 
     def measure(self, name: str) -> Measurement:
@@ -26,7 +26,7 @@ class Stopwatch:
 
 
 class Measurement:
-    """A `with` block that is timed; one for each name, for it remembers nothing."""
+    """A timed `with` block. It has no state, so one object per name is enough."""
 
     __slots__ = ("name", "watch")
 

@@ -378,12 +378,12 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert ("goes on after the last finished round" in errors) == (sent != signal.SIGKILL)
+    assert ("start the same command again to resume" in errors) == (sent != signal.SIGKILL)
     assert [path.name for path in out.iterdir()] == ["checkpoints"]  # nothing is written half
 
     again = glasu("train", run_file, *settings, "--out", out)
     assert again.returncode == 0, again.stderr
-    assert "going on after round" in again.stderr
+    assert "resuming after round" in again.stderr
     assert not (out / "checkpoints").exists()
     assert glasu("train", run_file, *settings, "--out", tmp_path / "unbroken", "--quiet").returncode == 0
     resumed, unbroken = report(out), report(tmp_path / "unbroken")
@@ -537,7 +537,7 @@ def test_a_time_that_is_none_is_refused(command, seconds):
     }
     refused(
         glasu(command, *words[command], "--kit", "kit", "--out", "out", "--wait", seconds),
-        f"argument --wait: {seconds!r} is not a number of seconds, 0 or more",
+        f"argument --wait: {seconds!r} must be a number of seconds, 0 or more",
     )
 
 
@@ -545,7 +545,7 @@ def test_a_time_that_is_none_is_refused(command, seconds):
 def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "joining.json").write_text("{}")
-    words = ("is one party's part of a run", "glasu join", "--predict", str(tmp_path))
+    words = ("holds the model of one party", "glasu join", "--predict", str(tmp_path))
     refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)
 
 

@@ -28,7 +28,7 @@ def log(role="a", *, log_format="text", quiet=False):
 
 def test_people_read_lines(capsys):
     writer = log()
-    writer.notice("connected to the server.")
+    writer.write_notice("connected to the server.")
     writer.observe(STATUS)
     writer.observe(EVALUATED)
     writer.observe(RoundDone(1))  # has a status line
@@ -41,7 +41,7 @@ def test_people_read_lines(capsys):
 
 def test_programs_read_one_object_per_line(capsys):
     writer = log(log_format="json")
-    writer.notice('say "hello"\nto all')
+    writer.write_notice('say "hello"\nto all')
     writer.observe(STATUS)
     writer.observe(EVALUATED)
     notice, status, evaluated = (json.loads(line) for line in capsys.readouterr().err.splitlines())
@@ -67,7 +67,7 @@ def test_a_quiet_role_shows_no_progress_but_what_happens(log_format, capsys):
     writer.observe(STATUS)
     writer.observe(EVALUATED)
     assert capsys.readouterr().err == ""
-    writer.notice("b: the connection ended.")
+    writer.write_notice("b: the connection ended.")
     assert "b: the connection ended." in capsys.readouterr().err
 
 
@@ -83,10 +83,10 @@ def test_a_long_evaluation_is_told_of_now_and_then(capsys, monkeypatch):
 def test_programs_read_at_the_end_where_the_results_are(capsys, tmp_path):
     (tmp_path / "report.json").write_text('{"weights_sha256": ["00"], "test": {}}')
     (tmp_path / "prediction.json").write_text("{}")
-    log().finished(tmp_path / "report.json")
+    log().write_finished(tmp_path / "report.json")
     assert capsys.readouterr().err == ""  # people have read the summary
-    log(log_format="json").finished(tmp_path / "report.json")
-    log(log_format="json").finished(tmp_path / "prediction.json", predictions=None)
+    log(log_format="json").write_finished(tmp_path / "report.json")
+    log(log_format="json").write_finished(tmp_path / "prediction.json", predictions=None)
     training, prediction = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert (training["event"], training["report"]) == ("finished", str(tmp_path / "report.json"))
     assert training["weights_sha256"] == ["00"]

@@ -163,7 +163,7 @@ def test_predictions_are_not_written_over_a_partys_data(world, name):
 def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):
     with hold_folder(world / "busy"):
         ended = glasu(*words(world, "join", world / "busy"))
-    refused(ended, "another command is at work here; wait until it ends, or end it")
+    refused(ended, "another command is using this folder; wait until it ends, or end it")
 
 
 @pytest.mark.parametrize("out", ["parties/a", "server", "joined", "trained", "kits/a", "kits/ca"])

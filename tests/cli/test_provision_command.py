@@ -13,7 +13,7 @@ import pytest
 
 from cli.test_commands import GLASU, glasu, refused
 from glasu.pki.kit import open_kit
-from glasu.pki.refusal import refusal
+from glasu.pki.refusal import find_refusal
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     result = glasu("provision", "--add", "d,e", "--out", kits)
     assert result.returncode == 0, result.stderr
     assert "kit.toml: lists them now" in result.stdout
-    assert "A run that has begun without d, e cannot go on" in result.stdout
+    assert "A run that started without d, e cannot resume" in result.stdout
     assert "--remove d,e" in result.stdout
     stolen = open_kit(kits / "d")
     result = glasu("provision", "--revoke", "d", "--out", kits)
@@ -80,19 +80,19 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     assert result.returncode == 0, result.stderr
     assert str(kits / "retired") in result.stdout
     assert "server: no longer names localhost, for --host replaces all names." in result.stdout
-    assert "server: the former certificate is good, too, until it expires." in result.stdout
-    assert "d: no former certificate is served any more." in result.stdout
+    assert "server: the former certificate stays valid until it expires." in result.stdout
+    assert "d: no former certificate is valid any more." in result.stdout
     server = open_kit(kits / "server")
     assert server.roster == ("a", "b", "c", "d", "e")
     assert server.hosts == ("127.0.0.1",)
-    assert "revoked" in refusal(stolen.certificate_pem, server)
-    assert refusal(open_kit(kits / "d").certificate_pem, server) == ""
+    assert "revoked" in find_refusal(stolen.certificate_pem, server)
+    assert find_refusal(open_kit(kits / "d").certificate_pem, server) == ""
 
 
 def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):
     result = glasu("provision", "--remove", "b", "--out", kits)
     assert result.returncode == 0, result.stderr
-    assert "b: off the roster" in result.stdout
+    assert "b: removed from the roster" in result.stdout
     assert str(kits / "server" / "revoked.pem") in result.stdout
     assert open_kit(kits / "server").roster == ("a", "c")
 

@@ -13,9 +13,9 @@ def test_a_centralized_run_has_one_client_and_says_what_it_changed():
     config, overridden = override_settings(RunConfig(train=TrainConfig(method="centralized")))
     assert (config.data.num_clients, config.model.aggregation_layers, config.train.num_local_steps) == (1, (), 1)
     assert overridden == {
-        "data.num_clients": {"asked": 3, "used": 1},
-        "model.aggregation_layers": {"asked": (1, 3), "used": ()},
-        "train.num_local_steps": {"asked": 4, "used": 1},
+        "data.num_clients": {"requested": 3, "used": 1},
+        "model.aggregation_layers": {"requested": (1, 3), "used": ()},
+        "train.num_local_steps": {"requested": 4, "used": 1},
     }
 
 
@@ -30,7 +30,7 @@ def test_a_simulated_run_aggregates_everywhere_with_the_joint_gradient():
     assert config.model.aggregation_layers == (0, 1, 2, 3)
     assert (config.train.num_local_steps, config.train.backward) == (1, "joint")
     assert config.data.edge_fraction == 1.0
-    assert overridden["data.edge_fraction"] == {"asked": 0.8, "used": 1.0}
+    assert overridden["data.edge_fraction"] == {"requested": 0.8, "used": 1.0}
     assert set(overridden) == {
         "data.edge_fraction", "model.aggregation_layers", "train.num_local_steps", "train.backward",
     }  # fmt: skip

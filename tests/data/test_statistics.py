@@ -13,7 +13,7 @@ from glasu.data.party import PartyData
 from glasu.data.sources import SOURCES, find_source
 from glasu.data.sources.catalog import load
 from glasu.data.sources.source import Statistics
-from glasu.data.statistics import compare_with_paper, describe, summary
+from glasu.data.statistics import compare_with_paper, describe, describe_size
 
 CORA = Statistics(2_708, 10_556, 1_433, 7)
 
@@ -54,12 +54,12 @@ def test_differences_name_what_differs_and_by_how_much():
     assert compare_with_paper(CORA, "demo") is None
     fewer = Statistics(2708, 10000, 1433, 7)
     assert compare_with_paper(fewer, "cora") == {"edges": (10000, 10556)}
-    assert summary(fewer, "cora") == (
+    assert describe_size(fewer, "cora") == (
         "cora: 2708 nodes, 10000 directed edges, 1433 features, 7 classes; "
         "unlike the paper's table: edges 10000 (paper: 10556)"
     )
-    assert summary(CORA, "cora").endswith("; equal to the paper's table")
-    assert summary(fewer, "").startswith("the parties: 2708 nodes")
+    assert describe_size(CORA, "cora").endswith("; equal to the paper's table")
+    assert describe_size(fewer, "").startswith("the parties: 2708 nodes")
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])

@@ -24,7 +24,7 @@ from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import reproduce, results, tables
 from glasu.experiments.figures import average_curves
 from glasu.experiments.plan import TABLES, Plan
-from glasu.experiments.settings import METHODS, read_settings, tuned_file
+from glasu.experiments.settings import METHODS, find_tuned_file, read_settings
 from glasu.files import hold_folder
 from support.log_lines import on_log
 
@@ -332,7 +332,7 @@ def test_the_tables_compare_what_the_paper_compares():
 
 
 SEARCHES = Path(__file__).parents[2] / "benchmarks" / "results" / "search"
-SETTINGS = sorted(tuned_file("any", "any").parent.parent.glob("*/*.toml"))
+SETTINGS = sorted(find_tuned_file("any", "any").parent.parent.glob("*/*.toml"))
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -371,7 +371,7 @@ def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(tmp_pa
     lines: list[str] = []
     with on_log(lines.append):
         reproduce.reproduce(["accuracy"], tmp_path / "out", seeds=1, plan=plan)
-    assert any(line.startswith("dblp_authors: left out: ") for line in lines)
+    assert any(line.startswith("dblp_authors: skipped: ") for line in lines)
     assert {row["dataset"] for row in rows(tmp_path / "out")} == {"synthetic"}
     with pytest.raises(GlasuError, match="dblp_authors"):
         reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"], plan=plan)
@@ -400,7 +400,7 @@ def test_quick_is_a_quarter_of_the_rounds_and_one_seed(tmp_path, capsys):
         (["nothing"], "invalid choice"),
         (["accuracy", "--seeds", "0"], "'0' must be an integer from 1 to 10000"),
         (["accuracy", "--jobs", "many"], "'many' must be an integer"),
-        (["accuracy", "--datasets", "cora,,pubmed"], "must be names with commas between them"),
+        (["accuracy", "--datasets", "cora,,pubmed"], "must be a comma-separated list of names"),
         (["accuracy", "--datasets", "coral"], "coral"),
     ],
 )

@@ -26,12 +26,12 @@ import sqlalchemy
 
 import glasu
 from glasu.cli.main import main
-from glasu.cli.search import number_of_bytes
+from glasu.cli.search import parse_bytes
 from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.search import search
-from glasu.experiments.space import config_at
+from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
 from support.log_lines import on_log
 from support.small import SMALL
@@ -239,7 +239,7 @@ def test_only_evaluations_within_the_budget_count(run_file, tmp_path):
 
     rounds = set()
     for trial in found.trials:
-        runs = histories(config_at(RunConfig.from_toml(run_file, overrides), trial.point))
+        runs = histories(apply_point(RunConfig.from_toml(run_file, overrides), trial.point))
         fit = min(max(entry["round"] for entry in run if entry["bytes"] <= budget) for run in runs)
         bests = [max(entry["val_accuracy"] for entry in run if entry["round"] <= fit) for run in runs]
         assert (trial.outcome.state, trial.outcome.num_rounds, trial.outcome.score) == ("complete", fit, sum(bests) / 2)
@@ -408,7 +408,7 @@ def test_without_optuna_the_way_out_is_named(run_file, tmp_path, monkeypatch):
     [("79MB", 79_000_000), ("79e6", 79_000_000), ("79000000", 79_000_000), ("1.5 gb", 1_500_000_000), ("2KiB", 2048)],
 )
 def test_bytes_may_be_written_in_several_ways(text, count):
-    assert number_of_bytes(text) == count
+    assert parse_bytes(text) == count
 
 
 def test_help_has_one_example_and_loads_nothing_heavy():

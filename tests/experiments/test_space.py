@@ -9,7 +9,7 @@ import pytest
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.errors import ConfigError
-from glasu.experiments.space import Choices, Range, built_in_spaces, config_at, read_space
+from glasu.experiments.space import Choices, Range, apply_point, list_built_in_spaces, read_space
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -45,10 +45,10 @@ def test_the_points_of_a_grid_are_all_combinations_once(tmp_path):
     assert set(Counter(points).values()) == {1}
 
 
-@pytest.mark.parametrize("name", built_in_spaces())
+@pytest.mark.parametrize("name", list_built_in_spaces())
 def test_every_built_in_space_fits_the_default_settings(name):
     space = read_space(name, RunConfig())
-    assert config_at(RunConfig(), {key: values.ends[0] for key, values in space.keys.items()}) != RunConfig()
+    assert apply_point(RunConfig(), {key: values.ends[0] for key, values in space.keys.items()}) != RunConfig()
 
 
 def test_the_paper_space_is_the_grid_of_the_papers_table():
@@ -68,10 +68,10 @@ def test_the_paper_space_is_the_grid_of_the_papers_table():
 def test_a_config_lies_in_a_space_or_outside(tmp_path):
     space = space_of(tmp_path, "[model]\ndropout = {low = 0.0, high = 0.8, step = 0.1}\n[train]\nfanout = [2, 3]")
     at = {"model.dropout": 0.3, "train.fanout": 3}
-    assert space.point_of(config_at(RunConfig(), at)) == at
-    assert space.point_of(config_at(RunConfig(), {**at, "model.dropout": 0.35})) is None
-    assert space.point_of(config_at(RunConfig(), {**at, "model.dropout": 0.9})) is None
-    assert space.point_of(config_at(RunConfig(), {**at, "train.fanout": 4})) is None
+    assert space.point_of(apply_point(RunConfig(), at)) == at
+    assert space.point_of(apply_point(RunConfig(), {**at, "model.dropout": 0.35})) is None
+    assert space.point_of(apply_point(RunConfig(), {**at, "model.dropout": 0.9})) is None
+    assert space.point_of(apply_point(RunConfig(), {**at, "train.fanout": 4})) is None
 
 
 def test_steps_are_read_as_decimals():
@@ -103,7 +103,7 @@ def test_steps_are_read_as_decimals():
         ("[data]\nedge_fraction = [0.5, 1.0]", ["data.edge_fraction", "--set"]),
         ("[train]\nseed = [0, 1]", ["train.seed", "--set"]),
         ("hidden = [8]", ["hidden=[8]", "section"]),
-        ("", ["varies nothing"]),
+        ("", ["has no key that varies"]),
         ("[model\n", ["not valid TOML"]),
     ],
     ids=lambda item: item.replace("\n", " ")[:50] if isinstance(item, str) else "",
@@ -117,7 +117,9 @@ def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, text, words):
 
 
 def test_a_space_that_fits_only_some_runs_says_so():
-    with pytest.raises(ConfigError, match=r"space bytes: model.aggregation_layers=\[3\]: must rise within 0\.\.1"):
+    with pytest.raises(
+        ConfigError, match=r"space bytes: model.aggregation_layers=\[3\]: must be increasing, lie in 0\.\.1"
+    ):
         read_space("bytes", RunConfig(model=ModelConfig(num_layers=2, aggregation_layers=(1,))))
     with pytest.raises(ConfigError, match=r"space bytes: train.num_local_steps=2"):
         read_space("bytes", RunConfig(train=TrainConfig(backward="joint", num_local_steps=1)))
@@ -133,7 +135,7 @@ def test_a_combination_that_cannot_be_is_found_among_thousands(tmp_path):
 def test_an_unknown_space_names_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'paper'"):
         read_space("papr", RunConfig())
-    with pytest.raises(ConfigError, match=", ".join(built_in_spaces())):
+    with pytest.raises(ConfigError, match=", ".join(list_built_in_spaces())):
         read_space("zzz", RunConfig())
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
         read_space(tmp_path / "none.toml", RunConfig())

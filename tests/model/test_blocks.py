@@ -14,13 +14,13 @@ from glasu.model.blocks import (
     Block,
     Draw,
     draw_all,
+    draw_induced,
     draw_layer,
     draw_neighbors,
     draw_shared,
     edges_into,
-    fresh_labels,
-    induced,
-    thinned,
+    make_labels,
+    thin_draw,
 )
 from glasu.randomness import Stream
 
@@ -33,7 +33,7 @@ def bounded(kind: str) -> Callable[..., Draw]:
 
     def draw_bounded(graph: Graph, targets: np.ndarray, fanout: int, key: int, labels: np.ndarray) -> Draw:
         draw = DRAWS[kind](graph, targets, 3 * fanout, key, labels)
-        return thinned(graph, targets, draw, 2, Stream(key % 2**63, "kept").key(), labels)
+        return thin_draw(graph, targets, draw, 2, Stream(key % 2**63, "kept").key(), labels)
 
     return draw_bounded
 
@@ -81,7 +81,7 @@ def test_the_block_of_all_edges_holds_rows_of_the_normalised_matrix(normalizatio
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_degrees(normalization):
     graph, nodes = random_graph(weighted=True), np.array([0, 2, 3, 4, 7, 11])
-    block = block_of(graph, normalization, TARGETS, nodes, induced(graph, TARGETS, nodes, fresh_labels(NODES)))
+    block = block_of(graph, normalization, TARGETS, nodes, draw_induced(graph, TARGETS, nodes, make_labels(NODES)))
     expected = dense_matrix(graph, normalization)[np.ix_(TARGETS, nodes)]
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
 
@@ -90,7 +90,7 @@ def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_d
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(draw_edges, normalization):
     graph = random_graph(weighted=True)
-    draw = draw_edges(graph, TARGETS, 1, 0, fresh_labels(NODES))
+    draw = draw_edges(graph, TARGETS, 1, 0, make_labels(NODES))
     scale = np.ones(len(draw.rows)) if normalization == "none" else draw.scale
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     full = dense_matrix(graph, normalization)[TARGETS]
@@ -105,7 +105,7 @@ def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(d
 @pytest.mark.parametrize("draw_edges", DRAWS.values(), ids=DRAWS)
 def test_columns_that_others_added_to_the_union_stay_empty(draw_edges):
     graph = random_graph()
-    draw = draw_edges(graph, TARGETS, 1, 0, fresh_labels(NODES))
+    draw = draw_edges(graph, TARGETS, 1, 0, make_labels(NODES))
     everyone = np.arange(NODES - 1)  # not all nodes, so that positions differ from node numbers
     others = np.setdiff1d(everyone, draw.nodes)
     nodes = np.union1d(draw.nodes, everyone)
@@ -119,7 +119,7 @@ def test_columns_that_others_added_to_the_union_stay_empty(draw_edges):
 @pytest.mark.parametrize("normalization", ["symmetric", "mean", "none"])
 def test_a_block_knows_where_its_rows_stand_among_its_columns(normalization):
     graph = random_graph()
-    draw = draw_neighbors(graph, TARGETS, 1, 0, fresh_labels(NODES))
+    draw = draw_neighbors(graph, TARGETS, 1, 0, make_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     np.testing.assert_array_equal(draw.nodes[block.positions], TARGETS)
     assert block.matrix.shape == (len(TARGETS), len(draw.nodes))
@@ -181,7 +181,7 @@ def test_without_the_scale_the_same_draws_are_visibly_biased(draw_edges, normali
 @pytest.mark.parametrize("normalization", ["symmetric", "mean"])
 def test_with_a_fanout_beyond_every_degree_nothing_is_random(draw_edges, normalization):
     graph = random_graph(weighted=True)
-    draw = draw_edges(graph, TARGETS, NODES, 0, fresh_labels(NODES))
+    draw = draw_edges(graph, TARGETS, NODES, 0, make_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     expected = dense_matrix(graph, normalization)[np.ix_(TARGETS, draw.nodes)]
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
@@ -203,7 +203,7 @@ def test_the_degree_of_a_node_does_not_depend_on_heavy_edges_elsewhere():
 @pytest.mark.parametrize("draw_edges", DRAWS.values(), ids=DRAWS)
 def test_a_party_without_edges_has_self_loops_only(draw_edges, normalization):
     graph = Graph.from_edges(np.empty(0, int), np.empty(0, int), NODES)
-    draw = draw_edges(graph, TARGETS, 2, 0, fresh_labels(NODES))
+    draw = draw_edges(graph, TARGETS, 2, 0, make_labels(NODES))
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     loops = sp.csr_array((np.ones(4), (np.arange(4), block.positions)), shape=block.matrix.shape)
     np.testing.assert_array_equal(block.matrix.toarray(), (0 if normalization == "mean" else 1) * loops.toarray())
@@ -213,7 +213,7 @@ def test_a_party_without_edges_has_self_loops_only(draw_edges, normalization):
 def test_a_hub_that_hears_everyone_and_an_isolated_node_share_a_block(draw_edges):
     graph = Graph.from_edges(np.arange(1, 10), np.zeros(9, int), 11)  # node 10 is isolated
     targets = np.array([0, 10])
-    extra = () if draw_edges is draw_all else (3, 0, fresh_labels(11))
+    extra = () if draw_edges is draw_all else (3, 0, make_labels(11))
     draw = draw_edges(graph, targets, *extra)
     block = block_of(graph, "symmetric", targets, draw.nodes, draw)
     row = block.matrix.toarray()
@@ -224,7 +224,7 @@ def test_a_hub_that_hears_everyone_and_an_isolated_node_share_a_block(draw_edges
 
 def test_a_batch_may_be_empty():
     graph, nobody = random_graph(), np.empty(0, np.int64)
-    drawn = [draw_edges(graph, nobody, 2, 0, fresh_labels(NODES)) for draw_edges in DRAWS.values()]
+    drawn = [draw_edges(graph, nobody, 2, 0, make_labels(NODES)) for draw_edges in DRAWS.values()]
     for draw in (draw_all(graph, nobody), *drawn):
         block = block_of(graph, "symmetric", nobody, draw.nodes, draw)
         assert block.matrix.shape == (0, len(draw.nodes))
@@ -237,7 +237,7 @@ def test_a_compact_block_times_the_rows_it_reads_is_the_block_times_all_rows(tar
     graph = random_graph(weighted=weighted)
     draw = draw_all(graph, targets)
     block = block_of(graph, normalization, targets, draw.nodes, draw)
-    small, columns = block.compact(fresh_labels(NODES))
+    small, columns = block.compact(make_labels(NODES))
     rows = np.random.default_rng(1).standard_normal((NODES, 3))
     np.testing.assert_array_equal(small.matrix @ rows[columns], block.matrix @ rows)
     np.testing.assert_array_equal(rows[columns][small.positions], rows[targets])

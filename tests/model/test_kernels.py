@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from glasu.data.graph import Graph
 from glasu.model import kernels
-from glasu.model.blocks import draw_all, fresh_labels
+from glasu.model.blocks import draw_all, make_labels
 from glasu.model.fused.gcnii import dense_product
 from glasu.model.kernels import loops
-from glasu.randomness import draw_distinct, halves
+from glasu.randomness import draw_distinct, split_key
 from support import kernel_oracles as oracles
 
 NODES = 30
@@ -28,7 +28,7 @@ graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)
     lambda pairs: Graph.from_edges(*np.array(pairs, np.int64).reshape(-1, 2).T, NODES)
 )
 node_sets = st.sets(st.integers(0, NODES - 1)).map(lambda chosen: np.array(sorted(chosen), np.int64))
-keys = st.integers(0, 2**128 - 1).map(halves)
+keys = st.integers(0, 2**128 - 1).map(split_key)
 quick = settings(deadline=None, max_examples=80)
 
 
@@ -36,7 +36,7 @@ def assert_equals_oracle(name: str, *args: Any, labels: bool = True) -> Any:
     """Call the kernel and its oracle with the same arguments; return the result."""
     found = []
     for path in (loops, oracles):
-        scratch = [fresh_labels(NODES)] if labels else []
+        scratch = [make_labels(NODES)] if labels else []
         found.append(getattr(path, name)(*args, *scratch))
         for own in scratch:
             assert (own == -1).all()
@@ -89,7 +89,7 @@ def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
     graph = Graph.from_edges(*rng.integers(0, NODES, (2, 200)), NODES, rng.random(200))
     targets = np.array([1, 4, 5, 20])
     drawn, starts, edges, scale = oracles.draw_neighbors(
-        graph.indptr, graph.indices, targets, 3, *halves(1), fresh_labels(NODES)
+        graph.indptr, graph.indices, targets, 3, *split_key(1), make_labels(NODES)
     )
     nodes = np.arange(NODES) if everything else np.unique([*drawn, 2, 29])
     size = len(edges) + (len(targets) if kind != 1 else 0)
@@ -98,7 +98,7 @@ def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
     results = []
     for path in (loops, oracles):
         out = np.empty(5, np.int32), np.empty(size, np.int32), np.empty(size, dtype), np.empty(4, np.int64)
-        labels = fresh_labels(NODES)
+        labels = make_labels(NODES)
         path.fill_block(graph.indices, weights, targets, nodes, starts, edges, scale, inverse, kind, labels, *out)
         assert (labels == -1).all()
         results.append(out)
@@ -136,7 +136,7 @@ def test_products_and_rows_are_computed_alike(shape, dtype):
 def test_masks_are_drawn_alike(count, dtype):
     masks = np.empty(count, dtype), np.empty(count, dtype)
     for path, mask in zip((loops, oracles), masks, strict=True):
-        path.fill_mask(*halves(3**60), 77, dtype(256 / 179), mask)
+        path.fill_mask(*split_key(3**60), 77, dtype(256 / 179), mask)
     np.testing.assert_array_equal(*masks)
     assert set(np.unique(masks[0]).tolist()) <= {0.0, float(dtype(256 / 179))}
 
@@ -215,7 +215,7 @@ def test_stored_arrays_may_be_read_only(index):
     parts = [matrix.indptr.astype(index), matrix.indices.astype(index), matrix.data]
     for array in (*stored, *parts):
         array.flags.writeable = False
-    targets, key = np.arange(0, NODES, 4), halves(5)
+    targets, key = np.arange(0, NODES, 4), split_key(5)
     assert_equals_oracle("draw_neighbors", *stored, targets, 2, *key)
     assert_equals_oracle("neighbors_outside", *stored, targets)
     assert_equals_oracle("edges_between", *stored, targets, np.arange(NODES))
@@ -259,7 +259,7 @@ def test_layers_are_computed_alike(dtype, dropped):
     more, places = rng.standard_normal((4, 5)).astype(dtype), rng.permutation(12)[:4]
     found = []
     for path in (loops, oracles):
-        drops = *halves(9), np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
+        drops = *split_key(9), np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
         support, gated = np.empty((2, 12, 5), dtype)
         at_initial, at_hidden = np.empty((12, 5), dtype), np.empty((NODES, 5), dtype)
         path.gcnii_support(parts, hidden, drops, initial, rows, share, support)
@@ -283,7 +283,7 @@ def test_the_input_of_a_classifier_and_its_gradient_have_the_same_mask(dtype, dr
     hidden, back = rng.standard_normal((2, 12, 9)).astype(dtype)
     gradient, found = rng.standard_normal((12, 4)).astype(dtype), []
     for path in (loops, oracles):
-        drops = *halves(9), np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
+        drops = *split_key(9), np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
         read, at_bias, at_hidden = np.empty((12, 9), dtype), np.ones(4, dtype), back.copy()
         path.apply_mask(hidden, drops, read)
         path.finish_classifier_gradients(gradient, drops, at_bias, at_hidden)
@@ -322,7 +322,7 @@ def test_drawn_numbers_are_those_of_draw_distinct_where_they_are_distinct(path):
     told = set()
     for key in range(40):
         numbers = np.empty(12, np.int64)
-        distinct = path.draw_numbers(*halves(key << 64 | key), 100, numbers)
+        distinct = path.draw_numbers(*split_key(key << 64 | key), 100, numbers)
         assert distinct == (len(set(numbers.tolist())) == 12)
         assert (np.diff(numbers) >= 0).all()
         if distinct:
@@ -345,5 +345,5 @@ def test_losses_are_computed_alike_to_rounding(dtype):
 def test_a_fanout_above_every_degree_takes_all_and_needs_no_memory():
     graph = Graph.from_edges(*np.random.default_rng(0).integers(0, NODES, (2, 60)), NODES)
     targets = np.arange(NODES)
-    _, _, edges, _ = assert_equals_oracle("draw_neighbors", graph.indptr, graph.indices, targets, 2**40, *halves(1))
+    _, _, edges, _ = assert_equals_oracle("draw_neighbors", graph.indptr, graph.indices, targets, 2**40, *split_key(1))
     assert len(edges) == graph.num_edges

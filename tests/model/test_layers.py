@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model import sampler as sampler_module
 from glasu.model.backbones import BACKBONES
-from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, fresh_labels
+from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, make_labels
 from glasu.model.dropout import no_dropout
 from glasu.model.layers import (
     CustomLayer,
@@ -213,7 +213,7 @@ def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(nam
     torch.manual_seed(0)
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
-    draw = draw_neighbors(graph, targets, 2, 0, fresh_labels(NODES))
+    draw = draw_neighbors(graph, targets, 2, 0, make_labels(NODES))
     block = Adjacency(graph, pair.ours.normalization).block(targets, draw.nodes, draw)
     assert block.matrix.shape == (4, len(draw.nodes))
     assert len(draw.edges) < len(draw_all(graph, targets).edges)
@@ -350,7 +350,7 @@ def computed(
 ) -> Tensor:
     """Return all rows of an exact layer."""
     result = torch.full((len(targets), 6), torch.nan)
-    for rows, values in exact.exact_layer(model, sampler, 0, hidden, initial, targets):
+    for rows, values in exact.compute_exact_layer(model, sampler, 0, hidden, initial, targets):
         assert result[rows].isnan().all()  # every row once
         result[rows] = values
     return result

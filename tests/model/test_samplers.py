@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
-from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, fresh_labels, thinned
+from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
 from glasu.model.sampler import SAMPLERS, Sampler, sampler_class, training_batch
 from glasu.randomness import Stream
 
@@ -55,7 +55,7 @@ def ring(num_nodes: int) -> Graph:
 @quick
 @situation
 def test_a_drawn_set_is_sorted_and_contains_the_set_it_was_drawn_for(kind, graph, targets, fanout, seed):
-    draw = DRAWS[kind](graph, targets, fanout, seed, fresh_labels(NODES))
+    draw = DRAWS[kind](graph, targets, fanout, seed, make_labels(NODES))
     assert (np.diff(draw.nodes) > 0).all()
     assert np.isin(targets, draw.nodes).all()
     assert draw.nodes.dtype == np.int64
@@ -65,7 +65,7 @@ def test_a_drawn_set_is_sorted_and_contains_the_set_it_was_drawn_for(kind, graph
 @quick
 @situation
 def test_drawn_edges_are_distinct_edges_of_the_graph_between_the_two_sets(kind, graph, targets, fanout, seed):
-    draw = DRAWS[kind](graph, targets, fanout, seed, fresh_labels(NODES))
+    draw = DRAWS[kind](graph, targets, fanout, seed, make_labels(NODES))
     source, target = graph.edge_index()[:, draw.edges]
     np.testing.assert_array_equal(targets[draw.rows], target)
     assert np.isin(source, draw.nodes).all()
@@ -76,7 +76,7 @@ def test_drawn_edges_are_distinct_edges_of_the_graph_between_the_two_sets(kind, 
 @quick
 @situation
 def test_node_wise_sampling_takes_as_many_neighbours_of_each_node_as_the_fanout_allows(graph, targets, fanout, seed):
-    draw = draw_neighbors(graph, targets, fanout, seed, fresh_labels(NODES))
+    draw = draw_neighbors(graph, targets, fanout, seed, make_labels(NODES))
     degrees = np.diff(graph.indptr)[targets]
     np.testing.assert_array_equal(np.bincount(draw.rows, minlength=len(targets)), np.minimum(degrees, fanout))
     np.testing.assert_array_equal(draw.nodes, np.union1d(targets, graph.indices[draw.edges]))
@@ -86,7 +86,7 @@ def test_node_wise_sampling_takes_as_many_neighbours_of_each_node_as_the_fanout_
 @quick
 @situation
 def test_layer_wise_sampling_draws_new_neighbours_of_the_set_as_a_whole(graph, targets, fanout, seed):
-    draw = draw_layer(graph, targets, fanout, seed, fresh_labels(NODES))
+    draw = draw_layer(graph, targets, fanout, seed, make_labels(NODES))
     source, target = graph.edge_index()
     candidates = np.setdiff1d(source[np.isin(target, targets)], targets)
     drawn = np.setdiff1d(draw.nodes, targets)
@@ -100,7 +100,7 @@ def test_layer_wise_sampling_draws_new_neighbours_of_the_set_as_a_whole(graph, t
 @quick
 @situation
 def test_shared_sampling_draws_from_all_other_nodes(graph, targets, fanout, seed):
-    draw = draw_shared(graph, targets, fanout, seed, fresh_labels(NODES))
+    draw = draw_shared(graph, targets, fanout, seed, make_labels(NODES))
     source, target = graph.edge_index()
     count = min(NODES - len(targets), fanout * len(targets))
     assert len(draw.nodes) == len(targets) + count
@@ -128,7 +128,7 @@ def assert_uniform(counts: Counter, possible: int) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(4, 3), (4, 1), (5, 2), (7, 3), (6, 5), (3, 2)])
 def test_node_wise_sampling_draws_every_subset_of_the_neighbours_equally_often(degree, fanout):
-    graph, labels = star(degree), fresh_labels(degree + 1)
+    graph, labels = star(degree), make_labels(degree + 1)
     targets = np.zeros(1, np.int64)
     draws = (draw_neighbors(graph, targets, fanout, key, labels) for key in keys(3000))
     counts = Counter(tuple(draw.nodes[1:].tolist()) for draw in draws)
@@ -137,7 +137,7 @@ def test_node_wise_sampling_draws_every_subset_of_the_neighbours_equally_often(d
 
 def test_two_nodes_draw_independently_of_each_other():
     source, target = np.meshgrid(np.arange(2, 6), np.arange(2))
-    graph, labels = Graph.from_edges(source.ravel(), target.ravel(), 6), fresh_labels(6)
+    graph, labels = Graph.from_edges(source.ravel(), target.ravel(), 6), make_labels(6)
     counts: Counter = Counter()
     for key in keys(3000):
         draw = draw_neighbors(graph, np.arange(2), 3, key, labels)
@@ -148,13 +148,13 @@ def test_two_nodes_draw_independently_of_each_other():
 
 def test_layer_wise_sampling_draws_every_subset_of_the_candidates_equally_often():
     source, target = np.array([2, 3, 4, 4, 5, 1]), np.array([0, 0, 0, 1, 1, 0])  # node 4 is heard twice, 1 is inside
-    graph, labels = Graph.from_edges(source, target, 9), fresh_labels(9)
+    graph, labels = Graph.from_edges(source, target, 9), make_labels(9)
     draws = (draw_layer(graph, np.arange(2), 1, key, labels) for key in keys(3000))
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 6)
 
 
 def test_shared_sampling_draws_every_subset_of_the_other_nodes_equally_often():
-    graph, labels = star(6), fresh_labels(7)
+    graph, labels = star(6), make_labels(7)
     draws = (draw_shared(graph, np.array([3]), 2, key, labels) for key in keys(3000))
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 15)
 
@@ -168,9 +168,9 @@ def test_shared_sampling_draws_every_subset_of_the_other_nodes_equally_often():
 def test_a_thinned_draw_keeps_the_set_it_was_drawn_for_and_no_more_new_nodes_than_there_is_room_for(
     kind, graph, targets, fanout, seed, room
 ):
-    labels = fresh_labels(NODES)
+    labels = make_labels(NODES)
     draw = DRAWS[kind](graph, targets, fanout, seed, labels)
-    small = thinned(graph, targets, draw, room, seed + 1, labels)
+    small = thin_draw(graph, targets, draw, room, seed + 1, labels)
     assert (labels == -1).all()
     added, kept = (len(each.nodes) - len(targets) for each in (draw, small))
     assert kept == min(added, room)
@@ -186,9 +186,9 @@ def test_a_thinned_draw_keeps_the_set_it_was_drawn_for_and_no_more_new_nodes_tha
 
 
 def test_of_the_new_nodes_every_part_is_kept_equally_often():
-    graph, labels, targets = star(6), fresh_labels(7), np.zeros(1, np.int64)
+    graph, labels, targets = star(6), make_labels(7), np.zeros(1, np.int64)
     draw = draw_neighbors(graph, targets, 5, 1, labels)
-    kept = (thinned(graph, targets, draw, 2, key, labels).nodes.tolist() for key in keys(3000))
+    kept = (thin_draw(graph, targets, draw, 2, key, labels).nodes.tolist() for key in keys(3000))
     assert_uniform(Counter(tuple(nodes) for nodes in kept), 10)
 
 
@@ -311,14 +311,14 @@ def test_a_crowded_block_is_multiplied_as_a_dense_matrix_with_the_same_result():
         everything = np.arange(client.graph.num_nodes)
         block = client.block(everything, everything, client.draw(everything, 0, 0))
         assert (block.dense is not None) == dense
-    np.testing.assert_array_equal(crowded.exact_block(np.arange(8)).densified().dense, block_of(crowded).toarray())
+    np.testing.assert_array_equal(crowded.exact_block(np.arange(8)).add_dense_copy().dense, block_of(crowded).toarray())
 
 
 def test_a_dense_block_is_held_once():
     client = sampler(ring(8), sampler="full", batch_size=0)
     everything = np.arange(8)
     whole = client.block(everything, everything, client.draw(everything, 0, 0))
-    assert whole.densified() is whole
+    assert whole.add_dense_copy() is whole
     assert whole.at(everything) is whole
     assert whole.compact(client.adjacency.labels)[0] is whole
     draws = [client.draw(everything, 0, layer) for layer in range(4)]

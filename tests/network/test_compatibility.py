@@ -409,7 +409,7 @@ def test_a_party_that_would_run_other_settings_is_refused_alone_with_a_table_at_
     class Other(TrainingParty):
         def statement(self):
             changed = self.client.config.replace(train={"learning_rate": 0.125})
-            return {**super().statement(), "digest": changed.digest(), "settings": changed.comparable()}
+            return {**super().statement(), "digest": changed.digest(), "settings": changed.flatten()}
 
     server, rate = cluster.serve(), config.train.learning_rate
     error = cluster.join("b", Other).error()  # no other party has come yet

@@ -202,16 +202,13 @@ def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
 
 
 def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offers_now():
-    server = Server((welcome(), CLOSED), (welcome(run="cd" * 12, server="s2", payload={"new": 1}),))
+    other = welcome(run="cd" * 12, server="s2", payload={"new": 1})
+    server = Server((welcome(), CLOSED), (other, *numbered(BEGIN)))
     session = server.session()
     session.open()
     session.prepare(Toy().check_limits)
-    role = Role("waiting", session.await_attempt)
-    deadline = time.monotonic() + 10
-    while len(server.lines) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    server.lines[1].deliver(*numbered(BEGIN))
-    assert role.outcome(10).number == 1
+    assert session.await_attempt().number == 1
+    assert len(server.lines) == 2
 
 
 @pytest.mark.parametrize(

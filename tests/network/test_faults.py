@@ -193,7 +193,7 @@ def test_an_error_in_a_partys_data_is_explained_there_only(kits, tmp_path):
     assert b.error().exit_code == 2
     for role in (a, c, server):
         error = role.error()
-        assert "party 'b' failed: its data, or a file in its folder, cannot be used" in str(error)
+        assert "party 'b' failed: its data or a file in its folder cannot be used" in str(error)
         assert error.exit_code == 1
         assert "12345" not in str(error)
         assert "ben" not in str(error)

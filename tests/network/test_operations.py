@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
+from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
 from glasu.network.status import Status
 from support.cluster import Cluster
 from support.tiny import tiny
@@ -36,7 +36,7 @@ def watched_run(cluster):
     def look():
         return cluster.serving[-1].view() if cluster.serving else None
 
-    with metrics_served(ANYWHERE, look) as port:
+    with serve_metrics(ANYWHERE, look) as port:
         texts.append(scrape(port))
 
         def note(name):
@@ -138,31 +138,31 @@ def test_a_party_that_was_refused_is_counted(kits, tmp_path):
     [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:0", ("::1", 0))],
 )
 def test_metrics_are_for_this_machine_unless_a_host_is_given(text, address):
-    assert metrics_address(text) == address
+    assert parse_metrics_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "x", "70000", "host:", "host:x"])
 def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match="--metrics"):
-        metrics_address(text)
+        parse_metrics_address(text)
 
 
 @pytest.mark.parametrize(("metrics", "listen"), [("9443", "0.0.0.0:9443"), ("[::1]:9443", "[::1]:9443")])
 def test_metrics_where_the_parties_are_to_come_are_refused(metrics, listen):
-    with pytest.raises(ConfigError, match="is the address of --listen, too"):
-        refuse_where_parties_come(metrics, listen)
-    refuse_where_parties_come("9464", listen)
-    refuse_where_parties_come("0", "127.0.0.1:0")
+    with pytest.raises(ConfigError, match="equals --listen"):
+        refuse_shared_address(metrics, listen)
+    refuse_shared_address("9464", listen)
+    refuse_shared_address("0", "127.0.0.1:0")
 
 
 def test_a_port_that_is_taken_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(ConfigError, match="choose another port"), metrics_served(address, lambda: None):
+        with pytest.raises(ConfigError, match="choose another port"), serve_metrics(address, lambda: None):
             pass
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"glasu\[metrics\]"), metrics_served(ANYWHERE, lambda: None):
+    with pytest.raises(ConfigError, match=r"glasu\[metrics\]"), serve_metrics(ANYWHERE, lambda: None):
         pass

@@ -115,5 +115,5 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="No space left on device") as full:
         state.update(run="00")
     assert str(full.value).startswith(f"{tmp_path / 'serving.json'}: ")
-    assert str(tmp_path) not in full.value.public
+    assert str(tmp_path) not in full.value.public_message
     assert state.value.run is None

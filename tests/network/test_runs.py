@@ -52,7 +52,7 @@ def test_the_servers_report_lists_settings_without_effect(kits, tmp_path):
     config = config.replace(train={"sampler": "auto", "sampled_evaluation": True})
     served, _ = Cluster(config, parties, kits, tmp_path).run()
     simulated = simulate(parties, config).report
-    assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"asked": True, "used": False}}
+    assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"requested": True, "used": False}}
     assert_same_run(served, simulated)
 
 

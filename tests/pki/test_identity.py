@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from glasu.data.party import Graph, PartyData
 from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
-from glasu.pki.authority import issue, new_authority
+from glasu.pki.authority import issue, make_authority
 from glasu.pki.certificate import read_certificate
 from glasu.pki.identity import SERVER, check_roster, identity_uri, name_in_uri, parse_hosts
 from glasu.pki.kit import pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-AUTHORITY = new_authority(NOW)
+AUTHORITY = make_authority(NOW)
 quick = settings(deadline=None)
 CHARACTERS = st.one_of(st.sampled_from(string.ascii_letters + " -_.%:@,=~"), st.characters(codec="utf-8"))
 

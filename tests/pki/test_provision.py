@@ -14,7 +14,7 @@ from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import hold_folder
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, find_valid_predecessors, provision, remove, renew, revoke
-from glasu.pki.refusal import refusal
+from glasu.pki.refusal import find_refusal
 from support.crashes import crash_at_rename
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -150,7 +150,7 @@ def test_names_that_need_care_make_kits_that_open(tmp_path):
     assert [kit.name for kit in kits] == ["server", *names]
     assert kits[0].roster == tuple(names)
     for kit in kits[1:]:
-        assert refusal(kit.certificate_pem, kits[0], claimed=kit.name) == ""
+        assert find_refusal(kit.certificate_pem, kits[0], claimed=kit.name) == ""
     assert [kit.name for kit in renew(tmp_path, names)] == names  # the dated names fit too
 
 
@@ -164,7 +164,7 @@ def test_a_renewed_kit_has_a_new_key_and_the_old_one_is_kept_aside_unchanged(out
     assert new.serial != old.serial
     assert new.name == "a"
     server = open_kit(out / "server")
-    assert [refusal(kit.certificate_pem, server) for kit in (old, new)] == ["", ""]
+    assert [find_refusal(kit.certificate_pem, server) for kit in (old, new)] == ["", ""]
 
 
 def test_renewing_twice_in_a_second_keeps_both(out):
@@ -202,7 +202,7 @@ def test_an_added_party_comes_last_in_the_roster_and_is_served(out):
     (kit,) = add(out, ["d"])
     server = open_kit(out / "server")
     assert server.roster == ("a", "b", "c", "d")
-    assert refusal(kit.certificate_pem, server) == ""
+    assert find_refusal(kit.certificate_pem, server) == ""
     assert (out / "server" / "certificate.pem").read_bytes() == certificate
     assert {name: contents(out / name) for name in "abc"} == {name: others[name] for name in "abc"}
 
@@ -212,8 +212,8 @@ def test_a_removed_party_is_off_the_roster_and_the_others_keep_their_order(out):
     remove(out, ["b"])
     server = open_kit(out / "server")
     assert server.roster == ("a", "c")
-    assert "not on the roster" in refusal(before.certificate_pem, server)
-    assert refusal(open_kit(out / "c").certificate_pem, server) == ""
+    assert "not on the roster" in find_refusal(before.certificate_pem, server)
+    assert find_refusal(open_kit(out / "c").certificate_pem, server) == ""
     assert not (out / "b").exists()
     assert len(list((out / "retired").glob("b-*"))) == 1
 
@@ -231,8 +231,8 @@ def test_a_name_that_was_removed_may_be_added_again_and_its_old_kit_stays_refuse
     (new,) = add(out, ["b"])
     server = open_kit(out / "server")
     assert server.roster == ("a", "c", "b")
-    assert "revoked" in refusal(old.certificate_pem, server)
-    assert refusal(new.certificate_pem, server) == ""
+    assert "revoked" in find_refusal(old.certificate_pem, server)
+    assert find_refusal(new.certificate_pem, server) == ""
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_a_revoked_party_is_refused_until_it_has_a_new_kit_and_the_others_are_se
     server = open_kit(out / "server")
     assert server.revoked == {first.serial, second.serial}
     for kit in (first, second):
-        assert "revoked" in refusal(kit.certificate_pem, server)
-    assert refusal(open_kit(out / "b").certificate_pem, server) == ""
+        assert "revoked" in find_refusal(kit.certificate_pem, server)
+    assert find_refusal(open_kit(out / "b").certificate_pem, server) == ""
     (third,) = renew(out, ["a"])
-    assert refusal(third.certificate_pem, open_kit(out / "server")) == ""
+    assert find_refusal(third.certificate_pem, open_kit(out / "server")) == ""
 
 
 def test_what_was_revoked_stays_revoked_in_a_renewed_server_kit_and_when_revoked_again(out):
@@ -370,7 +370,7 @@ def test_after_a_crash_every_kit_is_whole_or_absent_and_renewing_completes_them(
         renew(tmp_path, [name for name in names if name not in present])
     server = open_kit(tmp_path / "server")
     for name in ("a", "b"):
-        assert refusal(open_kit(tmp_path / name).certificate_pem, server) == ""
+        assert find_refusal(open_kit(tmp_path / name).certificate_pem, server) == ""
 
 
 @pytest.mark.parametrize("after", range(2))
@@ -381,7 +381,7 @@ def test_after_a_crash_of_a_renewal_the_old_kit_is_somewhere_and_renewing_works(
     kept = [open_kit(path.parent).serial for path in out.rglob("kit.toml") if path.parent.name.startswith("a")]
     assert kept == [old.serial]
     (new,) = renew(out, ["a"])
-    assert refusal(new.certificate_pem, open_kit(out / "server")) == ""
+    assert find_refusal(new.certificate_pem, open_kit(out / "server")) == ""
 
 
 def test_after_a_crash_of_an_addition_renewing_makes_the_kit_and_tells_the_server(out):
@@ -389,7 +389,7 @@ def test_after_a_crash_of_an_addition_renewing_makes_the_kit_and_tells_the_serve
         add(out, ["d"])
     assert not (out / "d").exists()
     (kit,) = renew(out, ["d"])
-    assert refusal(kit.certificate_pem, open_kit(out / "server")) == ""
+    assert find_refusal(kit.certificate_pem, open_kit(out / "server")) == ""
 
 
 def test_a_crash_between_the_register_and_the_list_is_healed_by_revoking_again(out):

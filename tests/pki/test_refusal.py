@@ -13,19 +13,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.authority import Signed, issue, make_authority
 from glasu.pki.kit import Kit, open_kit, pem
-from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.refusal import find_refusal, read_peer_name
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 quick = settings(deadline=None)
-AUTHORITY = new_authority(NOW - 10 * DAY)
+AUTHORITY = make_authority(NOW - 10 * DAY)
 GOOD = pem(issue(AUTHORITY, "a", (), NOW, 30).certificate)
 
 
 def a_kit(role: str, **changes: object) -> Kit:
-    """A kit that exists in memory only; `refusal` reads no file."""
+    """A kit that exists in memory only; `find_refusal` reads no file."""
     own = issue(AUTHORITY, "server" if role == "server" else "a", ["localhost"], NOW, 30).certificate
     kit = Kit(
         folder=None,  # type: ignore[arg-type]
@@ -78,9 +78,9 @@ REFUSED = {
     "a key instead": (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "cannot be read"),
     "two at once": (GOOD + GOOD, "cannot be read"),
     "self-signed": (self_signed(), "self-signed"),
-    "other CA": (pem(issue(new_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
+    "other CA": (pem(issue(make_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
     "our CA's name, another key": (
-        odd("glasu:party:a", signer=Signed(AUTHORITY.certificate, new_authority(NOW).key)),
+        odd("glasu:party:a", signer=Signed(AUTHORITY.certificate, make_authority(NOW).key)),
         "another CA",
     ),
     "expired": (pem(issue(AUTHORITY, "a", (), NOW - 3 * DAY, 1).certificate), "expired on"),
@@ -109,47 +109,49 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_the_server_says_why_a_certificate_is_not_served(kind):
     presented, said = REFUSED[kind]
-    reason = refusal(presented, SERVER_KIT, now=NOW)
+    reason = find_refusal(presented, SERVER_KIT, now=NOW)
     assert said in reason
     assert len(reason.splitlines()) == 1
 
 
 def test_a_party_of_the_roster_is_served():
-    assert refusal(GOOD, SERVER_KIT, now=NOW) == ""
-    assert peer_name(GOOD) == "a"
+    assert find_refusal(GOOD, SERVER_KIT, now=NOW) == ""
+    assert read_peer_name(GOOD) == "a"
 
 
 def test_a_revoked_certificate_is_refused_and_the_next_one_of_the_party_is_not():
     old, new = (issue(AUTHORITY, "a", (), NOW, 30).certificate for _ in range(2))
     kit = replace(SERVER_KIT, revoked=frozenset([old.serial_number]))
-    reason = refusal(pem(old), kit, now=NOW)
+    reason = find_refusal(pem(old), kit, now=NOW)
     assert "'a' is revoked" in reason
     assert f"{old.serial_number:x}" in reason
-    assert refusal(pem(new), kit, now=NOW) == ""
+    assert find_refusal(pem(new), kit, now=NOW) == ""
 
 
 def test_party_b_cannot_speak_for_party_a():
-    assert refusal(GOOD, SERVER_KIT, claimed="a", now=NOW) == ""
-    reason = refusal(GOOD, SERVER_KIT, claimed="b\n", now=NOW)
+    assert find_refusal(GOOD, SERVER_KIT, claimed="a", now=NOW) == ""
+    reason = find_refusal(GOOD, SERVER_KIT, claimed="b\n", now=NOW)
     assert "calls itself 'b\\n'" in reason
     assert "that of 'a'" in reason
 
 
 def test_a_party_talks_to_the_server_only():
-    assert refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
-    assert "is a party's, and a server's is needed" in refusal(GOOD, PARTY_KIT, now=NOW)
-    assert "not for the use of a server" in refusal(odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW)
+    assert find_refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
+    assert "is a party's, and a server's is needed" in find_refusal(GOOD, PARTY_KIT, now=NOW)
+    assert "not for the use of a server" in find_refusal(
+        odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW
+    )
 
 
 def test_validity_is_judged_by_the_present_unless_told_otherwise():
-    assert refusal(GOOD, SERVER_KIT) == ""
-    assert "expired" in refusal(GOOD, SERVER_KIT, now=NOW + 31 * DAY)
+    assert find_refusal(GOOD, SERVER_KIT) == ""
+    assert "expired" in find_refusal(GOOD, SERVER_KIT, now=NOW + 31 * DAY)
 
 
 @quick
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_check_fail(content):
-    assert refusal(content, SERVER_KIT, now=NOW) != ""
+    assert find_refusal(content, SERVER_KIT, now=NOW) != ""
 
 
 @quick
@@ -159,12 +161,12 @@ def test_a_certificate_with_one_byte_changed_is_refused(where, change):
     der[where % len(der)] ^= change
     body = base64.encodebytes(bytes(der)).decode()
     text = f"-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n"
-    assert refusal(text.encode(), SERVER_KIT, now=NOW) != ""
+    assert find_refusal(text.encode(), SERVER_KIT, now=NOW) != ""
 
 
 def test_kits_on_disk_recognise_each_other(kits, foreign):
     server, party, stranger = open_kit(kits / "server"), open_kit(kits / "b"), open_kit(foreign / "b")
-    assert refusal(party.certificate_pem, server) == ""
-    assert refusal(server.certificate_pem, party) == ""
-    assert "another CA" in refusal(stranger.certificate_pem, server)
-    assert "another CA" in refusal(server.certificate_pem, stranger)
+    assert find_refusal(party.certificate_pem, server) == ""
+    assert find_refusal(server.certificate_pem, party) == ""
+    assert "another CA" in find_refusal(stranger.certificate_pem, server)
+    assert "another CA" in find_refusal(server.certificate_pem, stranger)

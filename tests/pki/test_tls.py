@@ -20,7 +20,7 @@ import pytest
 
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.provision import provision, renew, revoke
-from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.refusal import find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 OPENSSL = shutil.which("openssl")
@@ -188,9 +188,9 @@ def serving(kit: Kit) -> Iterator[int]:
 
     def answer(request: bytes, call: Any) -> bytes:
         presented = call.auth_context()["x509_pem_cert"][0]
-        if reason := refusal(presented, kit):
+        if reason := find_refusal(presented, kit):
             call.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-        return str(peer_name(presented)).encode()
+        return str(read_peer_name(presented)).encode()
 
     handler = grpc.unary_unary_rpc_method_handler(answer)
     server = grpc.server(ThreadPoolExecutor(2))

@@ -101,7 +101,7 @@ def broken_at(name, tmp_path, caplog, places):
         again = simulate(parties, config, checkpoints=folder, workers=1).report
         assert outcome(again) == unbroken, f"broken at message {number}"
         assert len(caplog.messages) <= 1
-    assert caplog.messages[0].startswith("going on after round")
+    assert caplog.messages[0].startswith("resuming after round")
 
 
 def test_a_run_may_be_broken_again_and_again(tmp_path):
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_older_one_used(kind, tmp_path, 
     lines = caplog.messages
     assert newer.name in lines[0]
     assert "not used" in lines[0]
-    assert lines[1] == f"going on after round {int(older.stem[-3:])} of {ROUNDS}."
+    assert lines[1] == f"resuming after round {int(older.stem[-3:])} of {ROUNDS}."
     assert outcome(report) == outcome(simulate(parties, config).report)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torch_geometric.nn import SAGEConv
 
+from glasu.config import TrainConfig
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.simulation import simulate
@@ -348,8 +349,8 @@ def test_a_folder_without_a_model_says_where_one_was_looked_for_and_who_writes_i
 
 
 def test_models_and_predictions_are_their_owners_alone(folder, tmp_path):
-    write_predictions(tmp_path / "p.csv", np.arange(2), np.eye(2), ("x", "y"), "multiclass")
-    write_predictions(tmp_path / "p.parquet", np.arange(2), np.eye(2), ("x", "y"), "multiclass")
+    write_predictions(tmp_path / "p.csv", np.arange(2), np.eye(2), ("x", "y"), TrainConfig())
+    write_predictions(tmp_path / "p.parquet", np.arange(2), np.eye(2), ("x", "y"), TrainConfig())
     written = [*folder.iterdir(), *tmp_path.glob("p.*")]
     assert len(written) == 6
     assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
@@ -368,7 +369,7 @@ def test_predictions_are_durable_before_they_have_their_name_and_so_is_the_name_
 
     monkeypatch.setattr("os.fsync", fsync)
     monkeypatch.setattr(Path, "replace", rename)
-    write_predictions(tmp_path / name, np.arange(2), np.eye(2), ("x", "y"), "multiclass")
+    write_predictions(tmp_path / name, np.arange(2), np.eye(2), ("x", "y"), TrainConfig())
     written = done[0]
     assert done == [written, (written, tmp_path / name), tmp_path]
     assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.randomness import below, contains, words
+from glasu.randomness import draw_words, find_members, scale_words
 
 Ids = NDArray[np.int64]
 Labels = NDArray[np.int32]
@@ -17,7 +17,7 @@ Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, th
 
 
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids) -> bool:
-    numbers[:] = np.sort(below(words(low, high, np.arange(len(numbers))), population))
+    numbers[:] = np.sort(scale_words(draw_words(low, high, np.arange(len(numbers))), population))
     return bool((numbers[1:] > numbers[:-1]).all())
 
 
@@ -33,7 +33,7 @@ def draw_neighbors(
     chosen = np.empty((len(crowded), fanout if len(crowded) else 0), np.int64)
     for step in range(fanout if len(crowded) else 0):  # Floyd: below top + 1, or top where that one was drawn before
         top = degrees[crowded] - fanout + step
-        pick = below(words(low, high, crowded * fanout + step), top + 1)
+        pick = scale_words(draw_words(low, high, crowded * fanout + step), top + 1)
         again = (chosen[:, :step] == pick[:, None]).any(axis=1)
         chosen[:, step] = np.where(again, top, pick)
     if len(crowded):
@@ -45,7 +45,7 @@ def draw_neighbors(
 
 def _fresh(sources: NDArray[np.integer], targets: Ids) -> Ids:
     found = np.unique(sources).astype(np.int64)
-    fresh: Ids = found[~contains(targets, found)]
+    fresh: Ids = found[~find_members(targets, found)]
     return fresh
 
 
@@ -158,7 +158,7 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
 
 
 def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> None:
-    found = words(low, high, np.arange(-(-len(draws) // 8))).astype("<u8", copy=False)
+    found = draw_words(low, high, np.arange(-(-len(draws) // 8))).astype("<u8", copy=False)
     draws[:] = found.view(np.uint8)[: len(draws)]
 
 

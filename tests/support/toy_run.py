@@ -330,9 +330,15 @@ class Federation:
     servers: list[ToyServer] = field(default_factory=list)
     parties: dict[str, list[ToyParty]] = field(default_factory=dict)
 
+    outside: int = 0  # port of a server in another process
+
     @property
     def port(self) -> int:
-        return self.servers[-1].port
+        return self.outside or self.servers[-1].port
+
+    def connect_to(self, port: int) -> None:
+        """Join a server in another process."""
+        self.outside = port
 
     def serve(self, **options: Any) -> Role:
         listen = f"localhost:{self.port}" if self.servers else "localhost:0"

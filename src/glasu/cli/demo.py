@@ -1,7 +1,7 @@
-"""glasu demo: see it work in a minute, on built-in data.
+"""glasu demo: compare all methods on built-in data, in about a minute.
 
-Three departments of a news service know different things about the same users. The demo trains what each could do
-alone, what they could do with all data in one place, and what GLASU does without moving features or edges.
+Three departments of a news service have different data about the same users. The demo trains each department alone,
+all of them with pooled data, and all of them with GLASU, which does not move features or edges.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from glasu.cli.arguments import named_path, output_folder
+from glasu.cli.arguments import make_output_folder, parse_path
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 
 EXAMPLE = "glasu demo --out runs/demo"
 TITLE = "GLASU on a news service's users"
 INTRODUCTION = (
-    "Three departments of a news service know different things about the same users: a professional, a personal and a "
-    "follower network, each with features of its own. They predict every user's main interest: with all data in one "
-    "place (centralized), each alone (standalone), exchanging every layer (simulated), and with GLASU, which exchanges "
-    "two of four layers once per Q updates."
+    "Three departments of a news service have different data about the same users: a professional, a personal and a "
+    "follower network, with different features. They predict the main interest of every user in four ways: with pooled "
+    "data (centralized), alone (standalone), with an exchange at every layer (simulated), and with GLASU, which "
+    "exchanges two of four layers once per Q updates."
 )
 METHODS: dict[str, dict[str, Any]] = {
     "centralized": {"method": "centralized"},
@@ -32,10 +32,10 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=named_path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
+        "--out", type=parse_path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
     )
     parser.add_argument("--rounds", type=int, default=80, metavar="T", help="rounds per method (80)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of data, splits and weights (0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of data, splits and weights (0)")
 
 
 def demo_config(num_rounds: int, seed: int) -> RunConfig:
@@ -49,29 +49,29 @@ def demo_config(num_rounds: int, seed: int) -> RunConfig:
 
 def run(args: argparse.Namespace) -> None:
     base = demo_config(args.rounds, args.seed)
-    out = output_folder(args.out)
+    out = make_output_folder(args.out)
 
     from rich.console import Console
     from rich.table import Table
 
-    from glasu.cli.progress import shown
+    from glasu.cli.progress import show_progress
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
-    from glasu.html_report import HEADINGS, render, table_row
+    from glasu.html_report import HEADINGS, format_row, render_report
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
     for name, changes in METHODS.items():
         config = base.replace(train=changes)
-        with shown(name, config.train.num_rounds) as observe:
+        with show_progress(name, config.train.num_rounds) as observe:
             reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
         folder = name.lower().replace(" q=", "-")
         write_atomically(out / folder / "report.json", reports[name].to_json().encode())
-    write_atomically(out / "report.html", render(TITLE, INTRODUCTION, reports).encode())
+    write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
     table = Table(title=TITLE)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for name, report in reports.items():
-        table.add_row(name, *table_row(report))
+        table.add_row(name, *format_row(report))
     Console().print(table)
-    print(f"curves over rounds and over bytes: {out / 'report.html'}")
+    print(f"learning curves: {out / 'report.html'}")

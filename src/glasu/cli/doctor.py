@@ -1,8 +1,8 @@
-"""glasu doctor: check before a run whether it can take place.
+"""glasu doctor: check before a run that all parties and the server are ready.
 
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
-certificates, connections, clocks, versions, disks, folders, data and ids, shows the same verdict everywhere, and exits
-with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
+certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same verdict everywhere and
+exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_overrides, gibibytes, named_path, seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    add_overrides,
+    parse_gibibytes,
+    parse_path,
+    parse_seconds,
+)
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
@@ -27,15 +34,17 @@ EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "subject", type=named_path, metavar="PARTY|RUN.toml", help="at a party its folder, at the server the settings"
+        "subject", type=parse_path, metavar="PARTY|RUN.toml", help="at a party: its folder; at the server: the settings"
     )
     add_overrides(parser, "at the server: override one setting; may be given several times")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--server", metavar="HOST:PORT", help="at a party: where the server listens")
+    where.add_argument("--server", metavar="HOST:PORT", help="at a party: the address of the server")
     where.add_argument("--listen", metavar="HOST:PORT", help="at the server: address that the parties connect to")
-    parser.add_argument("--kit", type=named_path, required=True, metavar="KIT", help="from glasu provision")
     parser.add_argument(
-        "--out", type=named_path, required=True, metavar="DIR", help="folder that the run will write to"
+        "--kit", type=parse_path, required=True, metavar="KIT", help="the kit of this role, from glasu provision"
+    )
+    parser.add_argument(
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder that the run will write to"
     )
     parser.add_argument(
         "--missing",
@@ -44,31 +53,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at a party: replacement for missing feature values (refuse)",
     )
     parser.add_argument(
-        "--expect", type=named_path, metavar="RUN.toml", help="at a party: the settings that were agreed on"
+        "--expect", type=parse_path, metavar="RUN.toml", help="at a party: refuse settings that differ from these"
     )
     parser.add_argument("--run", dest="only", metavar="ID", help="at a party: as for glasu join")
-    parser.add_argument("--max-memory", type=gibibytes, metavar="GIB", help="at a party: as for glasu join")
+    parser.add_argument("--max-memory", type=parse_gibibytes, metavar="GIB", help="at a party: as for glasu join")
     parser.add_argument("--metrics", metavar="[HOST:]PORT", help="at the server: check that this address is free")
     parser.add_argument("--on-invalid-message", choices=("abort", "wait"), help="at the server: as for glasu serve")
     parser.add_argument(
-        "--fresh", action="store_true", help="report what starting over would remove; nothing is removed now"
+        "--fresh", action="store_true", help="list the files that a fresh start would remove; nothing is removed now"
     )
     parser.add_argument(
-        "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
+        "--wait", type=parse_seconds, default=600.0, metavar="SECONDS", help="how long to wait for the others (600)"
     )
-    add_log(parser)
+    add_extensions(parser)
+    add_log_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.server and args.overrides:
-        raise ConfigError(f"--set {args.overrides[0]}: the server has the settings; set it there.")
+        raise ConfigError(f"--set {args.overrides[0]}: settings belong to the server; pass this option there.")
     elsewhere, where = (
         (("metrics", "on_invalid_message"), "server") if args.server else (("expect", "only", "max_memory"), "parties")
     )
     for name in elsewhere:
         if getattr(args, name) is not None:
             option = {"only": "--run"}.get(name, f"--{name.replace('_', '-')}")
-            raise ConfigError(f"{option} is for the {where}; leave it out here.")
+            raise ConfigError(f"{option} is an option of the {where}; remove it here.")
     verdict = _at_party(args) if args.server else _at_server(args)
     for line in verdict.lines():
         print(line)
@@ -109,22 +119,22 @@ def _at_server(args: argparse.Namespace) -> Verdict:
         def observe(event: RoleEvent) -> None:
             if isinstance(event, Listening):
                 host = address.rpartition(":")[0]
-                log.notice(f"listening on {host}:{event.port}, waiting for {', '.join(roster)}")
+                log.write_notice(f"listening on {host}:{event.port}, waiting for {', '.join(roster)}")
 
         options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, wait=args.wait, observer=observe)
         return examine(options, own)
 
 
 def _check_metrics(text: str, listen: str) -> Finding:
-    """Try to listen at the address for Prometheus."""
-    from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
+    """Check that the metrics address is free."""
+    from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
     from glasu.network.findings import Finding
 
-    refuse_where_parties_come(text, listen)
-    address = metrics_address(text)
+    refuse_shared_address(text, listen)
+    address = parse_metrics_address(text)
     try:
-        with metrics_served(address, lambda: None):
-            return Finding("metrics", "good", "the address for Prometheus is free")
+        with serve_metrics(address, lambda: None):
+            return Finding("metrics", "good", "the metrics address is free")
     except ConfigError as error:
         return Finding("metrics", "bad", str(error).rstrip("."))
 
@@ -143,7 +153,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     address = check_address(args.server, "--server")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     if not args.subject.is_dir():
-        raise ConfigError(f"{args.subject}: there is no such folder; name the party's folder, with party.toml in it.")
+        raise ConfigError(f"{args.subject}: no such folder; give the folder of the party, which contains party.toml.")
     folder_name = args.subject.resolve().name
     with Log(args, folder_name):
         log = logging.getLogger(f"glasu.party.{folder_name}")
@@ -176,7 +186,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
 
 def _read_data(folder: Path, missing: str, log: logging.Logger) -> tuple[PartyData | None, list[Finding]]:
-    """Read the party's data; a finding says if that fails."""
+    """Read the data of the party. If that fails, return a finding."""
     from glasu.data.folders import read_party_once
     from glasu.network.doctor.machine import log_detail
     from glasu.network.findings import Finding

@@ -1,9 +1,9 @@
 """glasu join: take part in a training between organisations, with one party's data.
 
-The data stays here; report.json counts everything that leaves. The server sends the settings, which are shown. With
---expect, other settings are refused. After a crash, start the same command again: it continues. It writes report.json
-and model/. With --predict the party takes part in a prediction with the trained model instead. A party that requested
-nodes, or has the labels, receives predictions.csv (or .parquet).
+The data stays here; report.json counts everything that leaves. The server sends the settings, and this command prints
+them. With --expect, it refuses other settings. After a crash, start the same command again: it resumes. It writes
+report.json and model/. With --predict, the party takes part in a prediction with the trained model instead. A party
+that requested nodes, or that has the labels, receives predictions.csv (or .parquet).
 """
 
 from __future__ import annotations
@@ -13,31 +13,38 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, gibibytes, named_path, output_folder, seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    make_output_folder,
+    parse_gibibytes,
+    parse_path,
+    parse_seconds,
+)
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
     from glasu.cli.log import Log
     from glasu.network.options import JoinOptions
 
-INTERRUPTED = "the other parties wait; the same command continues"
-WAIT = "wait until it ends, or end it"  # in another folder this party would be another process
+INTERRUPTED = "the other parties wait; start the same command again to resume"
+WAIT = "wait until it ends, or end it"  # another folder is no remedy: this party would join twice
 NOTHING = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("party", type=named_path, metavar="PARTY", help="the party's folder: party.toml, nodes, edges")
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where glasu serve listens")
+    parser.add_argument("party", type=parse_path, metavar="PARTY", help="the party's folder: party.toml, nodes, edges")
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the address of glasu serve")
     parser.add_argument(
-        "--kit", type=named_path, required=True, metavar="KIT", help="the party's, from glasu provision"
+        "--kit", type=parse_path, required=True, metavar="KIT", help="the kit of the party, from glasu provision"
     )
     parser.add_argument(
-        "--out", type=named_path, required=True, metavar="DIR", help="folder for results and checkpoints"
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder for results and checkpoints"
     )
-    parser.add_argument("--expect", type=named_path, metavar="RUN.toml", help="refuse settings that differ from these")
+    parser.add_argument("--expect", type=parse_path, metavar="RUN.toml", help="refuse settings that differ from these")
     parser.add_argument(
-        "--run", dest="only", metavar="ID", help="take part in this run only: `run` in the server's serving.json"
+        "--run", dest="only", metavar="ID", help="join only this run; the id is `run` in the server's serving.json"
     )
     parser.add_argument(
         "--missing",
@@ -46,11 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replacement for missing feature values (refuse)",
     )
     parser.add_argument(
-        "--wait", type=seconds, default=600.0, metavar="SECONDS", help="how long the server may be away (600)"
+        "--wait",
+        type=parse_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for the server to reconnect (600)",
     )
     parser.add_argument(
         "--max-memory",
-        type=gibibytes,
+        type=parse_gibibytes,
         metavar="GIB",
         help="refuse settings whose model needs more memory (half of this machine's)",
     )
@@ -60,21 +71,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NOTHING,
         metavar="IDS",
-        help="after the training: request the class probabilities of the ids in this .csv or .parquet file; without a "
-        "file, help the others to predict",
+        help="after the training: request class probabilities of the ids in this .csv or .parquet file; without a "
+        "file, only help the others to predict",
     )
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start over, even if DIR holds an unfinished run; not for continuing after a stop",
+        help="start over even if DIR holds an unfinished run; do not use it to resume",
     )
-    add_log(parser)
+    add_extensions(parser)
+    add_log_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.predict is not None and (args.fresh or args.expect):
         extra = "--fresh" if args.fresh else "--expect"
-        raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; leave it out.")
+        raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; remove this option.")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
 
     from glasu.cli.log import Log
@@ -88,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     raise_descriptor_limit()
     refuse_contents_of_others(args.out, "party", kit.name)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
-    out = output_folder(args.out)
+    out = make_output_folder(args.out)
 
     from glasu.data.folders import read_party_once
     from glasu.network.options import JoinOptions
@@ -118,13 +130,13 @@ def _train(options: JoinOptions, log: Log) -> None:
     from glasu.network.join import join
 
     report = join(options)
-    log.finished(options.out / "report.json")
+    log.write_finished(options.out / "report.json")
     sent, name = report["traffic"]["bytes_to_server"] / 1e6, options.party.name
     print(f"{name}: finished; {sent:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
 
 
 def _predict(options: JoinOptions, log: Log, args: argparse.Namespace) -> None:
-    """Take part in a prediction, and print what this party received."""
+    """Take part in a prediction and print the result of this party."""
     import numpy as np
 
     from glasu.data.query_ids import find_query_nodes
@@ -137,8 +149,8 @@ def _predict(options: JoinOptions, log: Log, args: argparse.Namespace) -> None:
         query = Query(nodes, args.predict.suffix.removeprefix("."))
     predicted = join_prediction(options, query)
     file = None if predicted.file is None else str(predicted.file)
-    log.finished(options.out / "prediction.json", predictions=file)
+    log.write_finished(options.out / "prediction.json", predictions=file)
     if file is None:
-        print(f"{options.party.name}: took part in the prediction and received no class probabilities.")
+        print(f"{options.party.name}: the prediction is finished; this party received no class probabilities.")
     else:
         print(f"{file}: {len(predicted.nodes)} nodes")

@@ -1,4 +1,4 @@
-"""The log of a role of a network run on standard error: lines for people, or one JSON object per line for programs."""
+"""Write the log of a command to standard error: text lines, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from glasu.cli.arguments import record
-from glasu.cli.progress import Patience, describe, say, so_far
+from glasu.cli.arguments import format_event
+from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
 from glasu.network.status import Status
 from glasu.protocol.requests import Evaluated, Evaluating
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_log(prefix: str = "", *, quiet: bool = False) -> Iterator[None]:
-    """Write the library's log to standard error while the block lasts; if quiet, warnings and errors only."""
+    """Write the log of the library to standard error during the block; if quiet, only warnings and errors."""
     handler = _LineHandler(prefix)
     handler.setLevel(logging.WARNING if quiet else logging.INFO)
     logger = logging.getLogger("glasu")
@@ -49,11 +49,11 @@ class _LineHandler(logging.Handler):
         self._prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
-        say([f"{self._prefix}{record.getMessage()}"])
+        print_lines([f"{self._prefix}{record.getMessage()}"])
 
 
 class Log(logging.Handler):
-    """Writes the log and the events of one role while its block lasts. Threads may write at once."""
+    """Writes the log and the events of one role during its block. Several threads may write at the same time."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Log(logging.Handler):
         role: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Prepare to write as the arguments ask.
+        """Read the log options.
 
         Args:
             args: the command, --log-format and --quiet.
@@ -74,7 +74,7 @@ class Log(logging.Handler):
         self._write_lock, self._patience = threading.Lock(), Patience(time.monotonic)
 
     def __enter__(self) -> Log:
-        """Receive the records of all loggers of GLASU."""
+        """Start to receive the records of all GLASU loggers."""
         logger = logging.getLogger("glasu")
         logger.addHandler(self)
         logger.setLevel(logging.INFO)
@@ -86,11 +86,11 @@ class Log(logging.Handler):
         logging.getLogger("glasu").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record of a logger; also when quiet."""
-        self.notice(record.getMessage())
+        """Write a log record, also if quiet."""
+        self.write_notice(record.getMessage())
 
-    def notice(self, line: str) -> None:
-        """Write a line; also when quiet."""
+    def write_notice(self, line: str) -> None:
+        """Write a line, also if quiet."""
         self._write(line, "notice", message=line)
 
     def observe(self, event: RoleEvent) -> None:
@@ -101,15 +101,15 @@ class Log(logging.Handler):
             who = "" if self._role == "server" else f"{self._role}: "
             self._write(f"{who}{event.line()}", "round", **dataclasses.asdict(event))
         elif isinstance(event, Evaluated):
-            self._patience.begin()
+            self._patience.restart()
             found = {"split": event.split, "metrics": event.metrics, "loss": event.loss, "improved": event.improved}
-            self._write(f"round {event.round}: {describe(event)}", "evaluated", round=event.round, **found)
+            self._write(f"round {event.round}: {describe_evaluation(event)}", "evaluated", round=event.round, **found)
         elif isinstance(event, Evaluating) and self._patience.is_over():
-            self._patience.begin()
-            self._write(so_far(event), "evaluating", round=event.round, share=event.share)
+            self._patience.restart()
+            self._write(describe_progress(event), "evaluating", round=event.round, share=event.share)
 
-    def finished(self, report: Path, **fields: Any) -> None:
-        """Write for programs that the role has finished. People read the result on standard output."""
+    def write_finished(self, report: Path, **fields: Any) -> None:
+        """Write the event `finished` to a JSON log. A text log has none: the command prints its result."""
         if self._as_json:
             found = json.loads(report.read_bytes())
             weights = {name: found[name] for name in ("weights_sha256",) if name in found}
@@ -118,7 +118,7 @@ class Log(logging.Handler):
     def _write(self, line: str, event: str, **fields: Any) -> None:
         with self._write_lock:
             if self._as_json:
-                sys.stderr.write(record(self._command, event, self._now(), role=self._role, **fields) + "\n")
+                sys.stderr.write(format_event(self._command, event, self._now(), role=self._role, **fields) + "\n")
                 sys.stderr.flush()
             else:
-                say([f"glasu {self._command}: {line}"])
+                print_lines([f"glasu {self._command}: {line}"])

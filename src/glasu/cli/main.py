@@ -1,4 +1,4 @@
-"""`glasu`: parse, call the library once, print; here alone an error becomes one line and an exit code."""
+"""The command `glasu`: parse arguments, run a command, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import NoReturn
 
-from glasu import __version__
+from glasu import __version__, registry
 from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
-from glasu.cli.arguments import record
+from glasu.cli.arguments import format_event
 from glasu.errors import GlasuError
 
 COMMANDS = {
@@ -28,18 +28,18 @@ COMMANDS = {
     "reproduce": reproduce,
     "search": search,
 }
-BETWEEN_ORGANISATIONS = ("doctor", "serve", "join")  # whose logs hold no value of a party's data, come what may
+BETWEEN_ORGANISATIONS = ("doctor", "serve", "join")  # their logs must never contain data of a party
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; nothing heavy is loaded."""
+    """Return the parser of all commands. Torch is not loaded."""
     parser = _Parser(
         prog="glasu",
         description="Train one graph neural network across organisations that share nodes, not features or edges.",
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: the same way out as Ctrl-C, with another exit code."""
+    """SIGTERM. It is handled like Ctrl-C, with another exit code."""
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -70,52 +70,56 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
+    """Run one command; return 0 (success), 1 (the run failed), 2 (invalid input), 130 or 143 (interrupted)."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(build_parser().parse_args(argv))
-    except KeyboardInterrupt as interruption:  # before the command began, or while it was ending
-        return _code(interruption)
+    except KeyboardInterrupt as interruption:  # before the command started, or while it ended
+        return _find_exit_code(interruption)
 
 
-def _code(interruption: KeyboardInterrupt) -> int:
+def _find_exit_code(interruption: KeyboardInterrupt) -> int:
     return 143 if isinstance(interruption, Terminated) else 130
 
 
 def _run(args: argparse.Namespace) -> int:
     try:
+        for name in getattr(args, "extensions", ()):  # before a config is read: it may name their choices
+            registry.load_extension(name)
         code: int | None = args.run(args)
         sys.stdout.flush()
     except GlasuError as error:
-        return _fail(args, f"{error}{_once(args) if error.exit_code == 1 else ''}", error.exit_code)
+        return _fail(args, f"{error}{_warn_about_fresh(args) if error.exit_code == 1 else ''}", error.exit_code)
     except KeyboardInterrupt as interruption:
-        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "nothing was written half")
-        return _fail(args, f"interrupted; {kept}.{_once(args)}", _code(interruption), "interrupted")
-    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        kept = getattr(COMMANDS[args.command], "INTERRUPTED", "no incomplete file is left")
+        return _fail(
+            args, f"interrupted; {kept}.{_warn_about_fresh(args)}", _find_exit_code(interruption), "interrupted"
+        )
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, MemoryError) as error:  # a full disk, a folder in the place of a file, a graph too large
+    except (OSError, MemoryError) as error:  # for example a full disk, or a graph that does not fit into memory
         return _fail(args, f"{type(error).__name__}: {error}", 1)
-    except Exception as error:  # a user is not helped by a traceback; whoever mends the fault is
+    except Exception as error:  # a bug; only developers need the traceback
         if os.environ.get("GLASU_TRACEBACK"):
             raise
-        advice = "set GLASU_TRACEBACK=1 to see where and why (that may quote data), and please report it"
+        advice = "set GLASU_TRACEBACK=1 to print the traceback (it may contain data), and please report this"
         why = "" if args.command in BETWEEN_ORGANISATIONS else f": {error}"
         return _fail(args, f"failed: {type(error).__name__}{why}; {advice}.", 1)
     return code or 0
 
 
-def _once(args: argparse.Namespace) -> str:
-    """Say of a command that started over, or was to, that it would do so again."""
-    again = " Leave out --fresh if the run had begun: it would start over again."
+def _warn_about_fresh(args: argparse.Namespace) -> str:
+    """Return a warning for a command with --fresh: the same command would start over again."""
+    again = " To resume this run, remove --fresh; with it, the command starts over again."
     return again if getattr(args, "fresh", False) else ""
 
 
 def _fail(args: argparse.Namespace, message: str, code: int, event: str = "error") -> int:
-    """Say in one line why a command ends; to programs that read its log, as they read the rest of it."""
+    """Write the reason for the exit as one line, in the format of the log."""
     line = " ".join(message.split())
     if getattr(args, "log_format", "text") == "json":
-        print(record(args.command, event, datetime.now(UTC), message=line, exit_code=code), file=sys.stderr)
+        print(format_event(args.command, event, datetime.now(UTC), message=line, exit_code=code), file=sys.stderr)
     else:
         print(f"glasu {args.command}: {line}", file=sys.stderr)
     return code

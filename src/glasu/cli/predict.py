@@ -1,6 +1,6 @@
 """glasu predict: predict the class of every common node with a trained model.
 
-Exact joint inference of all parties in one process; columns id, prediction, and p_<class> for each class.
+It runs exact joint inference of all parties in one process. The columns are id, prediction, and p_<class> per class.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import add_overrides, named_path, output_folder
+from glasu.cli.arguments import add_extensions, add_overrides, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="what `glasu train --out` wrote")
-    add_overrides(parser, "where the data lies now, for example data.root=elsewhere")
-    parser.add_argument("--party", metavar="NAME", help="after standalone training: whose model predicts")
-    parser.add_argument("--out", type=named_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the output folder of `glasu train`")
+    add_overrides(parser, "the present location of the data, for example data.root=elsewhere")
+    add_extensions(parser)
+    parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
+    parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -28,25 +29,26 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.output_dir import refuse_file_of_a_party
 
     refuse_file_of_a_party(args.out)
-    output_folder(args.out.parent)
+    make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
+    from glasu.model.backbones import backbone_class
     from glasu.runtime.predictions import write_predictions
     from glasu.runtime.trained_model import TrainedModel
 
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():
         raise ConfigError(
-            f"{args.run_dir}: is one party's part of a run, and no party predicts alone; start glasu serve --predict "
-            f"and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
+            f"{args.run_dir}: holds the model of one party, and no party can predict alone. Start glasu serve "
+            f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
-    if model.config.model.backbone == "custom":
+    if backbone_class(model.config.model).takes_convolution:
         raise ConfigError(
-            f"{args.run_dir}: the model has a convolution of your own; predict in Python, with "
+            f"{args.run_dir}: the model uses a custom convolution; predict in Python with "
             "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
         )
-    parties = load_parties(model.config.overridden(args.overrides, ("data",)), for_prediction=True)
+    parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
     probabilities = model.predict_proba(parties, party=args.party)
-    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train.task)
+    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train)
     print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")

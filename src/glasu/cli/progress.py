@@ -1,4 +1,4 @@
-"""A live line per run: rounds done, loss, validation accuracy; plain lines where there is no terminal."""
+"""Show the progress of a run: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ if TYPE_CHECKING:
     from glasu.runtime.simulation import Observer
     from glasu.timing import Clock
 
-SILENCE = 30.0  # seconds between two lines about one long evaluation, where there is no terminal
+SILENCE = 30.0  # seconds between two lines about one long evaluation, without a terminal
 
 
-def describe(event: Evaluated) -> str:
-    """Say what an evaluation found."""
+def describe_evaluation(event: Evaluated) -> str:
+    """Return the result of an evaluation as one line."""
     score = event.metrics.get("micro_f1", event.metrics["accuracy"])
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
     who = f"{event.party}: " if event.party else ""
     return f"{who}{loss}{event.split} {100 * score:.1f} %"
 
 
-def so_far(event: Evaluating) -> str:
-    """Say how far an evaluation is."""
+def describe_progress(event: Evaluating) -> str:
+    """Return the progress of an evaluation as one line."""
     return f"{event.party}: evaluating, {100 * event.share:.0f} % done"
 
 
 class Patience:
-    """Tells when the last line is so long ago that somebody may wonder whether the run is alive."""
+    """Measures the time since the last line, to show that a slow run is alive."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.begin()
+        self.restart()
 
-    def begin(self) -> None:
-        """Note that a line was written just now."""
+    def restart(self) -> None:
+        """Start the time again, because a line was written."""
         self.last = self.clock()
 
     def is_over(self) -> bool:
-        """Tell whether it is time for a line."""
+        """Return whether another line is due."""
         return self.clock() - self.last > SILENCE
 
 
-def say(lines: Iterable[str], console: Console | None = None) -> None:
-    """Print lines on standard error, each whole and as it is."""
+def print_lines(lines: Iterable[str], console: Console | None = None) -> None:
+    """Print lines to standard error, without wrapping or markup."""
     console = console or Console(stderr=True)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool = False) -> Iterator[Observer]:
-    """Show a run's progress on standard error while the block lasts; yields the observer of its events.
+def show_progress(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool = False) -> Iterator[Observer]:
+    """Show the progress of a run on standard error during the block; yield the observer for its events.
 
     Args:
-        title: of the run.
+        title: the name of the run.
         num_rounds: T.
-        about: lines on the data, shown with the first event: a run that is refused says one line only.
+        about: lines about the data. They are shown with the first event, so a refused run prints its error only.
         quiet: show nothing.
     """
     console, introduction = Console(stderr=True, quiet=quiet), iter(about)
@@ -76,13 +76,13 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
         patience = Patience(time.monotonic)
 
         def write(event: Event) -> None:
-            say(introduction, console)
+            print_lines(introduction, console)
             if isinstance(event, Evaluated):
-                patience.begin()
-                console.print(f"{title}: round {event.round}: {describe(event)}", highlight=False)
+                patience.restart()
+                console.print(f"{title}: round {event.round}: {describe_evaluation(event)}", highlight=False)
             elif isinstance(event, Evaluating) and patience.is_over():
-                patience.begin()
-                console.print(f"{title}: round {event.round}: {so_far(event)}", highlight=False)
+                patience.restart()
+                console.print(f"{title}: round {event.round}: {describe_progress(event)}", highlight=False)
 
         yield write
         return
@@ -91,12 +91,12 @@ def shown(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool
         task = progress.add_task(title, total=num_rounds, state="")
 
         def advance(event: Event) -> None:
-            say(introduction, progress.console)
+            print_lines(introduction, progress.console)
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating):
-                progress.update(task, state=so_far(event))
+                progress.update(task, state=describe_progress(event))
             else:
-                progress.update(task, state=describe(event))
+                progress.update(task, state=describe_evaluation(event))
 
         yield advance

@@ -1,7 +1,7 @@
-"""glasu provision: make the kits by which server and parties prove who they are.
+"""glasu provision: create the kits (keys and certificates) of the server and the parties.
 
-A private CA signs one certificate for the server and one for each party; KITS/server and KITS/<party> are handed to
-those they name, KITS/ca stays here. Nothing is overwritten or deleted: kits that were renewed or removed go to
+A private CA signs one certificate for the server and one for each party. Give KITS/server to the server and
+KITS/<party> to that party; keep KITS/ca here. Nothing is overwritten or deleted: renewed and removed kits move to
 KITS/retired.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import named_path
+from glasu.cli.arguments import parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,37 +19,49 @@ if TYPE_CHECKING:
 EXAMPLE = "glasu provision --parties a,b,c --host localhost --out kits"
 
 
-def names(text: str) -> list[str]:
-    """Read a comma-separated list."""
+def parse_names(text: str) -> list[str]:
+    """Parse a comma-separated list."""
     return [name.strip() for name in text.split(",")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--parties", type=names, metavar="NAMES", help="make a CA and kits for the server and these")
-    action.add_argument("--add", type=names, metavar="NAMES", help="make kits for further parties")
     action.add_argument(
-        "--remove", type=names, metavar="NAMES", help="take parties off the roster, and revoke their kits"
+        "--parties", type=parse_names, metavar="NAMES", help="create a CA, and kits for the server and these parties"
     )
-    action.add_argument("--renew", type=names, metavar="NAMES", help="new keys and certificates, also for `server`")
-    action.add_argument("--revoke", type=names, metavar="NAMES", help="serve no certificate issued to these so far")
+    action.add_argument("--add", type=parse_names, metavar="NAMES", help="create kits for more parties")
+    action.add_argument(
+        "--remove",
+        type=parse_names,
+        metavar="NAMES",
+        help="remove parties from the roster and revoke their certificates",
+    )
+    action.add_argument(
+        "--renew",
+        type=parse_names,
+        metavar="NAMES",
+        help="create new keys and certificates for these parties or `server`",
+    )
+    action.add_argument(
+        "--revoke", type=parse_names, metavar="NAMES", help="revoke all certificates issued so far to these parties"
+    )
     parser.add_argument(
         "--host",
-        type=names,
+        type=parse_names,
         action="extend",
         default=[],
         metavar="HOST",
-        help="a DNS name or IP address of the server; may be given several times, and replaces all at --renew server",
+        help="a DNS name or IP address of the server; may be given several times; --renew server replaces all of them",
     )
-    parser.add_argument("--days", type=int, help="how long the kits are valid, by default 365; the CA is for 3650")
-    parser.add_argument("--out", type=named_path, required=True, metavar="KITS", help="folder of the kits' folders")
+    parser.add_argument("--days", type=int, help="validity of the kits (365); the CA is valid for 3650 days")
+    parser.add_argument("--out", type=parse_path, required=True, metavar="KITS", help="folder for the kits")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.host and not (args.parties or args.renew):
-        raise ConfigError(f"--host {args.host[0]}: only --parties and --renew server make a certificate with hosts.")
+        raise ConfigError(f"--host {args.host[0]}: only --parties and --renew server use it; remove it.")
     if (args.revoke or args.remove) and args.days is not None:
-        raise ConfigError(f"--days {args.days}: no kit is made that could expire; leave it out.")
+        raise ConfigError(f"--days {args.days}: this command creates no kit; remove this option.")
 
     from glasu.pki import provision
     from glasu.pki.authority import KIT_DAYS
@@ -59,37 +71,38 @@ def run(args: argparse.Namespace) -> None:
     if args.parties:
         refuse_contents_of_others(args.out, "provision")
         _print(provision.provision(args.out, args.parties, args.host, days=days))
-        print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and give its key to nobody.")
+        print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and never share its key.")
     elif args.add:
         _print(provision.add(args.out, args.add, days=days))
-        print(f"{args.out / 'server' / 'kit.toml'}: lists them now; bring it to the server.")
+        print(f"{args.out / 'server' / 'kit.toml'}: lists the new parties; copy it to the server.")
         print(
-            f"A run that has begun without {', '.join(args.add)} cannot go on with this roster, nor its model predict: "
-            f"finish it first, or take the names off again with --remove {','.join(args.add)}."
+            f"A run that started without {', '.join(args.add)} cannot resume with this roster, and its model cannot "
+            f"predict. Finish it first, or undo this with --remove {','.join(args.add)}."
         )
     elif args.remove:
         lists = provision.remove(args.out, args.remove)
-        print(f"{', '.join(args.remove)}: off the roster, and every certificate issued so far is revoked.")
-        print(f"{lists[-1]} and kit.toml beside it: bring both to the server.")
+        print(f"{', '.join(args.remove)}: removed from the roster; all their certificates are revoked.")
+        print(f"{lists[-1]} and kit.toml beside it: copy both to the server.")
         print(
-            f"A run that has begun with {', '.join(args.remove)} cannot go on with this roster, nor its model predict."
+            f"A run that started with {', '.join(args.remove)} cannot resume with this roster, and its model cannot "
+            "predict."
         )
     elif args.renew:
         dropped = provision.find_dropped_hosts(args.out, args.host)
         kits = provision.renew(args.out, args.renew, args.host, days=days)
         _print(kits)
         if dropped:
-            print(f"server: no longer names {', '.join(dropped)}, for --host replaces all names.")
-        print(f"What they replace is in {args.out / 'retired'}, if it was here.")
+            print(f"server: its certificate no longer names {', '.join(dropped)}, because --host replaces all names.")
+        print(f"The former kits are in {args.out / 'retired'}, if they were here.")
         good = provision.find_valid_predecessors(args.out, kits)
         if good:
-            print(f"{', '.join(good)}: the former certificate is good, too, until it expires.")
+            print(f"{', '.join(good)}: the former certificate stays valid until it expires.")
         if gone := [name for name in args.renew if name not in good]:
-            print(f"{', '.join(gone)}: no former certificate is served any more.")
+            print(f"{', '.join(gone)}: no former certificate is valid any more.")
     else:
         lists = provision.revoke(args.out, args.revoke)
-        print(f"{', '.join(args.revoke)}: every certificate issued so far is revoked; --renew makes a new kit.")
-        print(f"{lists[-1]}: the list; bring it to the server as revoked.pem in its kit.")
+        print(f"{', '.join(args.revoke)}: all certificates issued so far are revoked; --renew creates a new kit.")
+        print(f"{lists[-1]}: the revocation list; copy it to the server as revoked.pem in its kit.")
 
 
 def _print(kits: list[Kit]) -> None:

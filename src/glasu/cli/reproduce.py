@@ -1,7 +1,7 @@
-"""glasu reproduce: run the paper's experiments and show its tables beside ours.
+"""glasu reproduce: run the paper's experiments and compare the results with its tables.
 
-Runs that the output folder already holds are not repeated, so a command that was stopped goes on where it was. Writes
-results.csv (one row per run), curves.csv, tables.md and report.html with plots over rounds, bytes and time.
+Runs with stored results are not repeated, so the same command resumes after a stop. It writes results.csv (one row per
+run), curves.csv, tables.md, and report.html with plots over rounds, bytes and time.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import named_path, output_folder
+from glasu.cli.arguments import make_output_folder, parse_path
 from glasu.experiments.plan import TABLES
 
 EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
-INTERRUPTED = "what is done is kept, and the same command goes on from here"
+INTERRUPTED = "finished runs are stored; start the same command again to resume"
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} must be names with commas between them")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a comma-separated list of names")
     return names
 
 
-def _positive(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r} must be an integer from 1 to 10000")
     return int(text)
@@ -31,11 +31,11 @@ def _positive(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", choices=[*TABLES, "all"], metavar="TABLE", help=f"{', '.join(TABLES)} or all")
-    parser.add_argument("--datasets", type=_names, metavar="A,B", help="on these data sets (those of the table)")
-    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
-    parser.add_argument("--jobs", type=_positive, metavar="J", help="runs at once (as many as there are cores)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the rounds, one seed: to see it work")
-    parser.add_argument("--out", type=named_path, metavar="DIR", help="output folder (runs/reproduce, or runs/quick)")
+    parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (those of the table)")
+    parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
+    parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (one per core)")
+    parser.add_argument("--quick", action="store_true", help="a quick try: a quarter of the rounds, one seed")
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help="output folder (runs/reproduce, or runs/quick)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -48,7 +48,7 @@ def _command_line(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    out = output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
+    out = make_output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
 
     from glasu.cli.log import show_log
     from glasu.experiments.reproduce import QUICK, reproduce

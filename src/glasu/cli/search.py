@@ -1,7 +1,7 @@
-"""glasu search: find the settings that do best on validation, within a byte budget if asked.
+"""glasu search: find the settings with the best validation score, optionally within a byte budget.
 
-Writes study.db (optuna's, to go on with the same command), trials.csv and best.toml to the output folder; then
-`glasu train DIR/best.toml --out RUN` trains with what was found.
+It writes study.db (the optuna study; the same command resumes it), trials.csv and best.toml to the output folder. Train
+with the best settings: `glasu train DIR/best.toml --out RUN`.
 """
 
 from __future__ import annotations
@@ -9,39 +9,40 @@ from __future__ import annotations
 import argparse
 import re
 
-from glasu.cli.arguments import add_run_file, named_path, output_folder
+from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path
 
-INTERRUPTED = "the trials that ended are kept, and the same command goes on from here"
+INTERRUPTED = "finished trials are stored; start the same command again to resume"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def number_of_bytes(text: str) -> int:
-    """Read 79MB, 79e6 or 79000000."""
+def parse_bytes(text: str) -> int:
+    """Parse a number of bytes: 79MB, 79e6 or 79000000."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmgt]?i?b?)\s*", text, re.IGNORECASE)
     try:
         if found is None:
             raise ValueError
         return round(float(found[1]) * UNITS[found[2].lower()])
     except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; write 79MB, 79e6 or 79000000") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 79MB, 79e6 or 79000000") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument(
-        "--out", type=named_path, required=True, metavar="DIR", help="folder for study.db and best.toml"
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder for study.db and best.toml"
     )
     parser.add_argument(
-        "--space", default="default", metavar="NAME|FILE.toml", help="what varies: default, bytes, paper, or a file"
+        "--space", default="default", metavar="NAME|FILE.toml", help="search space: default, bytes, paper, or a file"
     )
-    parser.add_argument("--sampler", default="tpe", metavar="tpe|grid|random", help="how points are chosen (tpe)")
-    parser.add_argument("--trials", type=int, metavar="N", help="trials in the end (40; of a grid, all points)")
+    parser.add_argument("--sampler", default="tpe", metavar="tpe|grid|random", help="search method (tpe)")
+    parser.add_argument("--trials", type=int, metavar="N", help="total number of trials (40; for a grid, all points)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per trial (1)")
     parser.add_argument(
-        "--max-bytes", type=number_of_bytes, metavar="B", help="what a run may move until its best model, as 79MB"
+        "--max-bytes", type=parse_bytes, metavar="B", help="byte budget of a run until its best model, for example 79MB"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at once, one process each (1)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="parallel trials, one process each (1)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     with show_log(quiet=args.quiet):
         result = search(
             args.run_file,
-            output_folder(args.out),
+            make_output_folder(args.out),
             overrides=args.overrides,
             space=args.space,
             sampler=args.sampler,

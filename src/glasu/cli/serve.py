@@ -13,7 +13,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_log, add_run_file, named_path, output_folder, read_config, seconds
+from glasu.cli.arguments import (
+    add_extensions,
+    add_log_options,
+    add_run_file,
+    make_output_folder,
+    parse_path,
+    parse_seconds,
+    read_config,
+)
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from glasu.network.options import RoleEvent, ServeOptions
     from glasu.network.status import View
 
-INTERRUPTED = "connected parties wait; the same command continues"
+INTERRUPTED = "connected parties wait; start the same command again to resume"
 EXAMPLE = "glasu serve run.toml --listen 0.0.0.0:9443 --kit kits/server --out runs/server"
 
 
@@ -29,17 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address that the parties connect to")
     parser.add_argument(
-        "--kit", type=named_path, required=True, metavar="KIT", help="the server's, from glasu provision"
+        "--kit", type=parse_path, required=True, metavar="KIT", help="the kit of the server, from glasu provision"
     )
     parser.add_argument(
-        "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and checkpoints"
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder for report.json and checkpoints"
     )
     parser.add_argument(
         "--wait",
-        type=seconds,
+        type=parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="how long a party may be without a connection (600)",
+        help="how long to wait for a party to connect or reconnect (600)",
     )
     parser.add_argument(
         "--on-invalid-message",
@@ -48,25 +56,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on an invalid message: abort the run, or drop the sender and wait for it to reconnect (abort)",
     )
     parser.add_argument(
-        "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
+        "--predict", action="store_true", help="serve a prediction with the trained models, not a training"
     )
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start over, even if DIR holds an unfinished run; not for continuing after a stop",
+        help="start over even if DIR holds an unfinished run; do not use it to resume",
     )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="serve metrics to Prometheus at this address during the training; the host is 127.0.0.1 unless given",
+        help="serve Prometheus metrics at this address during the training (host 127.0.0.1)",
     )
-    add_log(parser)
+    add_extensions(parser)
+    add_log_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.predict and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
-        raise ConfigError(f"{extra} is for trainings, and this is a prediction; leave it out.")
+        raise ConfigError(f"{extra} is an option of training; remove it for a prediction.")
     if args.log_format == "json":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
     config = read_config(args)
@@ -81,17 +90,19 @@ def run(args: argparse.Namespace) -> None:
     address = check_address(args.listen, "--listen")
     kit, log = open_kit(args.kit, "server"), Log(args, "server")
     refuse_contents_of_others(args.out, "server")
-    check_listen_address(address)  # before the folder is made: a typing error leaves nothing behind
+    check_listen_address(address)  # before the folder is created: a wrong address must leave no folder
     raise_descriptor_limit()
-    out = output_folder(args.out)
+    out = make_output_folder(args.out)
 
     def observe(event: RoleEvent) -> None:
         if isinstance(event, Listening):
             host = address.rpartition(":")[0]
             purpose = (
-                "for parties that ask about the finished run" if event.finished else "for " + ", ".join(kit.roster)
+                "for parties that still need the result of the finished run"
+                if event.finished
+                else "for " + ", ".join(kit.roster)
             )
-            log.notice(f"listening on {host}:{event.port}, waiting {purpose}")
+            log.write_notice(f"listening on {host}:{event.port}, waiting {purpose}")
         log.observe(event)
 
     options = ServeOptions(
@@ -115,14 +126,14 @@ def _predict(options: ServeOptions, log: Log) -> None:
     from glasu.network.serve import serve_prediction
 
     report = serve_prediction(options)
-    log.finished(options.out / "prediction.json")
+    log.write_finished(options.out / "prediction.json")
     print(f"predicted {report.nodes} nodes; {report.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties.")
 
 
 def _train(options: ServeOptions, log: Log, metrics: str | None) -> None:
     from dataclasses import replace
 
-    from glasu.integrations.prometheus import metrics_address, metrics_served, refuse_where_parties_come
+    from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
     from glasu.network.options import Serving
     from glasu.network.serve import serve
 
@@ -135,11 +146,11 @@ def _train(options: ServeOptions, log: Log, metrics: str | None) -> None:
 
     with ExitStack() as stack:
         if metrics is not None:
-            refuse_where_parties_come(metrics, options.listen)
-            where = metrics_address(metrics)
-            port = stack.enter_context(metrics_served(where, lambda: views[0]() if views else None))
-            log.notice(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
+            refuse_shared_address(metrics, options.listen)
+            where = parse_metrics_address(metrics)
+            port = stack.enter_context(serve_metrics(where, lambda: views[0]() if views else None))
+            log.write_notice(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")
         report = serve(replace(options, observer=observe))
-    log.finished(options.out / "report.json")
+    log.write_finished(options.out / "report.json")
     if report is not None:
         print(report.summary())

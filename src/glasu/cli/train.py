@@ -1,7 +1,7 @@
-"""glasu train: train all parties in one process, as RUN.toml says.
+"""glasu train: train all parties in one process with the settings of RUN.toml.
 
-Writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. While it
-trains, checkpoints lie there too: the same command started again goes on from them. They are removed at the end. A
+It writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. During
+the training the folder also holds checkpoints: the same command resumes from them. They are removed at the end. A
 finished run with other settings is replaced only with --fresh.
 """
 
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import argparse
 
-from glasu.cli.arguments import add_run_file, named_path, output_folder, read_config
+from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path, read_config
 
-INTERRUPTED = "the same command goes on after the last finished round"
+INTERRUPTED = "start the same command again to resume after the last checkpoint"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument(
-        "--out", type=named_path, required=True, metavar="DIR", help="folder for report.json and model/"
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder for report.json and model/"
     )
     parser.add_argument("--fresh", action="store_true", help="start over and replace the run that DIR holds")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -28,29 +29,29 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
     from glasu.cli.log import show_log
-    from glasu.cli.progress import shown
+    from glasu.cli.progress import show_progress
     from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
     with show_log("glasu train: "):
         if not args.fresh:
             refuse_other_finished_run(args.out, config)
-        out = output_folder(args.out)
+        out = make_output_folder(args.out)
 
         from glasu.data.sources.catalog import load
-        from glasu.data.statistics import summary
+        from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
         from glasu.runtime.simulation import SimulationOptions, simulate
         from glasu.runtime.simulation_checkpoints import checkpoint_folder
         from glasu.runtime.trained_model import TrainedModel, remove_model
 
         loaded = load(config)
-        about = (summary(loaded.statistics, config.data.name), *loaded.notes)
+        about = (describe_size(loaded.statistics, config.data.name), *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
-            if args.fresh:  # an interrupted new run must not look like the finished old one
+            if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one
                 remove_finished_run(out)
                 remove_model(out / "model")
-            with shown(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
+            with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
                 options = SimulationOptions(
                     observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
                 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glasu import registry
 from glasu.data.party import PartyData, Splits, have_labels
 from glasu.errors import AlignmentError, ConfigError, DataError
 
@@ -96,10 +97,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         raise DataError(
             f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
         )
-    fitting = "multiclass" if party.labels.ndim == 1 else "multilabel"
-    if task != fitting:
-        kind = "one label" if fitting == "multiclass" else "one column of 0 and 1 per class"
-        raise ConfigError(f'train.task="{task}": {where} has {kind} per node; set train.task = "{fitting}".')
+    _check_label_form(party.labels, task, where)
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
     train_labels = party.labels[party.splits.train]
@@ -118,6 +116,22 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             raise DataError(
                 f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or name one in train.labels."
             )
+
+
+def _check_label_form(labels: NDArray[np.int64], task: str, where: str) -> None:
+    """Refuse labels in a form that the task does not accept, and name a task that accepts them."""
+    if registry.load("task", task)().accepts(labels):
+        return
+    for name in registry.choices("task"):
+        other = registry.load("task", name)()
+        if other.accepts(labels):
+            raise ConfigError(
+                f'train.task="{task}": {where} has {other.label_form} per node; set train.task = "{name}".'
+            )
+    raise ConfigError(
+        f'train.task="{task}": {where} must have {registry.load("task", task).label_form} per node, but its labels '
+        f"have the shape {labels.shape}."
+    )
 
 
 def _find_rows(

@@ -1,18 +1,23 @@
-"""Graph: the edges E_m of one party, and ways to build and combine graphs."""
+"""Graph: the edges E_m of one party, and ways to build and combine graphs.
+
+This module imports without scipy: the modules of the seams import it, also on a server without scipy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from glasu.data.cache.arrays import PIECE_BYTES, Workspace
 from glasu.errors import DataError
+
+if TYPE_CHECKING:
+    import scipy.sparse as sp
 
 EDGE_BYTES = 8  # an edge takes 4 to 8 bytes; used to turn the size of a piece into a number of edges
 
@@ -190,6 +195,8 @@ def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[
     kept = ends[0] != ends[1]
     low, high = np.minimum(*ends)[kept], np.maximum(*ends)[kept]
     if weights is None:
+        import scipy.sparse as sp
+
         upper = sp.coo_array((np.ones(len(low), bool), (low, high)), shape=(num_nodes, num_nodes)).tocsr()
         both = upper + upper.T.tocsr()
         both.sort_indices()
@@ -233,6 +240,8 @@ def count_linked_pairs(graphs: Sequence[Graph]) -> int:
 
 def _add_patterns(graphs: Sequence[Graph]) -> sp.csr_array:
     """Return the union of the edges as a matrix of booleans; O(E), because both operands are sorted."""
+    import scipy.sparse as sp
+
     size = graphs[0].num_nodes
     union = sp.csr_array((size, size), dtype=bool)
     for graph in graphs:

@@ -71,19 +71,19 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
     prepared = method.prepare(keep_labels(parties, labels))
-    asked = config.data.num_clients
+    requested = config.data.num_clients
     config, overridden = override_settings(config)
     if config.data.num_clients != len(prepared):
-        overridden["data.num_clients"] = {"asked": asked, "used": len(prepared)}
+        overridden["data.num_clients"] = {"requested": requested, "used": len(prepared)}
         config = config.replace(data={"num_clients": len(prepared)})
     return Prepared(config, prepared, overridden)
 
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
-    """Apply the settings that the method prescribes; also return the ones that differ from the asked ones."""
+    """Apply the settings that the method prescribes; also return the ones that differ from the requested ones."""
     prescribed = METHODS[config.train.method].prescribe(config.model)
     overridden: dict[str, Override] = {
-        f"{section}.{key}": {"asked": getattr(getattr(config, section), key), "used": value}
+        f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
         for section, keys in prescribed.items()
         for key, value in keys.items()
         if getattr(getattr(config, section), key) != value

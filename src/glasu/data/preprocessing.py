@@ -1,21 +1,25 @@
-"""Feature matrices: one form for equal values, and the length of their rows."""
+"""Feature matrices: one form for equal values, and the length of their rows. Importing this module loads no scipy."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from glasu.data.cache.arrays import row_pieces
 
-Features: TypeAlias = NDArray[np.float32] | sp.csr_array
+if TYPE_CHECKING:
+    import scipy.sparse as sp
+
+Features: TypeAlias = "NDArray[np.float32] | sp.csr_array"
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
 
 def compact_features(features: np.ndarray | sp.spmatrix | sp.sparray) -> Features:
     """Return features as float32: dense, or sparse if few values differ from zero."""
+    import scipy.sparse as sp
+
     if sp.issparse(features):
         sparse = sp.csr_array(features, dtype=np.float32)
         sparse.sum_duplicates()

@@ -40,8 +40,8 @@ def compare_with_paper(found: Statistics, name: str) -> dict[str, tuple[int, int
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def summary(found: Statistics, name: str) -> str:
-    """Return one line with the sizes; for data sets of the paper, it says whether they equal the paper's table."""
+def describe_size(found: Statistics, name: str) -> str:
+    """Return one line with the sizes and, for data sets of the paper, a comparison with its table."""
     differing = compare_with_paper(found, name)
     line = f"{name or 'the parties'}: {found}"
     if differing is None:

@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from glasu.experiments.plan import Plan
 from glasu.experiments.results import CURVE, Result
 from glasu.experiments.tables import Table, group_by_cell, mean
-from glasu.html_report import COLOURS, PLOT, TICKS, document
+from glasu.html_report import COLOURS, PLOT, TICKS, render_page
 
-AXES = {"round": "rounds", "bytes": "megabytes moved by all parties together", "seconds": "CPU seconds"}
+AXES = {"round": "rounds", "bytes": "megabytes sent by all parties", "seconds": "CPU seconds"}
 Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed
 
 
@@ -33,7 +33,7 @@ def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan
         }
         if sum(found is not None for found in backbones.values()) > 1:
             body += _plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
-    return document(
+    return render_page(
         "The paper's experiments",
         "Each figure is the mean over the seeds. Models are chosen on validation nodes; test nodes are used once, at "
         "the end.",

@@ -14,7 +14,7 @@ KEPT = 4  # data sets or seeds kept in memory
 
 
 def load_once(config: RunConfig) -> Loaded:
-    """Load the parties of a run. Runs that differ in other keys than those that decide the data share them."""
+    """Load the parties of a run. Runs whose settings select the same data share them."""
     train = config.train
     keys = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
     return _load(RunConfig(data=config.data, train=keys))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from glasu.config import ModelConfig, RunConfig
 from glasu.experiments.settings import METHODS, read_settings
 
-RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # one client each
-CITIES = ("suzhou", "venice", "amsterdam")  # one client per relation, too
+RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # they have one client
+CITIES = ("suzhou", "venice", "amsterdam")  # they have one client per relation
 LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network of four
 STALENESS = (2, 4, 8, 16)
 CLIENT_COUNTS = (3, 5, 7)

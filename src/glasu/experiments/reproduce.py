@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.data.sources.catalog import load
-from glasu.data.statistics import summary
+from glasu.data.statistics import describe_size
 from glasu.errors import DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
 from glasu.experiments.parties import load_once
 from glasu.experiments.plan import TABLES, Plan, Run
-from glasu.experiments.results import Result, as_csv, curves_as_csv, load_result, make_result, store_result
+from glasu.experiments.results import Result, format_csv, format_curves_csv, load_result, make_result, store_result
 from glasu.experiments.tables import Table, make_tables, to_markdown
 from glasu.experiments.workers import Report, run_tasks
 from glasu.files import hold_folder, write_atomically
 from glasu.runtime.simulation import SimulationOptions, simulate
 
-QUICK = "Quick: a quarter of the rounds, to see it work; not to be compared with the paper."
+QUICK = "Quick try: a quarter of the rounds. Do not compare these results with the paper."
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ def reproduce(
         seeds: number of seeds, from 0.
         jobs: number of runs at the same time, one process each.
         quick: train for a quarter of the rounds.
-        command: the command line, for the head of the tables.
+        command: the command line; the tables begin with it.
         plan: the runs of each table; the paper's by default.
     """
     plan, start = plan or Plan(), time.monotonic()
@@ -133,13 +133,13 @@ def train_run(run: Run, report: Report, workers: int | None) -> Result | Trainin
 
 
 def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None) -> list[str]:
-    """Load every data set, log its statistics, and return the available ones; fail if a requested one is missing."""
+    """Load every data set and log its size; return the available ones. A requested one must be available."""
     wanted: Iterable[str] = (name for table in names for name in plan.datasets[table]) if datasets is None else datasets
     found = []
     for dataset in dict.fromkeys(wanted):
         runs = [run for name in names for run in plan.list_cells(name, [dataset])]
         if not runs:
-            log.info("%s: left out: it has no target accuracy, or comes divided among its parties", dataset)
+            log.info("%s: skipped: it has no target accuracy, or consists of several parties", dataset)
             continue
         try:
             loaded = load(runs[0].config)
@@ -148,10 +148,10 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
                 raise
             log.info("%s: left out: %s", dataset, error)
             continue
-        for line in (summary(loaded.statistics, dataset), *loaded.notes):
+        for line in (describe_size(loaded.statistics, dataset), *loaded.notes):
             log.info("%s", line)
         if loaded.notes and datasets is None:
-            log.info("%s: left out: its features differ from the paper's; name it in --datasets to run it", dataset)
+            log.info("%s: skipped: its features differ from the paper's; name it in --datasets to run it", dataset)
             continue
         found.append(dataset)
     return found
@@ -165,8 +165,8 @@ def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = Fals
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions) for result in results})
     origin = "; ".join(filter(None, [f"Last command: {made_by}" if made_by else "", *versions]))
     origin = f"{QUICK} {origin}" if quick else origin
-    write_atomically(out / "results.csv", as_csv(results).encode())
-    write_atomically(out / "curves.csv", curves_as_csv(results).encode())
+    write_atomically(out / "results.csv", format_csv(results).encode())
+    write_atomically(out / "curves.csv", format_curves_csv(results).encode())
     write_atomically(out / "tables.md", to_markdown(made, origin).encode())
     write_atomically(out / "report.html", render(made, results, origin, plan).encode())
     return Reproduction(results, made, out)

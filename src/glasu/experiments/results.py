@@ -14,7 +14,7 @@ from glasu import __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
-from glasu.report import RunReport, percent
+from glasu.report import RunReport, format_percent
 
 EPOCH = 4  # increased when a change of the program changes results; older results are run again
 CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # stored for every evaluation
@@ -54,7 +54,9 @@ class Result:
     def summary(self) -> str:
         """Return the run in one line."""
         row = self.row
-        found = f"test accuracy {percent(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
+        found = (
+            f"test accuracy {format_percent(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
+        )
         return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
 
 
@@ -114,12 +116,12 @@ def load_result(folder: Path, run: Run) -> Result | None:
         return None
 
 
-def as_csv(results: Iterable[Result]) -> str:
+def format_csv(results: Iterable[Result]) -> str:
     """Return results.csv."""
     return _csv([item.name for item in fields(Row)], (astuple(result.row) for result in results))
 
 
-def curves_as_csv(results: Iterable[Result]) -> str:
+def format_curves_csv(results: Iterable[Result]) -> str:
     """Return curves.csv: one line per evaluation of every run."""
     heads = ("dataset", "method", "setting", "seed", *CURVE)
     lines = ((*result.cell, result.row.seed, *point) for result in results for point in result.curve)

@@ -25,7 +25,7 @@ from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, format_point, label, read_space
 from glasu.files import hold_folder, write_atomically
-from glasu.report import percent
+from glasu.report import format_percent
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial
@@ -48,8 +48,8 @@ class SearchResult:
     def summary(self) -> str:
         """Return the search in one line."""
         return (
-            f"best of {_count_states(self.trials)}: validation {percent(self.score)} with {format_point(self.point)}; "
-            f"see {self.best_file}"
+            f"best of {_count_states(self.trials)}: validation {format_percent(self.score)} with "
+            f"{format_point(self.point)}; see {self.best_file}"
         )
 
 
@@ -111,7 +111,7 @@ def search(
     if sampler == "grid":
         require(found.size is not None, "--sampler grid", f"space {space} has ranges; give lists, or --sampler tpe.")
         trials = min(trials or found.size or 0, found.size or 0)
-    asked = _Search(
+    options = _Search(
         run_file=run_file,
         written=run_file.read_text(encoding="utf-8"),
         overrides=tuple(overrides),
@@ -126,43 +126,43 @@ def search(
     )
     out.mkdir(parents=True, exist_ok=True)
     with hold_folder(out):
-        return _run(asked, jobs)
+        return _run(options, jobs)
 
 
-def _run(asked: _Search, jobs: int) -> SearchResult:
+def _run(options: _Search, jobs: int) -> SearchResult:
     from glasu.experiments.study import Study, open_study
     from glasu.experiments.trial import Terms, run_trial
     from glasu.experiments.workers import run_tasks
 
     def on_finish(trial: FinishedTrial) -> None:
-        finished = study.finished()
-        best = _write(asked, finished)
-        log.info("%s", _describe(trial, len(finished), asked.trials, best))
+        finished = study.list_finished()
+        best = _write(options, finished)
+        log.info("%s", _describe(trial, len(finished), options.trials, best))
 
-    with open_study(asked.out / "study.db", _settings(asked)) as storage:
-        first = asked.space.point_of(asked.config)
-        study = Study(storage, asked.space, asked.sampler, asked.config.train.seed, first, on_finish)
-        work = functools.partial(run_trial, Terms(asked.config, asked.seeds, asked.max_bytes))
-        left = asked.trials - len(study.finished())
+    with open_study(options.out / "study.db", _settings(options)) as storage:
+        first = options.space.point_of(options.config)
+        study = Study(storage, options.space, options.sampler, options.config.train.seed, first, on_finish)
+        work = functools.partial(run_trial, Terms(options.config, options.seeds, options.max_bytes))
+        left = options.trials - len(study.list_finished())
         if left > 0:
-            run_tasks(work, functools.partial(study.begin, asked.trials), min(jobs, left))
-        finished = study.finished()
-    best = _write(asked, finished)
+            run_tasks(work, functools.partial(study.begin, options.trials), min(jobs, left))
+        finished = study.list_finished()
+    best = _write(options, finished)
     if best is None:
         notes = Counter(trial.outcome.note for trial in finished)
         raise TrainingError(
             f"none of {_count_states(finished)} was completed; most often: {notes.most_common(1)[0][0]}"
         )
     assert best.outcome.score is not None
-    file = asked.out / "best.toml"
+    file = options.out / "best.toml"
     return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
 
 
 def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None) -> str:
     """Return a finished trial as one line."""
     found = trial.outcome
-    score = "-" if found.score is None else percent(found.score)
-    leader = "" if best is None or best.outcome.score is None else f", best {percent(best.outcome.score)}"
+    score = "-" if found.score is None else format_percent(found.score)
+    leader = "" if best is None or best.outcome.score is None else f", best {format_percent(best.outcome.score)}"
     cost = f", {found.bytes / 1e6:.1f} MB" if found.bytes else ""
     reason = f": {found.note}" if found.note else ""
     return (
@@ -175,12 +175,12 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
 
 
-def _settings(asked: _Search) -> dict[str, Any]:
+def _settings(options: _Search) -> dict[str, Any]:
     """Return the settings that decide the trials, as plain values; the location of the data does not."""
-    run = _flat(asked.config)
+    run = _flat(options.config)
     del run["data.root"]
-    space = {f"space {key}": values for key, values in asked.space.to_plain().items()}
-    more = {"sampler": asked.sampler, "seeds": asked.seeds, "max_bytes": asked.max_bytes}
+    space = {f"space {key}": values for key, values in options.space.to_plain().items()}
+    more = {"sampler": options.sampler, "seeds": options.seeds, "max_bytes": options.max_bytes}
     plain: dict[str, Any] = json.loads(json.dumps({**run, **space, **more}))
     return plain
 
@@ -190,17 +190,17 @@ def _count_states(trials: Sequence[FinishedTrial]) -> str:
     return f"{len(trials)} trials ({', '.join(f'{count} {state}' for state, count in sorted(states.items()))})"
 
 
-def _write(asked: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
+def _write(options: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
     """Write trials.csv and best.toml; return the best complete trial, if there is one.
 
     Of equal scores the fewest bytes win, then the earlier trial.
     """
-    write_atomically(asked.out / "trials.csv", _table(asked.space, trials).encode())
+    write_atomically(options.out / "trials.csv", _table(options.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
     if not complete:
         return None
     best = min(complete, key=lambda trial: (-(trial.outcome.score or 0.0), trial.outcome.bytes or 0, trial.number))
-    write_atomically(asked.out / "best.toml", (_origin(asked, trials, best) + _run_file(asked, best)).encode())
+    write_atomically(options.out / "best.toml", (_origin(options, trials, best) + _run_file(options, best)).encode())
     return best
 
 
@@ -215,13 +215,21 @@ def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
     return text.getvalue()
 
 
-def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
+def _origin(options: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
     """Return the comment at the head of best.toml: command and result."""
-    words = ["glasu", "search", asked.run_file.name, "--space", Path(asked.space_name).name, "--sampler", asked.sampler]
-    words += ["--trials", str(asked.trials), "--seeds", str(asked.seeds)]
-    words += ["--max-bytes", str(asked.max_bytes)] if asked.max_bytes is not None else []
-    words += [word for override in asked.overrides for word in ("--set", override)]
-    seeds = range(asked.config.train.seed, asked.config.train.seed + asked.seeds)
+    words = [
+        "glasu",
+        "search",
+        options.run_file.name,
+        "--space",
+        Path(options.space_name).name,
+        "--sampler",
+        options.sampler,
+    ]
+    words += ["--trials", str(options.trials), "--seeds", str(options.seeds)]
+    words += ["--max-bytes", str(options.max_bytes)] if options.max_bytes is not None else []
+    words += [word for override in options.overrides for word in ("--set", override)]
+    seeds = range(options.config.train.seed, options.config.train.seed + options.seeds)
     found = best.outcome
     lines = [
         f"Found by glasu {__version__}: {shlex.join(words)}",
@@ -232,12 +240,12 @@ def _origin(asked: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
-def _run_file(asked: _Search, best: FinishedTrial) -> str:
+def _run_file(options: _Search, best: FinishedTrial) -> str:
     """Return the settings as TOML: the keys of the run file and of --set, and those of the best trial."""
-    written = asked.written
+    written = options.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
-    keys |= {override.partition("=")[0].strip() for override in asked.overrides} | set(best.point)
-    settings = {**_flat(asked.config), **best.point}
+    keys |= {override.partition("=")[0].strip() for override in options.overrides} | set(best.point)
+    settings = {**_flat(options.config), **best.point}
     if best.outcome.num_rounds != settings["train.num_rounds"]:  # fewer fit into the budget
         keys.add("train.num_rounds")
         settings["train.num_rounds"] = best.outcome.num_rounds
@@ -246,11 +254,11 @@ def _run_file(asked: _Search, best: FinishedTrial) -> str:
         section, _, key = path.partition(".")
         if path in keys:
             sections.setdefault(section, {})[key] = value
-    data, given = sections.get("data", {}), "\n".join([written, *asked.overrides])
+    data, given = sections.get("data", {}), "\n".join([written, *options.overrides])
     if "root" in data:
-        data["root"] = _keep_form(data["root"], asked.out, given)
+        data["root"] = _keep_form(data["root"], options.out, given)
     if "parties" in data:
-        data["parties"] = [_keep_form(folder, asked.out, given) for folder in data["parties"]]
+        data["parties"] = [_keep_form(folder, options.out, given) for folder in data["parties"]]
     return tomli_w.dumps(sections)
 
 

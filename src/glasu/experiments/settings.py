@@ -21,14 +21,14 @@ METHODS: dict[str, dict[str, Any]] = {
 @functools.cache
 def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
     """Return the settings of a method on a data set."""
-    path = tuned_file(dataset, method, backbone)
+    path = find_tuned_file(dataset, method, backbone)
     if path.is_file():
         return RunConfig.from_toml(path)
     config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHODS[method]})
     return config.replace(model={"backbone": backbone})
 
 
-def tuned_file(dataset: str, method: str, backbone: str = "gcnii") -> Path:
+def find_tuned_file(dataset: str, method: str, backbone: str = "gcnii") -> Path:
     """Return the path of tuned settings; the file may not exist."""
     name = method if backbone == "gcnii" else f"{method}-{backbone}"
     return Path(str(resources.files("glasu.experiments"))) / "tuned" / dataset / f"{name}.toml"

@@ -124,7 +124,7 @@ def format_point(point: Point) -> str:
     )
 
 
-def config_at(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
+def apply_point(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
     """Return the config with the keys of a point changed."""
     sections: dict[str, Any] = config.to_dict()
     for key, value in point.items():
@@ -133,7 +133,7 @@ def config_at(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
     return RunConfig.from_dict(sections)
 
 
-def built_in_spaces() -> list[str]:
+def list_built_in_spaces() -> list[str]:
     """List the names of the spaces that come with GLASU."""
     return sorted(item.name.removesuffix(".toml") for item in _folder().iterdir() if item.name.endswith(".toml"))
 
@@ -158,19 +158,19 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
     keys: dict[str, Choices | Range] = {}
     for section, items in sections.items():
         require(
-            isinstance(items, dict), f"{source}: {section}={show_value(items)}", "must stand in a section, as [train]."
+            isinstance(items, dict), f"{source}: {section}={show_value(items)}", "must be in a section such as [train]."
         )
         for key, given in items.items():
             where = f"{section}.{key}"
             if section == "data" or (section == "train" and key in FIXED):
-                rule = "changes the task or the measure, so it cannot vary; set it in the run file or with --set."
+                rule = "changes the task or the score, so it cannot vary; set it in the run file or with --set."
                 raise ConfigError(f"{source}: {where}: {rule}")
             keys[where] = _values(given, f"{source}: {where}={show_value(given)}")
-    require(bool(keys), source, "varies nothing; give a key a list of choices or a range {low = ..., high = ...}.")
+    require(bool(keys), source, "has no key that varies; give a list of choices, or a range {low = ..., high = ...}.")
     space = Space(keys)
     for point in _samples(space):
         try:
-            config_at(config, point)
+            apply_point(config, point)
         except ConfigError as error:
             raise ConfigError(f"{source}: {str(error).removeprefix('the config: ')}") from None
     return space
@@ -182,7 +182,7 @@ def _text(name: str) -> str:
             return Path(name).read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"space {name}: cannot be read ({error.strerror}); give a TOML file or a name.") from None
-    known = built_in_spaces()
+    known = list_built_in_spaces()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}, or give a .toml file."
@@ -208,7 +208,7 @@ def _values(given: Any, where: str) -> Choices | Range:
     if step is not None:
         whole = not (isinstance(low, int) and isinstance(high, int)) or isinstance(step, int)
         fits = step > 0 and whole and _divides(step, low, high)
-        require(fits, where, "step must lead from low to high exactly, in integers where both are.")
+        require(fits, where, "high - low must be a multiple of step; with integer bounds, step must be an integer.")
     return Range(low, high, log, step)
 
 

@@ -96,7 +96,7 @@ class Study:
 
     def begin(self, trials: int) -> RunningTrial | None:
         """Begin the first trial of 0..trials-1 that is neither finished nor running, or return None."""
-        taken = self._running | {trial.number for trial in self.finished()}
+        taken = self._running | {trial.number for trial in self.list_finished()}
         number = next((number for number in range(trials) if number not in taken), None)
         if number is None:
             return None
@@ -116,7 +116,7 @@ class Study:
         self._running.discard(running.number)
         self._on_finish(FinishedTrial(running.number, running.argument, outcome))
 
-    def finished(self) -> list[FinishedTrial]:
+    def list_finished(self) -> list[FinishedTrial]:
         """List the finished trials by number."""
         found = [
             FinishedTrial(

@@ -171,8 +171,8 @@ def _lazy(cells: Cells) -> Table:
     heads = ("setting", "paper", "ours", "difference", "paper's s", "paper's saving", "saving, CPU s", "saving, bytes")
     return Table(
         "Lazy aggregation",
-        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds, the settings found for K = 2, the "
-        "seeds that all three have. Saving in per cent against K = 4: the paper's in CPU seconds of the clients, ours "
+        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds, the settings for K = 2, and the seeds "
+        "that all three have. Saving in per cent against K = 4: the paper's in CPU seconds of the clients, ours "
         "in CPU seconds of all parties together, evaluations included, and in bytes.",
         (*heads, *COST),
         tuple(rows),
@@ -201,8 +201,8 @@ def _stale(cells: Cells) -> Table:
     goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())
     return Table(
         "Stale updates",
-        "Until validation accuracy, looked at after every round, reaches the goal: rounds, megabytes (evaluations "
-        "included) and CPU seconds, where every seed got there. All may take as many local steps. "
+        "Rounds, megabytes (evaluations included) and CPU seconds until the validation accuracy, measured after every "
+        "round, reaches the goal; only if every seed reaches it. All rows have the same limit of local steps. "
         f"The paper's seconds are to a test accuracy of {goals}.",
         ("setting", "goal %", "paper's s", "rounds", "MB", "CPU s", "reached"),
         tuple(rows),
@@ -223,7 +223,9 @@ def _clients(cells: Cells) -> Table:
             if theirs is None and CLIENT_COUNTS[0] == M:  # the paper's other tables have three clients
                 theirs = paper.ACCURACY.get(dataset, {}).get(run.method)
             rows.append((dataset, name, *_compare(theirs, results), *_format_cost(results)))
-    note = "Test accuracy in per cent with M = 3, 5, 7 clients, the settings found for M = 3, the seeds that all have."
+    note = (
+        "Test accuracy in per cent with M = 3, 5, 7 clients, the settings for M = 3, and the seeds that all rows have."
+    )
     headings = ("data set", "method", "paper", "ours", "difference", *COST)
     return Table("Number of clients", note, headings, tuple(rows))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.parties import load_once
-from glasu.experiments.space import config_at
+from glasu.experiments.space import apply_point
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a search that waits for its workers does not load torch
@@ -109,7 +109,7 @@ def run_trial(
         )
 
     try:
-        config = config_at(terms.config, point)
+        config = apply_point(terms.config, point)
     except ConfigError as error:
         return Outcome("failed", seconds=clock() - start, note=str(error))
     for index in range(terms.seeds):

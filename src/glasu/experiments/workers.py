@@ -12,13 +12,14 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, Protocol
 
+from glasu import registry
 from glasu.errors import GlasuError, TrainingError
 
 Report = Callable[..., bool]  # an interim result -> True to stop the task
@@ -106,10 +107,13 @@ def _start_processes(work: Work, jobs: int) -> Iterator[dict[Connection, BasePro
     """Start the workers, and end all of them with the block."""
     context = multiprocessing.get_context("spawn")  # a forked process has torch's locks but not its threads
     processes: dict[Connection, BaseProcess] = {}
+    extensions = [extension.name for extension in registry.extensions()]
     try:
         for index in range(jobs):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, work), name=f"glasu-worker-{index}", daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, work, extensions), name=f"glasu-worker-{index}", daemon=True
+            )
             processes[ours] = process
             with block_interrupts():
                 process.start()
@@ -123,9 +127,11 @@ def _start_processes(work: Work, jobs: int) -> Iterator[dict[Connection, BasePro
             connection.close()
 
 
-def _serve(connection: Connection, work: Work) -> None:
+def _serve(connection: Connection, work: Work, extensions: Sequence[str]) -> None:
     """Work on every argument that arrives, until the parent closes the connection."""
     _end_with_parent()
+    for name in extensions:  # this process was spawned, so it has none of its parent's
+        registry.load_extension(name)
     report = functools.partial(_report, connection)
     with suppress(EOFError, ConnectionError):
         while True:

@@ -1,4 +1,4 @@
-"""Backbones: the kind of graph layer, and what the rest of the model must know about it.
+"""Backbones: the kinds of graph layers, and the properties of each that the rest of the model reads.
 
 This module imports without torch: the config checks names and settings against it, also on a server without torch.
 """
@@ -26,7 +26,9 @@ class Backbone(ABC):
     normalization: ClassVar[Normalization] = "symmetric"  # of the blocks, see `Adjacency`
     has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m
     uses_edge_weights: ClassVar[bool] = True
-    uses_torch_generator: ClassVar[bool] = False  # whether layers draw from torch's one generator: no two at a time
+    uses_torch_generator: ClassVar[bool] = (
+        False  # whether layers draw from torch's global generator; then clients run one after the other
+    )
     takes_convolution: ClassVar[bool] = False  # whether the convolution is an argument of `glasu.train`
     fused_step: ClassVar[str] = ""  # "module:function": (model, optimizer) -> maker of fused steps, or None
 
@@ -116,7 +118,7 @@ class ConvolutionBackbone(Backbone):
 
     @abstractmethod
     def convolution(self, width_in: int, width_out: int) -> nn.Module:
-        """Return the convolution of one layer; it must not add self loops of its own."""
+        """Return the convolution of one layer; it must not add self loops."""
 
     def build_layer(self, layer: int, width_in: int) -> Layer:
         from glasu.model.layers import CustomLayer
@@ -156,8 +158,8 @@ def build_backbone(config: ModelConfig, convolution: Callable[[int, int], nn.Mod
     kind = backbone_class(config)
     if kind.takes_convolution != (convolution is not None):
         raise ConfigError(
-            f'model.backbone={config.backbone!r}: a convolution of your own needs backbone = "custom" and is passed '
-            "in Python, as glasu.train(parties, config, convolution=...). To use it on the command line or over the "
+            f'model.backbone={config.backbone!r}: a custom convolution needs backbone = "custom" and is passed in '
+            "Python: glasu.train(parties, config, convolution=...). To use it on the command line or over the "
             "network, register a subclass of ConvolutionBackbone."
         )
     return kind(config) if convolution is None else kind(config, convolution)  # type: ignore[call-arg]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.sparse import SparseRows
-from glasu.randomness import draw_distinct, halves, smallest
+from glasu.randomness import draw_distinct, draw_smallest, split_key
 
 NodeSet = NDArray[np.int64]
 Labels = NDArray[np.int32]  # scratch of one client: one number per node, -1 between two calls, see `kernels`
@@ -26,7 +26,7 @@ DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 NOTHING: NDArray[np.float64] = np.empty(0)
 
 
-def fresh_labels(num_nodes: int) -> Labels:
+def make_labels(num_nodes: int) -> Labels:
     """Return the scratch for draws and blocks of one client. Keep it: it has one entry per node."""
     return np.full(num_nodes, -1, np.int32)
 
@@ -69,7 +69,7 @@ class Block:
             return self
         return Block(self.matrix.rows(rows), self.positions[rows])
 
-    def densified(self) -> Block:
+    def add_dense_copy(self) -> Block:
         """Return the block with a dense copy of its matrix, if a dense product is faster and the copy fits."""
         if self.dense is not None:
             return self
@@ -112,24 +112,24 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
     """
-    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *halves(key), labels))
+    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels))
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
     """Draw up to fanout x |S[l+1]| nodes out of all new neighbours of S[l+1] together (layer-wise sampling).
 
-    Edges from a drawn node are scaled by |N(S) minus S| / n; those inside S[l+1] are all used, as they are.
+    Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
     candidates = kernels.neighbors_outside(*_edges_of(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
-    drawn = smallest(candidates, count, *halves(key))
+    drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
 
 
 def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
     """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independent of their edges.
 
-    Edges from a drawn node are scaled by (N - |S|) / n; those inside S[l+1] are all used, as they are.
+    Edges from a drawn node are scaled by (N - |S|) / n. All edges inside S[l+1] are used, without scaling.
     """
     outside = graph.num_nodes - len(targets)
     count = min(outside, fanout * len(targets))
@@ -137,7 +137,7 @@ def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: L
     return _keep(graph, targets, drawn, outside, labels)
 
 
-def thinned(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: Labels) -> Draw:
+def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: Labels) -> Draw:
     """Keep at most `room` of the nodes that a draw added to S[l+1], uniformly; scale up the edges from those kept.
 
     Given the draw, an added node is kept with probability room / added, and its edges weigh added / room times as much,
@@ -148,7 +148,7 @@ def thinned(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, lab
         return draw
     labels[draw.nodes] = 1
     labels[targets] = 0
-    kept = smallest(draw.nodes[labels[draw.nodes] == 1], room, *halves(key))
+    kept = draw_smallest(draw.nodes[labels[draw.nodes] == 1], room, *split_key(key))
     labels[draw.nodes] = -1
     labels[kept] = 1
     labels[targets] = 0
@@ -162,7 +162,7 @@ def thinned(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, lab
     return Draw(_union(targets, kept), starts, draw.edges[used], scale)
 
 
-def induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: Labels) -> Draw:
+def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: Labels) -> Draw:
     """Take every edge from `nodes` into `targets`, unscaled."""
     starts, edges, _ = kernels.edges_between(*_edges_of(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
@@ -192,7 +192,7 @@ class Adjacency:
 
     def __init__(self, graph: Graph, normalization: Normalization, *, double: bool = False) -> None:
         self.graph, self.normalization = graph, normalization
-        self.labels = fresh_labels(graph.num_nodes)
+        self.labels = make_labels(graph.num_nodes)
         self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
         self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)

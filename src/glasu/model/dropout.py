@@ -53,7 +53,7 @@ class Dropout:
 
     def mask(self, layer: int) -> Mask | None:
         """Return the mask of the input of a layer; None if nothing is dropped."""
-        return Mask(*self.stream(layer).halves(), self.threshold, self.scale) if self.threshold else None
+        return Mask(*self.stream(layer).key_halves(), self.threshold, self.scale) if self.threshold else None
 
     def __call__(self, hidden: Tensor | SparseRows, layer: int) -> Tensor | SparseRows:
         """Drop values of a layer's input and scale up the rest; sparse features drop stored values only."""

@@ -64,7 +64,7 @@ class ExactInference(ForwardStep):
 
     def encode(self) -> Hidden | FeatureRows:
         if isinstance(self.features, FeatureRows):
-            hidden, self._initial = exact_start(self.model, self.features)
+            hidden, self._initial = start_exact(self.model, self.features)
             return hidden
         with torch.no_grad():
             hidden, self._initial = self.model.encode(self.features, no_dropout())
@@ -95,7 +95,7 @@ class ExactInference(ForwardStep):
         config = self.model.config
         targets = self.nodes if layer == config.num_layers - 1 else np.arange(self.features.shape[0])
         made = torch.empty(len(targets), config.hidden, dtype=next(self.model.parameters()).dtype)
-        return made, exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets)
+        return made, compute_exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets)
 
     @torch.no_grad()
     def logits(self, joint: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class ExactInference(ForwardStep):
 
 
 @torch.no_grad()
-def exact_start(model: ClientModel, features: FeatureRows) -> tuple[Hidden | FeatureRows, Tensor | None]:
+def start_exact(model: ClientModel, features: FeatureRows) -> tuple[Hidden | FeatureRows, Tensor | None]:
     """Return H_m[0] of all nodes and, with an encoder, H_m^0."""
     if model.encoder is None:
         return features, None
@@ -116,7 +116,7 @@ def exact_start(model: ClientModel, features: FeatureRows) -> tuple[Hidden | Fea
 
 
 @torch.no_grad()
-def exact_layer(
+def compute_exact_layer(
     model: ClientModel,
     sampler: Sampler,
     layer: int,

@@ -23,14 +23,14 @@ from glasu.model.blocks import (
     Draw,
     NodeSet,
     Normalization,
+    draw_induced,
     draw_layer,
     draw_neighbors,
     draw_shared,
     edges_into,
-    induced,
-    thinned,
+    thin_draw,
 )
-from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, halves
+from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 
 LOGGER = logging.getLogger("glasu.model")
 CHUNK_ROWS = 8192  # rows per exact product
@@ -46,7 +46,7 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
         return training_nodes
     key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(training_nodes)
     places: NodeSet = np.empty(size, np.int64)
-    if SPARSE * size >= population or not kernels.draw_numbers(*halves(key), population, places):
+    if SPARSE * size >= population or not kernels.draw_numbers(*split_key(key), population, places):
         places = draw_distinct(key, population, size)
     batch: NodeSet = training_nodes[places]
     return batch
@@ -105,7 +105,7 @@ class Sampler:
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
         if self.train.blocks == "induced":
-            draw = induced(self.graph, targets, nodes, self.adjacency.labels)
+            draw = draw_induced(self.graph, targets, nodes, self.adjacency.labels)
         return self.adjacency.block(targets, nodes, draw)
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
@@ -129,7 +129,7 @@ class Sampler:
             if self.leaves_out_rows and layer - 1 not in self.aggregation_layers:
                 block, read = block.compact(self.adjacency.labels)
                 columns = columns[read]
-            blocks.insert(0, block.densified() if self.keeps_matrices else block)
+            blocks.insert(0, block.add_dense_copy() if self.keeps_matrices else block)
             kept.insert(0, columns)
         return tuple(blocks), tuple(kept)
 
@@ -180,7 +180,7 @@ class FullGraph(Sampler):
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)
-            kept = self._blocks[everything] = (draw, block.densified() if self.keeps_matrices else block)
+            kept = self._blocks[everything] = (draw, block.add_dense_copy() if self.keeps_matrices else block)
         return kept[1]
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
@@ -197,8 +197,8 @@ class FullGraph(Sampler):
             return
         everything = self._everything
         whole = self.block(everything, everything, self.draw(everything, 0, 0))
-        asked, labels = whole.at(targets), self.adjacency.labels
-        yield slice(None), *((asked, everything) if asked is whole else asked.compact(labels))
+        block, labels = whole.at(targets), self.adjacency.labels
+        yield slice(None), *((block, everything) if block is whole else block.compact(labels))
 
 
 class _Sampled(Sampler):
@@ -213,7 +213,7 @@ class _Sampled(Sampler):
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
             return draw  # an evaluation has many nodes; a bound would leave them no neighbours
         key = stream._replace(purpose=f"{purpose}, kept").key()
-        return thinned(self.graph, targets, draw, room, key, self.adjacency.labels)
+        return thin_draw(self.graph, targets, draw, room, key, self.adjacency.labels)
 
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
         raise NotImplementedError

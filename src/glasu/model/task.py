@@ -1,4 +1,4 @@
-"""Tasks: what is learned from the labels, how a model is scored, and what a prediction looks like.
+"""Tasks: the loss, the metrics and the form of labels and predictions.
 
 This module imports without torch. The server reads the metric names, the selecting score and the check of scores.
 """
@@ -27,9 +27,9 @@ Labels = NDArray[np.int64]
 
 
 class Task(ABC):
-    """What the model learns. Subclass it and register the class to add a task."""
+    """A learning task. Subclass it and register the class to add a task."""
 
-    metric_names: ClassVar[tuple[str, ...]]  # in the order in which they travel
+    metric_names: ClassVar[tuple[str, ...]]  # in the order of the message
     selected_by: ClassVar[str]  # the metric whose best value on the validation nodes selects the model
     label_form: ClassVar[str]  # for errors: "party 'a' has <label_form> per node"
 
@@ -41,7 +41,7 @@ class Task(ABC):
 
     @abstractmethod
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
-        """Return labels that are all unknown (-1), for a prediction without labels."""
+        """Return labels that are all unknown (-1). A prediction uses them in place of labels."""
 
     def training_nodes(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the nodes of the training split that the task can learn from: those with a known label."""
@@ -64,11 +64,11 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
-        """Return what a client releases of its logits: class probabilities."""
+        """Return the class probabilities that a client releases in place of its logits."""
 
     @abstractmethod
     def find_score_error(self, scores: Scores) -> str:
-        """Return why `scores` cannot be scores of this task, or an empty string.
+        """Return the reason why `scores` are invalid for this task, or an empty string.
 
         Bounds allow for rounding in the precision of `scores`. One party that sends 1e30 would otherwise decide every
         mean, and with it every prediction and the selected model.
@@ -90,8 +90,8 @@ class Task(ABC):
 
     def columns(self, scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
         """Return the columns of a table of predictions, without the ids."""
-        said: dict[str, Any] = {"prediction": self.describe(scores, classes)}
-        return said | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
+        predicted: dict[str, Any] = {"prediction": self.describe(scores, classes)}
+        return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
 
 
 class Multiclass(Task):
@@ -132,10 +132,10 @@ class Multiclass(Task):
         if not len(labels):
             return dict.fromkeys(self.metric_names, float("nan"))
         classes = np.arange(scores.shape[1])
-        truth, said = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
-        accuracy = float((truth & said).any(axis=1).mean())
+        truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
+        accuracy = float((truth & predicted).any(axis=1).mean())
         likelihood = scores[np.arange(len(labels)), labels]
-        return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, said), "loss": _mean_loss(likelihood)}
+        return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
 
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full(num_nodes, -1, np.int64)
@@ -183,11 +183,11 @@ class Multilabel(Task):
         scores, labels = _with_known_labels(scores, labels)
         if not len(labels):
             return dict.fromkeys(self.metric_names, float("nan"))
-        truth, said = labels == 1, scores > 0.5
-        hits, either = (truth & said).sum(), truth.sum(axis=0) + said.sum(axis=0)
+        truth, predicted = labels == 1, scores > 0.5
+        hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {
-            "accuracy": float((truth == said).mean()),
-            "macro_f1": _macro_f1(truth, said),
+            "accuracy": float((truth == predicted).mean()),
+            "macro_f1": _macro_f1(truth, predicted),
             "micro_f1": float(2 * hits / max(1, either.sum())),
             "loss": _mean_loss(np.where(truth, scores, 1 - scores)),
         }
@@ -218,9 +218,9 @@ def _with_known_labels(scores: Scores, labels: Labels) -> tuple[Scores, Labels]:
     return scores[known].astype(np.float64), labels[known]
 
 
-def _macro_f1(truth: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
+def _macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
     """Return the mean F1 of the classes that occur in the labels or in the predictions."""
-    hits, either = (truth & said).sum(axis=0), truth.sum(axis=0) + said.sum(axis=0)
+    hits, either = (truth & predicted).sum(axis=0), truth.sum(axis=0) + predicted.sum(axis=0)
     present = either > 0
     return float((2 * hits[present] / either[present]).sum() / max(1, present.sum()))
 

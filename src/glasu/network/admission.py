@@ -166,10 +166,10 @@ class Admission:
         try:
             config = self._resolve_config(stated.facts.nodes)
         except ConfigError as error:  # no settings fit a graph of this size
-            raise RefusalError(Code.INVALID_SETTINGS, error.public) from None
+            raise RefusalError(Code.INVALID_SETTINGS, error.public_message) from None
         if stated.digest == config.digest():
             return
         settings: Mapping[str, Any] = stated.settings
-        differences = compare_settings({SERVER: config.comparable(), party: settings})
+        differences = compare_settings({SERVER: config.flatten(), party: settings})
         refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}", (SERVER, party))
         raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, public_reason
+from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, get_public_message
 from glasu.network.connection import Connection, Dialing
 from glasu.network.frames import (
     CONTROL,
@@ -35,14 +35,14 @@ ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
 
 @dataclass(frozen=True)
 class ProposedAttempt:
-    """Where the server asks everyone to go on."""
+    """The round after which the server proposes to continue."""
 
     number: int
     round: int
     digest: str | None  # of this party's checkpoint of that round
 
 
-class NewAttempt(Exception):  # noqa: N818 - not an error: the run goes on from another round
+class NewAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
     """The server proposes another attempt."""
 
     def __init__(self, attempt: ProposedAttempt) -> None:
@@ -58,7 +58,7 @@ class ClientSession:
 
         Args:
             dialing: the server, the kit, and how long to wait.
-            handshake: what this party states, and what it accepts.
+            handshake: this party's statements and decisions.
         """
         self._handshake, self._log = handshake, dialing.log
         self._connection = Connection(dialing, handshake.hello)
@@ -77,7 +77,7 @@ class ClientSession:
         self._renew(welcome)
 
     def prepare(self, check_limits: CheckLimits) -> None:
-        """State what this party would run.
+        """State the settings and checkpoints of this party.
 
         Args:
             check_limits: refuses a message, by its header and size, that is too long for this run.
@@ -86,7 +86,7 @@ class ClientSession:
         self._state_again()
 
     def await_attempt(self) -> ProposedAttempt | None:
-        """Wait until all parties are there and the server proposes an attempt; None: the run is complete."""
+        """Wait until the server proposes an attempt to all parties; None: the run is complete."""
         try:
             while self._machine.state is not PeerState.DISMISSED:
                 self._take_frame(None, "for the other parties")
@@ -147,10 +147,10 @@ class ClientSession:
         if self._machine.state in ENDED or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
-        self._connection.send_last_word("failed", reason=printable(public_reason(error), SENTENCES))
+        self._connection.send_last_word("failed", reason=printable(get_public_message(error), SENTENCES))
 
     def decline(self, error: GlasuError) -> None:
-        """Tell the server why this party does not take part as things are; the others go on waiting for it.
+        """Decline the server's offer with a reason; the other parties keep waiting for this one.
 
         Settings that differ are shown at both ends.
         """
@@ -158,7 +158,7 @@ class ClientSession:
         for line in table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self._connection.send_last_word("declined", reason=printable(error.public, SENTENCES), table=table)
+        self._connection.send_last_word("declined", reason=printable(error.public_message, SENTENCES), table=table)
 
     def close(self) -> None:
         """End the connection. A dismissed party acknowledges that first: the server waits for it."""

@@ -20,6 +20,7 @@ from glasu.network.findings import Finding
 from glasu.network.handshake import RefusalError
 from glasu.network.payloads import SAME_VERSION, Code
 from glasu.network.sanitize import SENTENCES, printable
+from glasu.registry import Extension
 from glasu.wire.message_key import RUN_BYTES
 
 SERVER = "the server"
@@ -85,8 +86,16 @@ def compare_facts(roles: Mapping[str, Facts]) -> list[Difference]:
         for name in rule.facts:
             stated = {role: getattr(facts, name) for role, facts in roles.items() if getattr(facts, name) is not None}
             if len(set(stated.values())) > 1:
+                if name == "extensions":
+                    stated = _omit_common(stated)
                 found.append(Difference(LABELS[name], stated, rule))
     return found
+
+
+def _omit_common(stated: Mapping[str, tuple[Extension, ...]]) -> dict[str, tuple[Extension, ...]]:
+    """Return the extensions of each role without those that all roles have."""
+    common = set.intersection(*map(set, stated.values()))
+    return {role: tuple(each for each in loaded if each not in common) for role, loaded in stated.items()}
 
 
 def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
@@ -217,7 +226,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
     """Return the settings that two roles state differently.
 
     Args:
-        roles: two roles and their `RunConfig.comparable()`, one of them perhaps read from JSON.
+        roles: two roles and their `RunConfig.flatten()`, one of them perhaps read from JSON.
     """
     (one, here), (other, there) = ((role, json.loads(json.dumps(settings))) for role, settings in roles.items())
     names = [name for name in here if here[name] != there.get(name)]
@@ -227,7 +236,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 def compare_with_agreed(server: RunConfig, agreed: RunConfig) -> list[Difference]:
     """Compare the server's settings with those of --expect, whose number of clients is not binding."""
     agreed = agreed.replace(data={"num_clients": server.data.num_clients})
-    return compare_settings({"expected": agreed.comparable(), "got": server.comparable()})
+    return compare_settings({"expected": agreed.flatten(), "got": server.flatten()})
 
 
 def refuse_settings(differences: Sequence[Difference], reason: str, columns: tuple[str, str]) -> None:
@@ -293,7 +302,9 @@ def in_one_line(differences: Sequence[Difference]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        value = ", ".join(f"{each.name} {each.version} ({each.digest[:16]}..)" for each in value) or MISSING
+        return (
+            ", ".join(printable(f"{each.name} {each.version} ({each.digest[:16]}..)", 64) for each in value) or MISSING
+        )
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 

@@ -46,14 +46,14 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short `wait` is
 SILENT_AFTER = 10.0  # seconds without a frame, also without a sign of life, after which the party says so
 TOLD_EVERY = 30.0  # seconds between two lines about the same absence
-SILENCE = 300.0  # seconds: a server that waits for somebody says so every minute
+SILENCE = 300.0  # seconds: a server that waits for a party says so every minute
 LAST_WORD = 10.0  # seconds that the reason of a failure may take to leave
 LINE = Callable[[Kit, str, Stream, Callable[[Line, bytes | Disconnection], None]], Line]
 
 
 @dataclass(frozen=True)
 class Dialing:
-    """Whom to call, and how; tests replace the parts that take time."""
+    """The server to call, and how; tests replace the parts that take time."""
 
     kit: Kit
     address: str  # of the server, host:port
@@ -61,7 +61,7 @@ class Dialing:
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # so that parties do not all come at once
+    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties
     open_line: LINE = Line
 
     @property
@@ -70,7 +70,7 @@ class Dialing:
 
 
 class Inbound:
-    """What has arrived and was not used yet. Its numbered frames outlive a line; the rest belongs to one line."""
+    """Frames that arrived and were not used yet. The numbered ones outlive a line; the rest belongs to one line."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -179,7 +179,7 @@ class Connection:
             self._line.close(seconds)
 
     def close(self) -> None:
-        """End the connection at once."""
+        """End the connection immediately."""
         if self._line is not None:
             self._line.close()
 
@@ -278,7 +278,7 @@ class Connection:
             if welcome.resumed and welcome.server == self._server:
                 self.channel.resume(welcome.received)
             elif welcome.resumed:
-                raise ProtocolError("the server goes on with a conversation that this party does not know.")
+                raise ProtocolError("the server continues a conversation that this party does not know.")
             else:
                 self.channel, self._server = Channel(), welcome.server
                 inbound.frames.clear()
@@ -292,6 +292,6 @@ def read_last_word(control: Control) -> GlasuError:
     """Return the error with which the server ends the run, or this party's part in it."""
     why = printable(control.fields.get("reason"), SENTENCES)
     if control.kind == "stopped":
-        return TrainingError(f"the run was stopped: {why}")  # whoever was the cause, this party's input was good
+        return TrainingError(f"the run was stopped: {why}")  # this party's input was good
     code, table = printable(control.fields.get("code"), 60), printable_lines(control.fields.get("table"))
     return RefusalError(code, f"the server does not accept this party: {why}", table)

@@ -29,12 +29,12 @@ class ConnectionCode(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Tell whether trying again cannot help."""
+        """Return whether trying again cannot help."""
         return self in _FINAL
 
     @property
     def is_about_server(self) -> bool:
-        """Tell whether it is this party that does not accept the server."""
+        """Return whether it is this party that does not accept the server."""
         return self in _ABOUT_SERVER
 
 
@@ -110,7 +110,7 @@ def describe(ended: Disconnection, end: Endpoint) -> str:
 
 
 def describe_refusal(ended: Disconnection, end: Endpoint) -> str:
-    """Return who does not accept whom, and why."""
+    """Return which side refuses the other, and the reason."""
     if ended.code.is_about_server:
         return f"this party does not accept the server at {end.address}: {describe(ended, end)}."
     return f"the server at {end.address} does not accept this party: {describe(ended, end)}."

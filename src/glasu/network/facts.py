@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from glasu.protocol.message_bytes import VERSION
 from glasu.records import Bounds, Length
-from glasu.registry import Extension, extensions
+from glasu.registry import Extension, extensions, load_entry_points
 
 Purpose = Literal["training", "prediction", "dry run"]
 Count = Annotated[int, Bounds(0, 2**31 - 1)]
@@ -52,6 +52,7 @@ EVERY_PARTY_STATES = ("torch", "nodes", "id_kind", "id_set", "id_order")  # besi
 
 def server_facts(versions: Mapping[str, str], purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
+    load_entry_points()  # now, not when a setting names a choice of theirs: a party says hello before it has settings
     return Facts(
         purpose=purpose,
         message_format=VERSION,

@@ -124,7 +124,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether a sender should wait before it appends more."""
+        """Return whether a sender should wait before it appends more."""
         return self.held > self._window
 
     def take_next(self, acknowledged: int) -> bytes | None:
@@ -196,12 +196,12 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so much waits to be used that nothing more is acknowledged."""
+        """Return whether the waiting bytes exceed the room, so nothing more is acknowledged."""
         return self.waiting >= self._room
 
     @property
     def is_overrun(self) -> bool:
-        """Tell whether more waits than the other side may have sent."""
+        """Return whether more waits than the other side may have sent."""
         return self.waiting > self._room + self._window + 2 * MAX_FRAME
 
     def take_next(self) -> bytes | None:
@@ -217,7 +217,7 @@ class Channel:
         return frame
 
     def resume(self, received: int) -> None:
-        """Go on over another stream with a process that has received so many frames."""
+        """Continue on another stream with a process that has received this number of frames."""
         self.outbox.rewind(received)
 
 

@@ -1,7 +1,7 @@
 """The boundary between a session and its role: how a party and a server come to an agreement before messages flow.
 
 A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-dry run) implements one of the two protocols below and decides who may take part. Payloads are JSON objects: the
+dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON objects: the
 session parses the bytes, the role reads the fields.
 
     party                                   server
@@ -27,7 +27,7 @@ Payload = Mapping[str, object]  # a JSON object; the role reads its fields with 
 
 
 class RefusalError(ConfigError):
-    """A process cannot take part as it is. The session tells it the reason and goes on waiting for the party."""
+    """A process does not fit the run. The session sends it the reason and keeps waiting for the party."""
 
     def __init__(self, code: str, reason: str, table: Sequence[str] = ()) -> None:
         """Refuse a process.
@@ -83,7 +83,7 @@ class ClientHandshake(Protocol):
     """A party's side of the same decisions. All methods are called in the thread that uses the session."""
 
     def hello(self) -> Payload:
-        """Return what this process states about itself. Called before every connection."""
+        """Return the statement of this process about itself. Called before every connection."""
         ...
 
     def welcome(self, welcome: Payload) -> None:

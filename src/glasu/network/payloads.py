@@ -91,7 +91,7 @@ class Prepared:
     """Party: it is ready to run these settings. Now it states all facts."""
 
     digest: Name  # of the settings
-    settings: Mapping[str, Any]  # `RunConfig.comparable()`
+    settings: Mapping[str, Any]  # `RunConfig.flatten()`
     rounds: Rounds
     facts: Facts
 

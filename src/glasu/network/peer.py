@@ -20,21 +20,21 @@ GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, an
 
 
 class Receipts:
-    """Keys and digests of the messages that a party sent, for the current and the previous phases.
+    """Keys and digests of the messages that a party sent in the current and the previous phases.
 
     No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
-    under one key stop the run, because one of them is not what was computed.
+    under one key stop the run, because one of them is not the computed one.
     """
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
 
     def knows(self, key: Key) -> bool:
-        """Tell whether a message with this key came before."""
+        """Return whether a message with this key came before."""
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
     def take(self, key: Key, digest: bytes) -> bool:
-        """Tell whether a message is new; raise EquivocationError where its key came with another content."""
+        """Return whether a message is new; raise EquivocationError where its key came with another content."""
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
         if known == digest:
@@ -42,7 +42,7 @@ class Receipts:
         if known is not None:
             raise EquivocationError(
                 f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
-                "because one of them is not what was computed."
+                "because one of them is not the computed one."
             )
         if group not in self._groups:
             for oldest in list(self._groups)[: 1 - GROUPS]:
@@ -70,12 +70,12 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing waits or is being decoded: the next message is the one that is expected now."""
+        """Return whether nothing waits or is being decoded: the next message is the one that is expected now."""
         return not self._arrivals
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether the next message can be taken."""
+        """Return whether the next message can be taken."""
         return bool(self._arrivals) and self._arrivals[0].message is not None
 
     def reserve(self, size: int) -> Arrival:
@@ -101,7 +101,7 @@ class Inbox:
         return arrival.message
 
     def clear(self) -> None:
-        """Drop everything, and forget what came: another attempt begins."""
+        """Drop all messages and receipts: another attempt begins."""
         while self._arrivals:
             self._channel.release(self._arrivals.popleft().size)
         self.receipts = Receipts()
@@ -129,7 +129,7 @@ class Peer:
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
     conversation: Conversation = field(default_factory=lambda: Conversation(""))
     refusal: str = ""  # why its last process was refused
-    result: Payload | None = None  # what it reported when it finished
+    result: Payload | None = None  # its report when it finished
 
     @property
     def state(self) -> PeerState:
@@ -141,7 +141,7 @@ class Peer:
 
     @property
     def has_heard_all(self) -> bool:
-        """Tell whether its process has acknowledged every frame."""
+        """Return whether its process has acknowledged every frame."""
         return self.conversation.channel.outbox.held == 0
 
     def send_control(self, kind: str, **fields: object) -> None:

@@ -1,7 +1,7 @@
 """The server's side of every stream: frames of parties become states, messages in inboxes, or refusals.
 
 Threads of gRPC run this code. An invalid frame is refused before it changes anything; its sender is dropped or the
-run is aborted, as the policy says. A process that was never admitted is refused, and stops nobody.
+run is aborted, as the policy says. A process that was never admitted is refused without effect on the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import secrets
 from collections.abc import Iterator
 from typing import Literal
 
-from glasu.errors import CheckpointError, EquivocationError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import (
+    CheckpointError,
+    EquivocationError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    get_public_message,
+)
 from glasu.network.frames import (
     CONTROL,
     CONTROL_BYTES,
@@ -49,7 +56,7 @@ class Refusals:
         self.count = 0  # of refused connections and processes
 
     def may_return(self, error: Exception) -> bool:
-        """Tell whether the run waits for a party after such an error. After two contents under one key it does not."""
+        """Return whether the run waits for a party after this error; after two contents under one key it does not."""
         return self._on_invalid_message == "wait" and not isinstance(error, EquivocationError)
 
     def expel(self, peer: Peer, reason: str) -> None:
@@ -59,11 +66,11 @@ class Refusals:
 
     def refuse(self, peer: Peer, stream: Stream | None, refusal: RefusalError) -> None:
         """Tell a process, and everyone, why it cannot take part."""
-        why = printable(refusal.public, SENTENCES)
+        why = printable(refusal.public_message, SENTENCES)
         self.count += 1
         last = last_word("refused", why, code=refusal.code, run=self._run, table=list(refusal.table))
         own = peer if stream is peer.stream else None  # a process that runs hears about a second one
-        if why != peer.refusal:  # a process that comes again and again is reported once
+        if why != peer.refusal:  # a process that reconnects repeatedly is reported once
             for line in refusal.table:
                 self._roster.note(line, about=peer.name)
             self._roster.announce(f"{peer.name}: not accepted: {why}", about=peer.name, without=own)
@@ -74,8 +81,8 @@ class Refusals:
             stream.close(last)
 
     def reject(self, peer: Peer, stream: Stream, error: Exception) -> None:
-        """Abort the run because of what came on a stream, or refuse the sender."""
-        why = printable(public_reason(error), SENTENCES)
+        """Abort the run because of an invalid frame, or refuse its sender."""
+        why = printable(get_public_message(error), SENTENCES)
         with self._roster.changed:
             fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
             if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
@@ -93,7 +100,7 @@ class Refusals:
 
     def _abort(self, stream: Stream, error: GlasuError) -> None:
         self._roster.fail(error)
-        stream.close(last_word("stopped", error.public))
+        stream.close(last_word("stopped", error.public_message))
 
 
 class PeerFrames:
@@ -106,7 +113,7 @@ class PeerFrames:
 
         Args:
             roster: their states, and the lock.
-            handshake: decides who may take part.
+            handshake: decides which processes take part.
             run: the id of the run.
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
         """
@@ -140,7 +147,7 @@ class PeerFrames:
     # --- frames ---------------------------------------------------------------------------
 
     def _take(self, peer: Peer, stream: Stream, data: bytes) -> bool:
-        """Take a frame; return whether the stream goes on."""
+        """Take a frame; return whether the stream stays open."""
         frame = read_frame(data)
         control = read_control(frame.body, CONTROL_BYTES) if frame.kind == CONTROL else None
         with self._roster.changed:
@@ -200,11 +207,11 @@ class PeerFrames:
     # --- hello ----------------------------------------------------------------------------
 
     def _greet(self, peer: Peer, stream: Stream, control: Control) -> bool:
-        """Let a process go on where it was, admit a new one, or refuse it; return whether the stream goes on."""
+        """Resume a known process, admit a new one, or refuse it; return whether the stream stays open."""
         hello = read_hello(control)
         run, conversation = self._roster.run.state, peer.conversation
         if self._roster.failure is not None:
-            stream.close(last_word("stopped", self._roster.failure.public))
+            stream.close(last_word("stopped", self._roster.failure.public_message))
             return False
         if run is RunState.LEAVING:
             return False
@@ -244,7 +251,7 @@ class PeerFrames:
     # --- control messages -----------------------------------------------------------------
 
     def _take_control(self, peer: Peer, control: Control) -> bool:
-        """Take a control message in the sequence; return whether the stream goes on."""
+        """Take a control message in the sequence; return whether the stream stays open."""
         attempt, fields = self._roster.attempt, control.fields
         if control.kind == "prepared":
             return self._take_statement(peer, fields)
@@ -260,7 +267,7 @@ class PeerFrames:
                     f"{printable(digest, 64)}."
                 )
             peer.machine.advance(PeerEvent.CONFIRM)
-            peer.conversation.assembler = Assembler()  # what came before belongs to an attempt that is over
+            peer.conversation.assembler = Assembler()  # earlier pieces belong to an attempt that is over
         else:
             result = fields.get("result")
             if not isinstance(result, dict):

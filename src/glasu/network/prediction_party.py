@@ -149,7 +149,7 @@ class PredictionParty:
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
-            compare_settings({"trained": self.model.config.comparable(), "got": config.comparable()}),
+            compare_settings({"trained": self.model.config.flatten(), "got": config.flatten()}),
             "the server's settings are not those of the training: {}.",
             (f"{self.party.name} trained", "the server"),
         )
@@ -158,7 +158,7 @@ class PredictionParty:
         """Return the facts and settings with which this party is ready to predict."""
         config = self.model.config
         return to_plain(
-            Prepared(digest=config.digest(), settings=config.comparable(), rounds={0: START}, facts=self._facts())
+            Prepared(digest=config.digest(), settings=config.flatten(), rounds={0: START}, facts=self._facts())
         )
 
     @property
@@ -203,8 +203,8 @@ class PredictionParty:
             order = np.concatenate([requested, np.setdiff1d(nodes, requested)])
             nodes, probabilities = order, probabilities[np.searchsorted(nodes, order)]
             file = self.options.out / f"predictions.{self.query.file_format}"
-            ids, task = self.party.ids[nodes], client.config.train.task
-            write_predictions(file, ids, probabilities, self.model.classes, task)
+            ids, train = self.party.ids[nodes], client.config.train
+            write_predictions(file, ids, probabilities, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
             self.options.log.info("party %r has the labels and receives the class probabilities; this one none.", owner)
@@ -240,7 +240,7 @@ def _with_classes(model: TrainedModel, party: PartyData) -> PartyData:
     """Return the party with the classes of the model; without labels where the model has no classifier."""
     model.check_data([party])
     if model.classes:
-        return model.labelled([party])[0]
+        return model.add_unknown_labels([party])[0]
     return dataclasses.replace(party, labels=None, classes=(), splits=None)
 
 

@@ -3,7 +3,7 @@
 Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
 short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
 log line and call the handshake (which writes a small file), and takes no other lock. The reception of `transport.py`
-has a lock of its own and calls the session without holding it.
+has a separate lock and calls the session without holding it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from glasu.errors import AbsenceError, GlasuError
 from glasu.network.frames import CONTROL, CheckLimits, pack_control, pack_frame
 from glasu.network.handshake import Payload
-from glasu.network.log_limit import LogLimit
+from glasu.network.log_limit import LimitedLog
 from glasu.network.peer import Peer
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
@@ -26,7 +26,7 @@ NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less of
 NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
 
 
-class RestartAttempt(Exception):  # noqa: N818 - not an error: the run goes on in another attempt
+class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
     """The present attempt is void: a process is new, or a party was dropped. Gather the parties again."""
 
 
@@ -35,7 +35,7 @@ class Attempt:
     """One attempt to run from a common checkpoint to the end."""
 
     number: int
-    round: int  # after which it goes on
+    round: int  # the attempt continues after this round
     digests: tuple[str | None, ...]  # of the parties' checkpoints of that round, in client order
     check_limits: CheckLimits
 
@@ -53,10 +53,10 @@ class Roster:
         self.expected: Receive | None = None  # by the thread of the run, right now
         self.clock = clock
         self.seconds_waited = 0.0
-        self._log, self._limit = log, LogLimit(clock)
+        self._log = LimitedLog(log, clock)
 
     def fail(self, error: GlasuError) -> None:
-        """Note why the run cannot go on. The thread of the run raises the first such error."""
+        """Note the failure of the run. The thread of the run raises the first such error."""
         self.failure = self.failure or error
         self.run.advance(RunEvent.FAIL)
         self.changed.notify_all()
@@ -81,12 +81,11 @@ class Roster:
 
         Args:
             line: the text; parts that a party sent are already sanitized.
-            about: the party that caused it; so many lines of one party are written, and the rest are counted.
+            about: the party that caused it. Its lines are limited; the rest are counted.
             without: the party that is not told.
         """
-        if about and not self._limit.admit(about):
+        if not self._log.write(line, about):
             return
-        self._log.info("%s", line)
         notice = pack_frame(CONTROL, pack_control("notice", line=line))
         for peer in self.peers.values():
             if peer.stream is not None and peer is not without:
@@ -94,22 +93,16 @@ class Roster:
 
     def note(self, line: str, about: str = "") -> None:
         """Write a line to the log only."""
-        if not about or self._limit.admit(about):
-            self._log.info("%s", line)
-
-    def note_dropped_lines(self) -> None:
-        """Report how many lines were not written, where lines may be written again."""
-        for subject, count in self._limit.take_dropped():
-            self._log.info("%s: and %s more lines.", subject, f"{count:,}")
+        self._log.write(line, about)
 
     def wait_until(self, missing: Callable[[], list[Peer]], wait: float, what: str) -> None:
-        """Wait until no party is missing; name those that are, and give up on one without a stream for `wait` seconds.
+        """Wait until no party is missing; name those that are. Fail if one has no stream for `wait` seconds.
 
         A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs.
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
-            self.note_dropped_lines()
+            self._log.write_counts()
             if self.failure is not None:
                 raise self.failure
             if self.run.state is RunState.RESTARTING:
@@ -137,7 +130,7 @@ class Roster:
         reasons = "; ".join(f"{peer.name}: {peer.refusal}" for peer in gone if peer.refusal)
         raise AbsenceError(
             f"waited {wait:.0f} s for {', '.join(peer.name for peer in gone)} {what}"
-            f"{f' ({reasons})' if reasons else ''}; saved work is kept. Start what is missing, and the same command "
+            f"{f' ({reasons})' if reasons else ''}; saved work is kept. Start the missing roles, and the same command "
             "again."
         )
 

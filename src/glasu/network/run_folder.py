@@ -145,7 +145,7 @@ def refuse_unknown_checkpoints(out: Path, state_file: str) -> None:
 
 def describe_settings_change(record: ServingRecord, config: RunConfig) -> str:
     """Return the first settings in which a run differs from the present ones."""
-    changed = compare_settings({"here": config.comparable(), "there": record.settings})[:SHOWN_SETTINGS]
+    changed = compare_settings({"here": config.flatten(), "there": record.settings})[:SHOWN_SETTINGS]
     return "; ".join(f"{each.name} = {each.values['there']!r} there, {each.values['here']!r} here" for each in changed)
 
 

@@ -1,4 +1,4 @@
-"""The server's session with all parties, for the thread of the run: gather, begin, receive, send, finish. No torch.
+"""The server's session with all parties, as the thread of the run uses it: gather, begin, receive, send, finish.
 
 Threads of gRPC put frames in (`peer_frames.py`), the thread of the run takes messages out. One lock guards both; its
 order is described in `roster.py`.
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, public_reason
+from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, get_public_message
 from glasu.network.frames import CheckLimits, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.peer import Peer
@@ -47,7 +47,7 @@ class ServerSession:
 
         Args:
             roster: names, in client order.
-            handshake: decides who may take part.
+            handshake: decides which processes take part.
             run: the id of the run.
             wait: seconds that a party may be without a connection.
             log: receives lines for people.
@@ -62,7 +62,7 @@ class ServerSession:
 
     @property
     def host(self) -> Host:
-        """The receiver of streams, for a `Listener`."""
+        """The receiver of streams that a `Listener` needs."""
         return self._frames
 
     @property
@@ -87,7 +87,7 @@ class ServerSession:
     # --- an attempt --------------------------------------------------------------------------
 
     def gather(self) -> None:
-        """Wait until every party is connected and has stated, through the handshake, what it would run."""
+        """Wait until every party is connected and its statement has passed the handshake."""
         roster = self._roster
         with roster.changed:
             if roster.failure is not None:
@@ -109,7 +109,7 @@ class ServerSession:
 
         Args:
             number: of the attempt; greater than all before.
-            round_index: the round after which it goes on.
+            round_index: the attempt continues after this round.
             digests: of the parties' checkpoints of that round, in client order. A party must confirm its own.
             check_limits: refuses a message, by its header and size, that is too long for this run.
         """
@@ -126,7 +126,7 @@ class ServerSession:
                 peer.send_control("begin", attempt=number, round=round_index, digest=digest)
             roster.changed.notify_all()
             running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
-            self._wait_for(lambda peer: peer.state in running, f"to go on after round {round_index}")
+            self._wait_for(lambda peer: peer.state in running, f"to continue after round {round_index}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:
@@ -169,8 +169,8 @@ class ServerSession:
         if peer is None or not self._frames.refusals.may_return(error):
             return False
         with self._roster.changed:
-            self._frames.refusals.expel(peer, error.public)
-            self._roster.note(f"the run goes on from the last common checkpoint when {peer.name} is back.")
+            self._frames.refusals.expel(peer, error.public_message)
+            self._roster.note(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
         return True
 
     def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
@@ -193,7 +193,7 @@ class ServerSession:
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
         """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
-        why = public_reason(error)
+        why = get_public_message(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why = f"the server failed: {why}"
         roster = self._roster

@@ -1,4 +1,4 @@
-"""The first frame of each direction: who is there, and how many frames of the other side it has received."""
+"""The first frame of each direction: the sender's process, and the number of frames it has received."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Welcome:
 
     run: str
     server: str  # the name that the server's process gave itself
-    resumed: bool  # both sides go on where they were
+    resumed: bool  # both sides continue the numbering
     received: int  # frames of the party
     payload: Payload
 

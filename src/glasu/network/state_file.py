@@ -23,7 +23,7 @@ class ServingRecord:
 
     run: str | None = None
     digest: str | None = None  # of the settings
-    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.comparable()`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0
     processes: Mapping[str, Process] = field(default_factory=dict)  # by party, the one that was admitted last

@@ -18,11 +18,11 @@ class PeerState(enum.Enum):
 
     AWAY = "away"  # no process was admitted
     CONNECTED = "connected"  # admitted; it builds its model
-    PREPARED = "prepared"  # it has stated what it would run, and its checkpoints
+    PREPARED = "prepared"  # it has stated its settings and checkpoints
     PROPOSED = "proposed"  # it was asked to start an attempt
     RUNNING = "running"  # it has confirmed the attempt; messages flow
     FINISHED = "finished"  # it has written its results
-    DISMISSED = "dismissed"  # it was told that the run is complete
+    DISMISSED = "dismissed"  # it received the end of the run
     REFUSED = "refused"  # it does not fit, sent an invalid message, or declined; another process may come
     FAILED = "failed"  # it reported a failure, or the run ended for it
 
@@ -50,7 +50,7 @@ class RunState(enum.Enum):
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     RESTARTING = "restarting"  # an attempt is void because a process is new; the next one has to be gathered
     CLOSED = "closed"  # complete
-    LEAVING = "leaving"  # this process was interrupted; the run can go on in another one
+    LEAVING = "leaving"  # this process was interrupted; another one can resume the run
     FAILED = "failed"
 
 
@@ -117,7 +117,7 @@ class StateMachine(Generic[State, Event]):
         return self._state
 
     def allows(self, event: Event) -> bool:
-        """Tell whether the event can happen now."""
+        """Return whether the event can happen now."""
         return (self._state, event) in self._table
 
     def advance(self, event: Event) -> State:

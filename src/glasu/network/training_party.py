@@ -38,7 +38,7 @@ from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import ATTEMPTS
 
-DEFAULTS = RunConfig().comparable()
+DEFAULTS = RunConfig().flatten()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class TrainingParty:
         """Return the facts, settings and checkpoints with which this party is ready to run."""
         client, party = self.client, self.client.party
         facts = party_facts(party, "training", parties=client.identity.num_clients, **label_facts(party))
-        settings = client.config.comparable()
+        settings = client.config.flatten()
         return to_plain(
             Prepared(digest=client.config.digest(), settings=settings, rounds=self.run.rounds(), facts=facts)
         )
@@ -112,7 +112,7 @@ class TrainingParty:
         config = read_offered_config(offered.config)
         refuse_unfit_for_network(config)
         check_place(options.party.name, offered.roster, offered.index, config.data.num_clients)
-        shown = {name: value for name, value in config.comparable().items() if value != DEFAULTS.get(name)}
+        shown = {name: value for name, value in config.flatten().items() if value != DEFAULTS.get(name)}
         listed = ", ".join(f"{name} = {value!r}" for name, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, SENTENCES))
         if options.expect is not None:

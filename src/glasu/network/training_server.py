@@ -95,7 +95,7 @@ class TrainingServer:
         self.state.update(
             run=self.run,
             digest=self.config.digest(),
-            settings=self.config.comparable(),
+            settings=self.config.flatten(),
             roster=self.options.kit.roster,
             attempt=0,
             processes={},

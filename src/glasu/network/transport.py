@@ -20,7 +20,7 @@ from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, Channel, pack_frame
 from glasu.pki.kit import Kit, reload_revocations
 from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
-from glasu.pki.refusal import peer_name, refusal
+from glasu.pki.refusal import find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 ONLY_TLS_1_3 = require_tls_1_3()
@@ -31,7 +31,7 @@ HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is c
 ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
 HANDSHAKE_WITHIN = 5.0  # seconds: a connection without a complete TLS handshake is dropped then
 SPARE_CONNECTIONS = 64  # TCP connections at the server, beside twice the streams that its parties may open
-UNHEARD, OPEN = 2, 4  # streams of one party at once: not accepted yet, and in all
+UNHEARD, OPEN = 2, 4  # concurrent streams of one party: not accepted yet, and in all
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
@@ -138,7 +138,7 @@ class _Guest:
 class Listener(AbstractContextManager["Listener"]):
     """Receives the parties of the kit's roster at an address: bound when constructed, served after `start`.
 
-    gRPC calls no code of ours when a TLS handshake fails: it writes one line to standard error and drops the
+    gRPC calls no handler when a TLS handshake fails: it writes one line to standard error and drops the
     connection. Those lines are left alone. The party that was rejected finds out itself (`probe`).
     """
 
@@ -182,7 +182,7 @@ class Listener(AbstractContextManager["Listener"]):
         self._reception.start()
 
     def stop(self) -> None:
-        """End all streams; what was given to them before gets a moment to leave."""
+        """End all streams after a short time for frames that wait."""
         self._reception.stop()
         self._server.stop(grace=1.0).wait(3.0)
 
@@ -194,7 +194,7 @@ class Listener(AbstractContextManager["Listener"]):
         name = self._identify(context)
         guest = _Guest(name, context, self._host.open_stream())
         if not self._reception.admits(guest):
-            why = f"party {name!r}: too many connections at once; there is room again in {HELLO_WITHIN:.0f} s"
+            why = f"party {name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
             self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, name, why)
         try:
             if context.add_callback(guest.stream.close):
@@ -207,14 +207,14 @@ class Listener(AbstractContextManager["Listener"]):
     def _identify(self, context: Any) -> str:
         """Return the party in the peer's certificate, or end the call: it is revoked, or not on the roster."""
         certificate = context.auth_context().get("x509_pem_cert", [None])[0]
-        name = peer_name(certificate) if certificate else None
+        name = read_peer_name(certificate) if certificate else None
         known = name if name in self._kit.roster else ""
         try:
-            why = refusal(certificate, reload_revocations(self._kit))
+            why = find_refusal(certificate, reload_revocations(self._kit))
         except GlasuError as error:  # the list may be replaced right now: a later attempt may succeed
             code = ConnectionCode.UNREADABLE_REVOCATIONS
             self._abort(context, grpc.StatusCode.UNAVAILABLE, code, known or "", code.value, str(error))
-        if why:  # a revocation counts at once, without a restart
+        if why:  # a revocation counts immediately, without a restart
             public = why if known else f"party {name!r} is not on the roster"  # the roster is for its members
             code = ConnectionCode.REFUSED
             self._abort(context, grpc.StatusCode.UNAUTHENTICATED, code, known or "", public, why)
@@ -230,7 +230,7 @@ class Listener(AbstractContextManager["Listener"]):
 
 
 class _Reception:
-    """All streams at the server. One party cannot open so many, or such silent ones, that others find no room."""
+    """All streams at the server. Limits per party keep room for the others."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -298,7 +298,7 @@ def _caller(context: Any) -> str:
 
 
 class Line:
-    """A party's end of one stream. What arrives is given to the session in a thread of its own."""
+    """A party's end of one stream. A separate thread gives incoming frames to the session."""
 
     def __init__(
         self, kit: Kit, address: str, stream: Stream, arrive: Callable[[Line, bytes | Disconnection], None]
@@ -338,7 +338,7 @@ class Line:
         self._arrive(self, ended)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the stream: after what it still has to send, if that takes no longer than `seconds`."""
+        """End the stream, after up to `seconds` for frames that wait."""
         self.stream.close()
         if seconds:
             self._ended.wait(seconds)
@@ -398,7 +398,7 @@ def probe(kit: Kit, address: str, ended: Disconnection) -> Disconnection:
     """Connect once without gRPC, and return a more precise reason than gRPC's where there is one.
 
     With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
-    it sends its HTTP/2 settings at once; gRPC's server closes the connection of one that it rejects, without an alert.
+    it sends its HTTP/2 settings immediately. A server that rejects it closes the connection without an alert.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -435,7 +435,7 @@ def check_address(address: str, option: str) -> str:
 
 
 def check_listen_address(address: str) -> None:
-    """Refuse an address that cannot be bound now, before anything is written for a run."""
+    """Refuse an address that is in use or invalid, before anything is written for a run."""
     if why := _why_not_bound(address):
         raise _listen_error(address, why)
 

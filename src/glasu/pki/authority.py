@@ -29,7 +29,7 @@ class Signed:
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
 
-def new_authority(now: datetime) -> Signed:
+def make_authority(now: datetime) -> Signed:
     """Make a self-signed CA that may sign certificates of servers and parties but no other CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from glasu.errors import ConfigError, TransportError
 from glasu.files import write_atomically
-from glasu.pki.authority import KIT_DAYS, Signed, issue, new_authority, sign_revocation_list
+from glasu.pki.authority import KIT_DAYS, Signed, issue, make_authority, sign_revocation_list
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.folders import move_folder, open_staging, retire_folder, write_folder
 from glasu.pki.identity import RESERVED, SERVER, check_roster, parse_hosts
@@ -88,7 +88,7 @@ def provision(
     now = _to_seconds(now)
     check_roster(parties)
     parse_hosts(hosts)
-    own, names = new_authority(now), (SERVER, *parties)
+    own, names = make_authority(now), (SERVER, *parties)
     with open_staging(out) as staging:
         _refuse_existing(out, (*RESERVED, *parties))
         state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts))
@@ -105,13 +105,13 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
         roster = authority.state.roster
         for name in parties:
             if name in roster:
-                raise ConfigError(f"party {name!r}: is on the roster already; for a new kit, ask for --renew {name}.")
+                raise ConfigError(f"party {name!r}: is already on the roster; for a new kit, use --renew {name}.")
         check_roster((*roster, *parties))
         _refuse_existing(out, parties)
         if not (out / SERVER).is_dir():
             raise ConfigError(
                 f"{out / SERVER}: is not here, and its {MANIFEST} must list the new party; "
-                "bring it back, or make another with --renew server."
+                "restore it, or create another with --renew server."
             )
         state = replace(authority.state, roster=(*roster, *parties))
         authority = _issue(replace(authority, state=state), parties, days)
@@ -152,7 +152,7 @@ def renew(
     with _open_authority(out, _to_seconds(now)) as authority:
         _check_known(authority, names, (SERVER, *authority.state.roster))
         if hosts and SERVER not in names:
-            raise ConfigError(f"--host {hosts[0]}: only the server's certificate names hosts; ask for --renew server.")
+            raise ConfigError(f"--host {hosts[0]}: only the certificate of the server names hosts; use --renew server.")
         state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
         authority = _issue(replace(authority, state=state), names, days)
         authority.save()
@@ -247,8 +247,8 @@ def _refuse_existing(out: Path, names: Sequence[str]) -> None:
     if taken := [name for name in names if os.path.lexists(out / name)]:
         if AUTHORITY in taken:
             raise ConfigError(
-                f"{out}: kits are here already ({', '.join(taken)}), and nothing was changed; "
-                "ask for --add, --remove, --renew or --revoke, or choose another --out."
+                f"{out}: already has kits ({', '.join(taken)}); nothing was changed. Use --add, --remove, --renew or "
+                "--revoke, or choose another --out."
             )
         raise ConfigError(f"{out / taken[0]}: exists and is not overwritten; move it away, or choose another --out.")
 
@@ -258,7 +258,7 @@ def _check_known(authority: CertificateAuthority, names: Sequence[str], known: S
         if name not in known:
             raise ConfigError(f"{name!r}: is not known in {authority.out}; known are: {', '.join(known)}.")
         if names.count(name) > 1:
-            raise ConfigError(f"{name!r}: is named twice; once is enough.")
+            raise ConfigError(f"{name!r}: is named twice; name it once.")
 
 
 def _key_pem(signed: Signed) -> bytes:

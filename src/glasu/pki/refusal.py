@@ -14,7 +14,7 @@ from glasu.pki.identity import Role, role_of
 from glasu.pki.kit import Kit
 
 
-def refusal(
+def find_refusal(
     peer_certificate_pem: bytes | None, kit: Kit, *, claimed: str | None = None, now: datetime | None = None
 ) -> str:
     """Return the reason why the peer is refused, or an empty string if it is accepted.
@@ -32,21 +32,21 @@ def refusal(
         return "the presented certificate cannot be read"
     wanted: Role = "party" if kit.role == "server" else "server"
     return (
-        _issuer_error(peer, x509.load_pem_x509_certificate(kit.ca_pem))
-        or _validity_error(peer, now or datetime.now(UTC))
-        or _role_error(peer, wanted)
-        or _admission_error(peer, kit)
-        or _name_error(peer, claimed)
+        _find_issuer_error(peer, x509.load_pem_x509_certificate(kit.ca_pem))
+        or _find_validity_error(peer, now or datetime.now(UTC))
+        or _find_role_error(peer, wanted)
+        or _find_admission_error(peer, kit)
+        or _find_name_error(peer, claimed)
     )
 
 
-def peer_name(peer_certificate_pem: bytes) -> str | None:
-    """Return the name in a certificate, valid or not; call `refusal` first."""
+def read_peer_name(peer_certificate_pem: bytes) -> str | None:
+    """Return the name in a certificate, valid or not; call `find_refusal` first."""
     peer = read_certificate(peer_certificate_pem)
     return None if peer is None else peer.name
 
 
-def _issuer_error(peer: CertificateInfo, authority: x509.Certificate) -> str:
+def _find_issuer_error(peer: CertificateInfo, authority: x509.Certificate) -> str:
     if peer.is_issued_by(authority):
         return ""
     if peer.is_self_signed:
@@ -54,12 +54,12 @@ def _issuer_error(peer: CertificateInfo, authority: x509.Certificate) -> str:
     return f"the certificate was signed by another CA ({peer.issuer!r})"
 
 
-def _validity_error(peer: CertificateInfo, now: datetime) -> str:
+def _find_validity_error(peer: CertificateInfo, now: datetime) -> str:
     reason = peer.validity_error(now)
     return f"the certificate {reason}" if reason else ""
 
 
-def _role_error(peer: CertificateInfo, wanted: Role) -> str:
+def _find_role_error(peer: CertificateInfo, wanted: Role) -> str:
     if peer.name is None:
         return "the certificate names neither a party nor the server"
     if peer.role != role_of(peer.name):
@@ -67,7 +67,7 @@ def _role_error(peer: CertificateInfo, wanted: Role) -> str:
     return "" if peer.role == wanted else f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
 
 
-def _admission_error(peer: CertificateInfo, kit: Kit) -> str:
+def _find_admission_error(peer: CertificateInfo, kit: Kit) -> str:
     if kit.role == "server" and peer.name not in kit.roster:
         return f"party {peer.name!r} is not on the roster ({', '.join(kit.roster)})"
     if peer.serial in kit.revoked:
@@ -76,7 +76,7 @@ def _admission_error(peer: CertificateInfo, kit: Kit) -> str:
     return ""
 
 
-def _name_error(peer: CertificateInfo, claimed: str | None) -> str:
+def _find_name_error(peer: CertificateInfo, claimed: str | None) -> str:
     if claimed in (None, peer.name):
         return ""
     return f"the peer calls itself {claimed!r}, but its certificate is that of {peer.name!r}"

@@ -18,7 +18,7 @@ from glasu.model.sampler import sampler_class
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
 from glasu.protocol.sample import Sample
-from glasu.randomness import contains
+from glasu.randomness import find_members
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -
 def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
     if len(union) and not 0 <= union[0] <= union[-1] < num_nodes:
         return False
-    return bool((union[1:] > union[:-1]).all() and contains(union, own).all())
+    return bool((union[1:] > union[:-1]).all() and find_members(union, own).all())
 
 
 def server_training_nodes(server: Server) -> Script[None]:

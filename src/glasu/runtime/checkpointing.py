@@ -297,7 +297,7 @@ class Saver:
 
 
 def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
-    """Refuse to start a run in a folder that has checkpoints, but no file that says which run they belong to.
+    """Refuse to start a run in a folder that has checkpoints, but no state file that identifies their run.
 
     Args:
         folder: of the checkpoints.

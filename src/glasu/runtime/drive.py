@@ -1,4 +1,4 @@
-"""Resume scripts. This is the only module that does; everything else performs the requests that scripts yield."""
+"""Resume scripts. No other module does this; the runtimes perform the requests that scripts yield."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.metrics import SELECTED_BY, evaluate
+from glasu.model.task import task_of
 from glasu.report import RunReport
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
@@ -91,5 +91,5 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert party.labels is not None
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
-        task = self.model_.config.train.task
-        return evaluate(self.predict_proba(parties, nodes), party.labels[nodes], task)[SELECTED_BY[task]]
+        task = task_of(self.model_.config.train)
+        return task.evaluate(self.predict_proba(parties, nodes), party.labels[nodes])[task.selected_by]

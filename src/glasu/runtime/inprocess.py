@@ -17,7 +17,7 @@ from glasu.runtime.drive import Actions, Finished, advance, check_answer, check_
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
-Perform = Callable[[Save | Event], None]  # carries out what is not a message
+Perform = Callable[[Save | Event], None]  # carries out Save requests and events
 Carry = Callable[[Message], Message]
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
@@ -111,7 +111,7 @@ def run_together(
         perform: carries out the server's saves and events.
         each: `map`, or a `map` that runs clients in parallel.
         before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
-        carry: replaces every message, as a wire might; None: no change.
+        carry: maps every message to the one that is delivered; None: no change.
     """
     actions = resolve(server, watch, "communication")
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, one per client

@@ -1,4 +1,4 @@
-"""Output folders: a command never writes into the folder of another role or over another run. No torch here."""
+"""Check output folders: a command must not overwrite the results of another role or run. Torch is not loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class UsedSetting:
     """A setting that the method or the sampler replaced."""
 
-    asked: Any
+    requested: Any
     used: Any
 
 
@@ -105,21 +105,21 @@ def _read_finished_run(path: Path) -> FinishedRun:
 
 
 def _find_differences(run: FinishedRun, config: RunConfig) -> list[str]:
-    """Compare the settings of a finished run with the asked ones.
+    """Compare the settings of a finished run with the requested ones.
 
-    A report holds the settings as they ran. They are compared with the asked ones, resolved for the same number of
-    nodes. A setting that the method or the data replaced is the same if the same value was asked for.
+    A report holds the settings that the run used. They are compared with the requested ones, resolved for the same
+    number of nodes. For a setting that the method or the data replaced, the requested values are compared.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
 
     used = _flatten(override_settings(resolve(config, run.parties[0].nodes)[0])[0].to_dict())
-    asked, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
+    requested, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
     there = {**defaults, **_flatten(run.config)}
     found = []
     for name in sorted({*there, *used} - {"data.root"}):
-        asked_there = run.overridden[name].asked if name in run.overridden else there.get(name)
-        if used.get(name) != there.get(name) and asked.get(name) != asked_there:
-            found.append(f"{name} = {asked_there!r} there, {asked.get(name)!r} here")
+        earlier = run.overridden[name].requested if name in run.overridden else there.get(name)
+        if used.get(name) != there.get(name) and requested.get(name) != earlier:
+            found.append(f"{name} = {earlier!r} there, {requested.get(name)!r} here")
     return found
 
 

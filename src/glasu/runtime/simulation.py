@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
 from glasu.data.digest import data_digest
 from glasu.data.methods import METHODS, Prepared, apply_method
 from glasu.data.party import PartyData
 from glasu.errors import DataError
+from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
@@ -41,7 +43,7 @@ class SimulationOptions:
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
     notes: Sequence[str] = ()  # lines about the data for the report
-    clock: Clock = field(default=time.perf_counter)
+    clock: Clock = field(default=read_clock)  # the default stops while kernels compile
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
@@ -72,7 +74,7 @@ def simulate(
     config, parties = prepared.config, prepared.parties
     joint = bool(config.model.aggregation_layers)
     evaluated: list[str | None] = [None] if joint else [party.name for party in parties]
-    telemetry = Telemetry(options.clock, evaluated, options.traffic)
+    telemetry = Telemetry(options.clock, evaluated, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, options.clock, options.convolution)
         name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
@@ -128,12 +130,12 @@ def train(
 
 
 def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Return the parties as a list, or tell the caller how to create them."""
+    """Return the parties as a list; refuse other values with a hint."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
     raise DataError(
-        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one of a PyG graph, "
-        "glasu.read_party(folder) reads one."
+        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one from a PyG graph, "
+        "and glasu.read_party(folder) reads one party."
     )
 
 
@@ -170,7 +172,7 @@ def make_clients(
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
-    """Build the server for these clients: it learns counts, no data."""
+    """Build the server for these clients; it gets counts, but no data."""
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
@@ -181,7 +183,7 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Derive the run id from the digests of everything that decides the messages: one key has one content."""
+    """Derive the run id from digests of all inputs that determine the messages, so one key has one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
@@ -269,11 +271,11 @@ def _run_scripts(
     )
 
 
-def _count_workers(config: RunConfig, num_clients: int, asked: int | None) -> int:
+def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
-    if config.model.backbone == "custom":  # layers of other libraries draw from torch's global generator
+    if backbone_class(config.model).uses_torch_generator:
         return 1
-    return max(1, min(num_clients, cores() if asked is None else asked))
+    return max(1, min(num_clients, cores() if requested is None else requested))
 
 
 def _summarize(party: PartyData) -> PartySummary:

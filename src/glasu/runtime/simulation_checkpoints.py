@@ -72,7 +72,7 @@ class SimulationCheckpoints:
             server: whether the run has a server.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
-        self.identity = RunIdentity(config.comparable(), {party.name: data_digest(party) for party in parties})
+        self.identity = RunIdentity(config.flatten(), {party.name: data_digest(party) for party in parties})
         self.store = Store(folder, f"a run with settings {config.digest()}")
         self._names: list[str | None] = [party.name for party in parties] + ([None] if server else [])
         self._saver = Saver(self.store)
@@ -105,7 +105,7 @@ class SimulationCheckpoints:
             if state.server is not None:
                 self._latest[None] = state.server
             self.telemetry.restore(state.telemetry)
-            log.info("going on after round %d of %d.", self._saved, self.train.num_rounds)
+            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
         interrupted = self._read(COST_FILE, InterruptedCost)
         if interrupted is not None and interrupted.round >= self._saved:
             self.telemetry.restore_cost(interrupted.cost)

@@ -142,6 +142,7 @@ class Telemetry:
         parties: Sequence[str | None] = (None,),
         traffic: TrafficCounter | None = None,
         parts: Sequence[str] = PARTS,
+        compiling: Clock | None = None,
     ) -> None:
         """Start the clock.
 
@@ -150,11 +151,13 @@ class Telemetry:
             parties: the parties that are evaluated alone; [None] if they are evaluated together.
             traffic: a counter that the caller reads during the run.
             parts: the activities that the stopwatches time.
+            compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.parts = tuple(parts)
         self._clock, self._start, self._before = clock, clock(), Seconds()
+        self._compiling, self._compiled_before = compiling, 0.0 if compiling is None else compiling()
         self._watches = [self.watch]
         self._evaluations: dict[str | None, list[Evaluation]] = {party: [] for party in parties}
         self._losses: dict[str | None, list[float]] = {party: [] for party in parties}
@@ -195,7 +198,7 @@ class Telemetry:
             self._losses[event.party].append(event.loss)
 
     def elapsed(self) -> float:
-        """Return the seconds in which a process ran this run."""
+        """Return the seconds that processes have spent on this run."""
         return self._before.total + self._clock() - self._start
 
     def seconds(self) -> Seconds:
@@ -204,6 +207,9 @@ class Telemetry:
             name: self._before.parts.get(name, 0.0) + sum(watch.seconds[name] for watch in self._watches)
             for name in self.parts
         }
+        if self._compiling is not None:
+            compiled = self._compiling() - self._compiled_before
+            parts["compiling"] = self._before.parts.get("compiling", 0.0) + compiled
         return Seconds(self.elapsed(), parts)
 
     def cost(self) -> Cost:

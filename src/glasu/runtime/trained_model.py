@@ -28,9 +28,11 @@ from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
+from glasu.model.backbones import backbone_class
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
+from glasu.model.task import task_of
 from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.requests import Event, Save
@@ -76,7 +78,7 @@ class Manifest:
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """The selected weights of all clients, and everything else that prediction needs but the parties' data."""
+    """The selected weights of all clients, and all other inputs of a prediction except the data of the parties."""
 
     config: RunConfig  # resolved
     classes: tuple[str, ...]
@@ -121,14 +123,14 @@ class TrainedModel:
         parties = prepare_parties(self.config, as_parties(parties))
         self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
-        alone = self._alone(party)
+        alone = self._find_alone(party)
         with one_thread_each():
-            labelled = self.labelled(parties)
-            clients = make_clients(self.config, labelled, convolution=self.convolution, scales=self.scales)
+            prepared = self.add_unknown_labels(parties)
+            clients = make_clients(self.config, prepared, convolution=self.convolution, scales=self.scales)
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
-            asked, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), asked, *models, *map(data_digest, labelled))
+            query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
+            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
             running = [
                 Running(
                     client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
@@ -138,19 +140,19 @@ class TrainedModel:
             if self.config.model.aggregation_layers:
                 server = make_server(self.config, clients)
                 script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
-                counted = TrafficCounter() if traffic is None else traffic
-                run_together(script, running, server.roster, counted, Stopwatch(time.perf_counter), _ignore)
+                counter = TrafficCounter() if traffic is None else traffic
+                run_together(script, running, server.roster, counter, Stopwatch(time.perf_counter), _ignore)
             else:
                 run_alone(running)
         found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
         probabilities: NDArray[Any] = found.result
         return probabilities
 
-    def _alone(self, party: str | None) -> int | None:
+    def _find_alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
         if self.config.model.aggregation_layers or len(self.names) == 1:
             if party is not None:
-                raise ConfigError(f"party={party!r}: the parties trained one model together; leave the party out.")
+                raise ConfigError(f"party={party!r}: the parties trained one joint model; remove the party.")
             return None
         if party not in self.names:
             raise ConfigError(
@@ -168,19 +170,11 @@ class TrainedModel:
     ) -> NDArray[Any]:
         """Return class names, shape (n,); for a multi-label task 0 or 1 for each class, shape (n, classes)."""
         probabilities = self.predict_proba(parties, nodes, party=party)
-        if self.config.train.task == "multilabel":
-            return (probabilities > 0.5).astype(np.int64)
-        names: NDArray[Any] = np.asarray(self.classes)[probabilities.argmax(axis=1)]
-        return names
+        return task_of(self.config.train).predict(probabilities, self.classes)
 
-    def labelled(self, parties: Sequence[PartyData]) -> list[PartyData]:
+    def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes and unknown labels; prediction reads no label."""
-        shape = (
-            (parties[0].num_nodes, len(self.classes))
-            if self.config.train.task == "multilabel"
-            else parties[0].num_nodes
-        )
-        unknown = np.full(shape, -1, np.int64)
+        unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
@@ -310,7 +304,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if model.backbone == "custom":  # the weights of a user's convolution are unknown
+    if backbone_class(model).takes_convolution:  # the weights of a user's convolution are unknown
         return
     least = model.hidden * (client.num_features + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
@@ -341,4 +335,4 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
 
 
 def _ignore(action: Save | Event) -> None:
-    """A prediction saves nothing, and no one watches its progress here."""
+    """Ignore Save requests and events of a prediction."""

@@ -15,7 +15,7 @@ from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower import party, server
 
 pytestmark = pytest.mark.slow
-SERVING = SimpleNamespace(code=lambda: None)
+SERVING = SimpleNamespace(poll=lambda: None)
 REPORT = {
     "party": "a",
     "run": "0a1b",
@@ -47,11 +47,13 @@ def answer_of(name: str, digest: str) -> SimpleNamespace:
     return SimpleNamespace(content={"facts": {"party": name, "weights_sha256": digest}})
 
 
-@pytest.mark.parametrize(("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "1 of them are online")])
+@pytest.mark.parametrize(
+    ("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "1 of the SuperNodes of a, b are online")]
+)
 def test_there_must_be_a_node_for_each_party_and_no_other(nodes, words):
     with pytest.raises(TransportError, match=words):
-        server.nodes_online(FakeGrid(nodes), ("a", "b"), 0.0, SERVING)
-    assert server.nodes_online(FakeGrid((9, 4)), ("a", "b"), 0.0, SERVING) == [4, 9]
+        server.wait_for_nodes(FakeGrid(nodes), ("a", "b"), 0.0, SERVING)
+    assert server.wait_for_nodes(FakeGrid((9, 4)), ("a", "b"), 0.0, SERVING) == [4, 9]
 
 
 def test_every_node_gets_one_message_that_names_session_and_run_and_lives_long(monkeypatch):
@@ -63,7 +65,7 @@ def test_every_node_gets_one_message_that_names_session_and_run_and_lives_long(m
     assert [message.metadata.dst_node_id for message in grid.pushed] == [4, 9]
     assert all(dict(message.content["session"]) == session for message in grid.pushed)
     assert all(message.metadata.ttl > 7 * 86400 for message in grid.pushed)
-    with pytest.raises(TransportError, match="took 1 of 2 messages"):
+    with pytest.raises(TransportError, match="accepted 1 of 2 messages"):
         server.open_session(FakeGrid((4, 9), taken=1), (4, 9), session)
 
 
@@ -72,24 +74,24 @@ def test_the_first_party_that_fails_ends_the_session():
         has_error=lambda: True, error=Error(1, "no"), metadata=SimpleNamespace(src_node_id=4, reply_to_message_id="m")
     )
     with pytest.raises(TrainingError, match="node 4: no"):
-        server.replies_of(FakeGrid(replies=[failed]), {"m", "n"}, SERVING)
+        server.collect_replies(FakeGrid(replies=[failed]), {"m", "n"}, SERVING)
 
 
 def test_a_server_that_fails_ends_the_session():
     with pytest.raises(TrainingError, match="glasu serve ended with exit code 2"):
-        server.replies_of(FakeGrid(), {"m"}, SimpleNamespace(code=lambda: 2, wait=lambda: 2))
+        server.collect_replies(FakeGrid(), {"m"}, SimpleNamespace(poll=lambda: 2, wait=lambda: 2))
 
 
 def test_other_weights_than_the_server_was_told_of_are_noticed():
     report = {"parties": [{"name": "a"}, {"name": "b"}], "weights_sha256": ["f00d", "cafe"]}
     server.check_weights(report, [answer_of("b", "cafe"), answer_of("a", "f00d")])
     for answers in ([answer_of("a", "f00d")], [answer_of("a", "cafe"), answer_of("b", "f00d")]):
-        with pytest.raises(ProtocolError, match="told Flower of the weights"):
+        with pytest.raises(ProtocolError, match="weight digests sent over Flower"):
             server.check_weights(report, answers)
 
 
 def test_a_party_tells_flower_what_it_cost_and_no_more():
-    told = party.told_to_flower({**REPORT, "test": {"accuracy": 1.0}, "config": {}})
+    told = party.make_reply({**REPORT, "test": {"accuracy": 1.0}, "config": {}})
     assert set(told) == {"metrics", "facts"}
     assert set(told["metrics"]) == {"bytes_to_server", "bytes_to_clients", "messages", "exchanges", "seconds"}
     assert dict(told["facts"]) == {"party": "a", "run": "0a1b", "weights_sha256": "f00d"}
@@ -103,5 +105,5 @@ def test_the_server_is_not_told_what_a_partys_machine_is_like(session, node_conf
     own = {**node_config, **({"out": str(tmp_path)} if node_config else {})}
     with pytest.raises(RuntimeError) as caught:
         party.train(SimpleNamespace(content={"session": session}), SimpleNamespace(node_config=own))
-    assert str(caught.value) == "this party could not take part; the log of its SuperNode says why"
+    assert str(caught.value) == "this party could not take part; see the log of its SuperNode"
     assert "glasu join: " in capfd.readouterr().out

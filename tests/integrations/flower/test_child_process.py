@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.integrations.flower.command import TIED, running
+from glasu.integrations.flower.command import CHILD, run_command
 from glasu.pki.provision import provision
 
 SETTINGS = '[data]\nname = "synthetic"\n'
@@ -40,7 +40,7 @@ def until(condition, seconds: float = 60) -> None:
 def test_a_command_ends_when_its_parent_is_killed(serve, tmp_path):
     lines = tmp_path / "lines"
     parent = subprocess.Popen(
-        [sys.executable, "-c", STARTER, *TIED, *serve], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", STARTER, *CHILD, *serve], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         until(lambda: lines.exists() and "listening on" in lines.read_text())
@@ -52,16 +52,16 @@ def test_a_command_ends_when_its_parent_is_killed(serve, tmp_path):
 
 def test_a_command_is_stopped_when_the_block_ends_and_its_lines_are_told(serve):
     lines: list[str] = []
-    with running(serve, lines.append) as serving:
+    with run_command(serve, lines.append) as serving:
         until(lambda: any("listening on" in line for line in lines))
-        assert serving.code() is None
-    assert serving.code() == 2
+        assert serving.poll() is None
+    assert serving.poll() == 2
     assert "Flower ended this run" in lines[-1]
 
 
 def test_a_command_that_fails_says_its_exit_code():
     lines: list[str] = []
-    with running(["serve"], lines.append) as serving:
+    with run_command(["serve"], lines.append) as serving:
         assert serving.wait() == 2
     assert "the following arguments are required" in lines[-1]
 

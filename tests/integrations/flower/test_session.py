@@ -107,7 +107,7 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
         said = fleet.run("again").stdout
     finally:
         aside.rename(manifest)
-    assert "this party could not take part; the log of its SuperNode says why" in said
+    assert "this party could not take part; see the log of its SuperNode" in said
     assert str(fleet.folder / "parties") not in said  # where a party's data lies is its own affair
     assert str(manifest) in fleet.log("c")
     said = fleet.run("again").stdout

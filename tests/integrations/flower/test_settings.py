@@ -13,7 +13,7 @@ OPENED = {"name": "first", "run": "0a1b"}
 
 
 def test_a_party_joins_with_the_folder_kit_and_server_of_its_own_node():
-    words = PartySettings.read({**NODE, "expect": "/run.toml", "wait": 30}, OPENED).words()
+    words = PartySettings.read({**NODE, "expect": "/run.toml", "wait": 30}, OPENED).build_command()
     assert words[:2] == ["join", "/data/a"]
     options = dict(zip(words[2::2], words[3::2], strict=True))
     assert options == {
@@ -52,15 +52,15 @@ def test_a_node_that_does_not_say_all_is_refused(key):
 
 
 def test_a_key_that_is_not_known_is_refused():
-    with pytest.raises(ConfigError, match="partition-id: is not known in --node-config; known are: party, server"):
+    with pytest.raises(ConfigError, match="partition-id: is unknown in --node-config; known are party, server"):
         PartySettings.read({**NODE, "partition-id": 0}, OPENED)
-    with pytest.raises(ConfigError, match="rounds: is not known in the run's config"):
+    with pytest.raises(ConfigError, match="rounds: is unknown in the run's config"):
         ServerSettings.read({**RUN, "rounds": 3})
 
 
 def test_the_server_is_given_overrides_as_on_the_command_line():
     settings = ServerSettings.read({**RUN, "wait": 5, "set": "train.seed=1 'model.aggregation_layers=[1, 3]'"})
-    assert settings.words() == [
+    assert settings.build_command() == [
         *("serve", "run.toml", "--listen", "0.0.0.0:9443", "--kit", "/kits/server", "--out", "/runs/first"),
         *("--wait", "5.0", "--set", "train.seed=1", "--set", "model.aggregation_layers=[1, 3]"),
     ]

@@ -300,11 +300,11 @@ def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("a", ["--metrics", "9464"], "--metrics is for the server"),
-        ("a", ["--on-invalid-message", "abort"], "--on-invalid-message is for the server"),
-        ("server", ["--expect", "run.toml"], "--expect is for the parties"),
-        ("server", ["--run", "00"], "--run is for the parties"),
-        ("server", ["--max-memory", "4"], "--max-memory is for the parties"),
+        ("a", ["--metrics", "9464"], "--metrics is an option of the server"),
+        ("a", ["--on-invalid-message", "abort"], "--on-invalid-message is an option of the server"),
+        ("server", ["--expect", "run.toml"], "--expect is an option of the parties"),
+        ("server", ["--run", "00"], "--run is an option of the parties"),
+        ("server", ["--max-memory", "4"], "--max-memory is an option of the parties"),
         ("server", ["--metrics", "x"], "must be a port"),
     ],
 )

@@ -1,7 +1,7 @@
-"""A glasu command that ends with whoever started it: python -m glasu.integrations.flower.child_process join ...
+"""Run a glasu command that ends with its parent: python -m glasu.integrations.flower.child_process join ...
 
-Its standard input says nothing and is closed when its parent is gone, however that went. Nothing of Flower is loaded
-here: Flower loads gRPC, and a kit's streams need a gRPC that was told beforehand to speak TLS 1.3 only.
+The parent holds the other end of standard input and writes nothing to it. The system closes it when the parent ends,
+even after kill -9. This module does not import Flower: Flower imports gRPC, and the TLS 1.3 setting must come first.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from glasu.errors import TransportError
 
 
 def end_with_parent() -> None:
-    """Wait until nobody holds the other end of standard input, then end as by SIGINT."""
+    """Wait until the other end of standard input is closed, then send SIGINT to this process."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def end_the_run(number: int, frame: FrameType | None) -> NoReturn:
-    """End with an error that a server tells its parties: Flower starts none of them again, so none is to wait."""
+def end_run(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise an error, which a server sends to its parties. They must not wait: Flower does not restart them."""
     raise TransportError(
-        "Flower ended this run, or the process that ran it; everything up to the last checkpoint is kept. `flwr run` "
-        "with the same session goes on."
+        "Flower ended this run, or the process that ran it. The last checkpoint is kept; `flwr run` with the same "
+        "session resumes from it."
     )
 
 
 def main() -> int:
-    """Run the command as it is installed."""
-    signal.signal(signal.SIGINT, end_the_run)
+    """Run the installed `glasu` command with the arguments of this process."""
+    signal.signal(signal.SIGINT, end_run)
     threading.Thread(target=end_with_parent, name="glasu-parent", daemon=True).start()
     (command,) = entry_points(group="console_scripts", name="glasu")
     code: int = command.load()()

@@ -1,4 +1,4 @@
-"""Run one glasu command as a child of a Flower process: its lines go to Flower's log, and it does not outlive it."""
+"""Run a glasu command as a child process of a Flower process. Its output goes to Flower's log."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-TIED = [sys.executable, "-m", "glasu.integrations.flower.child_process"]
-GRACE = 20.0  # seconds that a command has to end by itself; more than a server takes to hang up
+CHILD = [sys.executable, "-m", "glasu.integrations.flower.child_process"]
+GRACE = 20.0  # seconds for a command to exit after SIGINT; a server needs less to notify its parties
 
 
 class Command:
-    """A command that runs, or has ended with a code."""
+    """A child process that runs a glasu command."""
 
-    def __init__(self, words: Sequence[str], tell: Callable[[str], None]) -> None:
-        """Start it; every line that it writes is told."""
+    def __init__(self, words: Sequence[str], on_line: Callable[[str], None]) -> None:
+        """Start the command; call `on_line` with every line of its output."""
         self._process = subprocess.Popen(
-            [*TIED, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*CHILD, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self._reader = threading.Thread(target=self._pass_on, args=(tell,), name="glasu-lines", daemon=True)
+        self._reader = threading.Thread(target=self._read_lines, args=(on_line,), name="glasu-lines", daemon=True)
         self._reader.start()
 
-    def _pass_on(self, tell: Callable[[str], None]) -> None:
+    def _read_lines(self, on_line: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                tell(line.rstrip())
+                on_line(line.rstrip())
 
-    def code(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the command runs."""
         return self._process.poll()
 
     def wait(self) -> int:
-        """Wait for the end, and for the last line to be told."""
+        """Wait until the command has ended and its last line was read; return the exit code."""
         code = self._process.wait()
         self._reader.join(GRACE)
         return code
 
     def stop(self) -> None:
-        """End it, gently first, so that a server can tell its parties; up to the last checkpoint all is kept."""
-        if self.code() is None:
+        """End the command. SIGINT comes first, so a server can notify its parties; checkpoints are kept."""
+        if self.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(GRACE)
@@ -54,9 +54,9 @@ class Command:
 
 
 @contextmanager
-def running(words: Sequence[str], tell: Callable[[str], None]) -> Iterator[Command]:
-    """Run a command while the block lasts."""
-    command = Command(words, tell)
+def run_command(words: Sequence[str], on_line: Callable[[str], None]) -> Iterator[Command]:
+    """Run a command during the block; stop it at the end."""
+    command = Command(words, on_line)
     try:
         yield command
     finally:

@@ -1,6 +1,6 @@
-"""ClientApp: one message opens the session; from then on the party's tensors travel on its own gRPC stream.
+"""ClientApp: one Flower message starts `glasu join`, which sends all tensors on its own gRPC stream.
 
-Who the party is, where its data lies and whom it talks to is said by the node's own config and kit.
+The config of the node and the kit name the party, its data and its server. The message names only the session.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from glasu.errors import GlasuError, TrainingError
-from glasu.integrations.flower.command import running
+from glasu.integrations.flower.command import run_command
 from glasu.integrations.flower.settings import PartySettings
 
 
-def tell(line: str) -> None:
-    """Write to the SuperNode's log."""
+def print_line(line: str) -> None:
+    """Write a line to the log of the SuperNode."""
     print(line, flush=True)
 
 
 def take_part(settings: PartySettings) -> dict[str, Any]:
-    """Run `glasu join` to its end, and return the party's report."""
-    with running(settings.words(), tell) as joining:
+    """Run `glasu join` to its end; return the report of the party."""
+    with run_command(settings.build_command(), print_line) as joining:
         code = joining.wait()
     if code:
-        raise TrainingError(f"glasu join ended with exit code {code}; the lines above say why.")
+        raise TrainingError(f"glasu join ended with exit code {code}; see the lines above.")
     report: dict[str, Any] = json.loads((settings.out / "report.json").read_bytes())
     return report
 
 
-def told_to_flower(report: dict[str, Any]) -> RecordDict:
-    """Return what leaves the party by Flower: what it cost, the digest of its weights, nothing of what it knows."""
+def make_reply(report: dict[str, Any]) -> RecordDict:
+    """Return the reply to Flower: the cost of the run and the digest of the weights, but no data and no scores."""
     traffic = report["traffic"]
     counts = ("bytes_to_server", "bytes_to_clients", "messages", "exchanges")
     metrics = {**{name: int(traffic[name]) for name in counts}, "seconds": float(report["seconds"]["total"])}
@@ -43,15 +43,15 @@ def told_to_flower(report: dict[str, Any]) -> RecordDict:
 def train(message: Message, context: Context) -> Message:
     """Take part in the session that the message names, to its end.
 
-    Flower shows the server the text of what is raised here, so it says nothing of this machine; the log here does.
+    Flower sends the text of an exception to the server. So the exception has no details; they are in the log here.
     """
     try:
         report = take_part(PartySettings.read(context.node_config, message.content["session"]))
     except Exception as error:
         if isinstance(error, GlasuError):
-            tell(f"glasu join: {error}")
-        raise RuntimeError("this party could not take part; the log of its SuperNode says why") from error
-    return Message(told_to_flower(report), reply_to=message)
+            print_line(f"glasu join: {error}")
+        raise RuntimeError("this party could not take part; see the log of its SuperNode") from error
+    return Message(make_reply(report), reply_to=message)
 
 
 app = ClientApp()

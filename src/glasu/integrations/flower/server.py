@@ -1,6 +1,6 @@
-"""ServerApp: run `glasu serve`, open the session with one message per node, wait for all to be done.
+"""ServerApp: run `glasu serve`, send one message to every node, and wait until all have finished.
 
-Flower carries these few messages, the logs and the end; every tensor travels on the streams that `glasu serve` offers.
+Flower carries these messages and the logs. All tensors travel on the gRPC streams of `glasu serve`.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
-from glasu.integrations.flower.command import Command, running
+from glasu.integrations.flower.command import Command, run_command
 from glasu.integrations.flower.settings import ServerSettings
 from glasu.pki.kit import open_kit
 
-TTL = 30 * 86400.0  # seconds; by default Flower gives up a message, and the training with it, after 12 hours
+TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
 PAUSE = 1.0
 
 
-def tell(line: str) -> None:
-    """Write to the run's log, which `flwr log` shows."""
+def print_line(line: str) -> None:
+    """Write a line to the log of the run, which `flwr log` shows."""
     print(line, flush=True)
 
 
 def check_alive(serving: Command) -> None:
-    """Stop when the server failed: no party could end its part without it."""
-    if serving.code():
-        raise TrainingError(f"glasu serve ended with exit code {serving.wait()}; the lines above say why.")
+    """Raise an error if the server failed, because no party can finish without it."""
+    if serving.poll():
+        raise TrainingError(f"glasu serve ended with exit code {serving.wait()}; see the lines above.")
 
 
-def nodes_online(grid: Grid, roster: Sequence[str], wait: float, serving: Command) -> list[int]:
-    """Wait until there is a node for every party of the roster, and not one more."""
+def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Command) -> list[int]:
+    """Wait until the number of nodes equals the number of parties; refuse more nodes."""
     deadline = time.monotonic() + wait
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) > len(roster):
             raise TransportError(
-                f"{len(nodes)} SuperNodes are online and the roster has {len(roster)} parties ({', '.join(roster)}); "
-                "run in a federation of these parties only."
+                f"{len(nodes)} SuperNodes are online, but the roster has {len(roster)} parties ({', '.join(roster)}); "
+                "use a federation of these parties only."
             )
         if len(nodes) == len(roster):
             return nodes
         if time.monotonic() > deadline:
             raise TransportError(
-                f"waited {wait:.0f} s for the SuperNodes of {', '.join(roster)}; {len(nodes)} of them are online."
+                f"after {wait:.0f} s, {len(nodes)} of the SuperNodes of {', '.join(roster)} are online."
             )
         check_alive(serving)
         time.sleep(PAUSE)
 
 
-def run_served(settings: ServerSettings, serving: Command, listening: threading.Event) -> str:
-    """Wait until parties may come, and return the id of the run: a message sent earlier could open nothing."""
+def wait_for_run(settings: ServerSettings, serving: Command, listening: threading.Event) -> str:
+    """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
     while not listening.wait(PAUSE):
         check_alive(serving)
     run: str = json.loads((settings.out / "serving.json").read_bytes())["run"]
@@ -63,16 +63,18 @@ def run_served(settings: ServerSettings, serving: Command, listening: threading.
 
 
 def open_session(grid: Grid, nodes: Iterable[int], session: dict[str, str]) -> set[str]:
-    """Send the one message that each node gets; return their ids."""
+    """Send one message to each node; return the ids of the messages."""
     messages = [Message(RecordDict({"session": ConfigRecord(session)}), node, "train", ttl=TTL) for node in nodes]
     sent = [str(found) for found in grid.push_messages(messages) if found]
     if len(sent) < len(messages):
-        raise TransportError(f"Flower took {len(sent)} of {len(messages)} messages; is a SuperNode gone?")
+        raise TransportError(
+            f"Flower accepted {len(sent)} of {len(messages)} messages; check that all SuperNodes are online."
+        )
     return set(sent)
 
 
-def replies_of(grid: Grid, waiting: set[str], serving: Command) -> list[Message]:
-    """Wait for the end of every party's part; the first that fails ends the session."""
+def collect_replies(grid: Grid, waiting: set[str], serving: Command) -> list[Message]:
+    """Wait for the replies of all parties; the first failure ends the session."""
     replies: list[Message] = []
     while waiting:
         for reply in grid.pull_messages(waiting):
@@ -86,16 +88,18 @@ def replies_of(grid: Grid, waiting: set[str], serving: Command) -> list[Message]
 
 
 def check_weights(report: dict[str, Any], replies: Iterable[Message]) -> None:
-    """Compare what the parties told Flower with what the server was told on the streams."""
+    """Compare the weight digests that the parties sent over Flower and over the gRPC streams."""
     names = [party["name"] for party in report["parties"]]
     expected = dict(zip(names, report["weights_sha256"], strict=True))
-    told = {reply.content["facts"]["party"]: reply.content["facts"]["weights_sha256"] for reply in replies}
-    if told != expected:
-        raise ProtocolError(f"the parties told Flower of the weights {told}, and the server of {expected}.")
+    received = {reply.content["facts"]["party"]: reply.content["facts"]["weights_sha256"] for reply in replies}
+    if received != expected:
+        raise ProtocolError(
+            f"the weight digests sent over Flower ({received}) and over the streams ({expected}) differ."
+        )
 
 
-def summary(report: dict[str, Any], replies: Iterable[Message]) -> list[str]:
-    """Return the lines that end the run's log."""
+def summarize(report: dict[str, Any], replies: Iterable[Message]) -> list[str]:
+    """Return the last lines of the log: test scores, and the cost of each party."""
     scores = ", ".join(f"{name} {value:.4f}" for name, value in report["test"].items() if isinstance(value, float))
     lines = [f"glasu: test: {scores}"]
     for reply in replies:
@@ -114,22 +118,22 @@ def main(grid: Grid, context: Context) -> None:
     roster = open_kit(settings.kit, "server").roster
     listening = threading.Event()
 
-    def heard(line: str) -> None:
-        tell(line)
+    def on_line(line: str) -> None:
+        print_line(line)
         if "listening on" in line:
             listening.set()
 
-    with running(settings.words(), heard) as serving:
-        session = {"name": settings.session, "run": run_served(settings, serving, listening)}
-        nodes = nodes_online(grid, roster, settings.wait, serving)
-        tell(f"glasu: session {settings.session!r}: one message to each of {len(nodes)} nodes")
-        replies = replies_of(grid, open_session(grid, nodes, session), serving)
+    with run_command(settings.build_command(), on_line) as serving:
+        session = {"name": settings.session, "run": wait_for_run(settings, serving, listening)}
+        nodes = wait_for_nodes(grid, roster, settings.wait, serving)
+        print_line(f"glasu: session {settings.session!r}: one message to each of {len(nodes)} nodes")
+        replies = collect_replies(grid, open_session(grid, nodes, session), serving)
         serving.wait()
         check_alive(serving)
     report = json.loads((settings.out / "report.json").read_bytes())
     check_weights(report, replies)
-    for line in summary(report, replies):
-        tell(line)
+    for line in summarize(report, replies):
+        print_line(line)
 
 
 app = ServerApp()

@@ -1,4 +1,4 @@
-"""Compiled loops over arrays. Integers are int64 and node labels int32 unless a caller says otherwise.
+"""Compiled loops over arrays. Integers are int64 and node labels int32 unless a comment states another type.
 
 All loops stand in one file although they serve several purposes. Numba caches each compiled function on disk and
 compiles it again when the file of that function changes. It does not notice a change of a function that is called from
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from glasu.compiling import compiled
+from glasu.compiling import compile_loop
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba infers the types of arguments at the first call
@@ -25,19 +25,19 @@ LOWEST = np.uint64(0xFF)
 # Random words: the functions of glasu.randomness on a single word.
 
 
-@compiled
+@compile_loop
 def _mix(value: np.uint64) -> Any:
     value = (value ^ (value >> S30)) * FIRST
     value = (value ^ (value >> S27)) * SECOND
     return value ^ (value >> S31)
 
 
-@compiled
+@compile_loop
 def _word(low: np.uint64, high: np.uint64, counter: int) -> Any:
     return _mix(_mix(low + np.uint64(counter) * GOLDEN) ^ high)
 
 
-@compiled
+@compile_loop
 def _below(word: np.uint64, bound: int) -> Any:
     return np.int64(np.float64(word >> S11) * 2.0**-53 * bound)
 
@@ -46,7 +46,7 @@ def _below(word: np.uint64, bound: int) -> Any:
 # it and resets exactly the entries it marked, so its cost does not depend on the size of the graph.
 
 
-@compiled
+@compile_loop
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
     """Write sorted random numbers below `population`; return whether they are distinct.
 
@@ -61,7 +61,7 @@ def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Arra
     return repeats == 0
 
 
-@compiled
+@compile_loop
 def _merge(one: Array, other: Array) -> Array:
     """Merge two sorted arrays that have no number in common."""
     both = np.empty(len(one) + len(other), np.int64)
@@ -76,7 +76,7 @@ def _merge(one: Array, other: Array) -> Array:
     return both
 
 
-@compiled
+@compile_loop
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Array, fanout: int, low: np.uint64, high: np.uint64, labels: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -127,7 +127,7 @@ def draw_neighbors(
     return _merge(targets, np.sort(fresh[:found])), starts, edges, scale
 
 
-@compiled
+@compile_loop
 def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
     """Return the sources of edges into the targets, without the targets themselves, in any order."""
     most = 0
@@ -150,7 +150,7 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Arr
     return fresh[:found].copy()
 
 
-@compiled
+@compile_loop
 def edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
@@ -180,7 +180,7 @@ def edges_between(
     return starts, edges[:found].copy(), outside[:found].copy()
 
 
-@compiled
+@compile_loop
 def fill_block(
     indices: Array,
     weights: Array,
@@ -231,7 +231,7 @@ def fill_block(
             labels[node] = -1
 
 
-@compiled
+@compile_loop
 def find_distinct(numbers: Array, labels: Array) -> Array:
     """Return the distinct values of `numbers`, which are node numbers, in any order."""
     fresh = np.empty(min(len(numbers), len(labels)), np.int64)
@@ -249,7 +249,7 @@ def find_distinct(numbers: Array, labels: Array) -> Array:
 # Sparse matrices by rows, and dropout masks.
 
 
-@compiled
+@compile_loop
 def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tuple[Array, Array, Array]:
     """Return some rows of a sparse matrix as (indptr, indices, data)."""
     starts = np.empty(len(rows) + 1, indptr.dtype)
@@ -265,7 +265,7 @@ def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tupl
     return starts, columns, values
 
 
-@compiled
+@compile_loop
 def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
     """Add matrix @ dense to `total`.
 
@@ -279,7 +279,7 @@ def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total:
                 result[column] += value * source[column]
 
 
-@compiled
+@compile_loop
 def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
     """Add matrix.T @ dense to `total`; the entries of a column are added in the order of the rows."""
     for row in range(len(indptr) - 1):
@@ -290,7 +290,7 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
                 result[column] += value * source[column]
 
 
-@compiled
+@compile_loop
 def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
     """Write the random bytes of a key: eight per word, lowest first."""
     whole = len(draws) // 8
@@ -303,7 +303,7 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
             draws[k] = (last >> np.uint64(8 * (k - 8 * whole))) & LOWEST
 
 
-@compiled
+@compile_loop
 def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
     """Write a dropout mask: `scale` where a random byte of the key reaches the threshold, else 0."""
     draws = np.empty(len(mask), np.uint8)
@@ -316,7 +316,7 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
 # Layers. Each loop does all the work on one row before the next, while the row is in the cache.
 
 
-@compiled
+@compile_loop
 def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
     """Write ReLU(matrix @ weight + bias)."""
     indptr, indices, data = matrix
@@ -333,7 +333,7 @@ def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> No
             total[column] = 0 if value < 0 else value  # NaN stays NaN
 
 
-@compiled
+@compile_loop
 def relu_linear_gradients(
     matrix: Matrix,
     result: Array,
@@ -372,7 +372,7 @@ def relu_linear_gradients(
                     total[column] += value * gated[column]
 
 
-@compiled
+@compile_loop
 def gcnii_support(
     matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Array, share: Any, support: Array
 ) -> None:
@@ -401,7 +401,7 @@ def gcnii_support(
                     total[column] += value * source[column]
 
 
-@compiled
+@compile_loop
 def gcnii_result(support: Array, kept: Any, transformed: Any, result: Array) -> None:
     """Write ReLU(kept * support + transformed * result) into `result`, which holds support @ weight."""
     zero = kept - kept
@@ -412,7 +412,7 @@ def gcnii_result(support: Array, kept: Any, transformed: Any, result: Array) -> 
             total[column] = zero if value < 0 else value  # NaN stays NaN
 
 
-@compiled
+@compile_loop
 def relu_gradient(gradient: Array, result: Array, factor: Any, gated: Array) -> None:
     """Write factor * gradient where the result of a ReLU is positive, else 0."""
     zero = factor - factor
@@ -422,7 +422,7 @@ def relu_gradient(gradient: Array, result: Array, factor: Any, gated: Array) -> 
             target[column] = factor * source[column] if made[column] > 0 else zero
 
 
-@compiled
+@compile_loop
 def gcnii_gradients(
     matrix: Matrix,
     drops: Drops,
@@ -464,7 +464,7 @@ def gcnii_gradients(
             first[column] += other[column]
 
 
-@compiled
+@compile_loop
 def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
     """Write hidden * mask into `read`, and the random bytes of the mask into `draws` (see `gcnii_support`)."""
     low, high, threshold, scale, draws = drops
@@ -481,7 +481,7 @@ def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
                 target[column] *= scale if drawn[column] >= threshold else zero
 
 
-@compiled
+@compile_loop
 def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
     """Write the gradient at the bias, and multiply the gradient at the input by its dropout mask."""
     _, _, threshold, scale, draws = drops
@@ -496,7 +496,7 @@ def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, a
             total[column] *= scale if drawn[column] >= threshold else zero
 
 
-@compiled
+@compile_loop
 def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
     """Return the mean cross-entropy of classes; write its gradient at the logits."""
     total = 0.0
@@ -516,7 +516,7 @@ def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
 # Optimizers.
 
 
-@compiled
+@compile_loop
 def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
     """Take a step of SGD. Weight decay is part of the gradient. Without momentum `velocity` is empty."""
     if len(velocity):
@@ -528,7 +528,7 @@ def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momen
             weights[k] -= rate * (gradients[k] + decay * weights[k])
 
 
-@compiled
+@compile_loop
 def adam_step(
     weights: Array,
     gradients: Array,

@@ -1,0 +1,100 @@
+"""Train with each choice of an extension, in one process and over the network; print the weights' digests as JSON.
+
+It runs as a process of its own, because an extension stays loaded until its process ends. The parties are threads of
+this process. Each server is a process in the environment that the arguments describe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from glasu import registry
+from glasu.config import RunConfig
+from glasu.pki.provision import provision
+from glasu.runtime.simulation import simulate
+from support.cluster import Cluster
+from support.server_environment import GLASU
+from support.tiny import tiny
+
+EXTENSION = "support.my_extension"
+CHOICES = {
+    "sampler": ("train", "sampler", "first-neighbors"),
+    "aggregation": ("model", "aggregation", "sum"),
+    "encoding": ("wire", "precision", "ring"),
+    "backbone": ("model", "backbone", "two-matrices"),
+    "task": ("train", "task", "smoothed"),
+}
+
+
+def change(config: RunConfig, *seams: str) -> RunConfig:
+    """Use the choices of the extension for these seams."""
+    for seam in seams:
+        section, key, choice = CHOICES[seam]
+        config = config.replace(**{section: {key: choice}})
+    return config
+
+
+def write_toml(config: RunConfig, path: Path) -> None:
+    """Write settings as a run file."""
+    lines = []
+    for section, keys in config.to_dict().items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def serve(settings: Path, kits: Path, out: Path, environment: dict[str, str]) -> tuple[subprocess.Popen[str], int]:
+    """Start a server process; return it and its port."""
+    words = ["serve", settings, "--listen", "127.0.0.1:0", "--kit", kits / "server", "--out", out, "--wait", "60"]
+    server = subprocess.Popen(
+        [*GLASU, *map(str, words), "--extension", EXTENSION],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    lines = []
+    for line in server.stderr:
+        lines.append(line)
+        if found := re.search(r"listening on 127.0.0.1:(\d+)", line):
+            return server, int(found[1])
+    raise AssertionError(f"the server ended with exit code {server.wait()}: {lines}")
+
+
+def main(folder: Path, path: str) -> None:
+    registry.load_extension(EXTENSION)
+    base, parties = tiny(num_rounds=2, sampler="neighbor", num_layers=2, aggregation_layers=(0, 1))
+    provision(folder / "kits", [party.name for party in parties], ["localhost"])
+    digests = {}
+    for name in (*CHOICES, "all"):
+        config = change(base, *(CHOICES if name == "all" else (name,)))
+        out = folder / name
+        out.mkdir()
+        write_toml(config, out / "run.toml")
+        server, port = serve(out / "run.toml", folder / "kits", out / "server", {**os.environ, "PYTHONPATH": path})
+        try:
+            cluster = Cluster(config, parties, folder / "kits", out, port)
+            for role in [cluster.join(party.name) for party in parties]:
+                role.outcome()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+            server.communicate()
+        served = json.loads((out / "server" / "report.json").read_text())
+        digests[name] = {
+            "network": served["weights_sha256"],
+            "versions": served["versions"],
+            "one process": list(simulate(parties, config).report.weights_sha256),
+        }
+    digests["none"] = {"one process": list(simulate(parties, base).report.weights_sha256)}
+    print(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
