@@ -53,7 +53,7 @@ def test_a_refusal_is_short_for_any_number_of_checkpoints_that_a_party_states(co
     error = refusal_of(admission, hello(rounds={10**9 + index: "x" * 64 for index in range(count)}))
     assert error.code == (Code.NO_COMMON_CHECKPOINT if count < 100 else Code.INVALID_PAYLOAD)
     assert len(str(error)) <= 2 * SENTENCES
-    assert len(printable(error.public, SENTENCES)) <= SENTENCES + 3  # what is sent
+    assert len(printable(error.public_message, SENTENCES)) <= SENTENCES + 3  # what is sent
 
 
 def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_of_control_messages(tmp_path):

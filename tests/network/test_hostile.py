@@ -196,6 +196,34 @@ def test_a_server_that_waits_drops_the_sender_and_continues_as_if_nothing_had_co
     assert_same_end(server.outcome(), simulate(parties, config).report)
 
 
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("partial", "a row less"),
+        ("last partial", "a row less"),
+        ("gradient", "a row less"),
+        ("scores", "a row less"),
+        ("metrics", "one less"),
+        ("proposal", "no set"),
+    ],
+)
+def test_a_server_that_waits_drops_the_sender_and_not_the_party_that_it_is_compared_with(name, attack, kits, tmp_path):
+    """Party a comes first in the roster, so the messages of b and c are compared with its messages."""
+    target = TARGETS[name]
+    change, expected = attacks_on(name)[attack]
+    config, parties = tiny(**target.keys)
+    cluster, sent = Cluster(config, parties, kits, tmp_path), []
+    server = cluster.serve(on_invalid_message="wait")
+    others = [cluster.join(party) for party in "bc"]
+    error = cluster.join("a", performer=changing(target, change, sent)).error()
+    assert isinstance(error, ConfigError), error
+    assert re.search(expected, str(error)), str(error)
+    for role in (cluster.join("a"), *others):
+        role.outcome()
+    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert not any(line.startswith(("b: not accepted", "c: not accepted")) for line in cluster.lines["server"])
+
+
 @pytest.mark.parametrize("policy", ["abort", "wait"])
 def test_two_contents_under_one_key_end_the_run_whatever_the_policy_is(policy, kits, tmp_path):
     config, parties = tiny()

@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 import threading
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -603,6 +604,20 @@ def test_a_failure_jumps_ahead_of_data_that_waits():
     desk.session.broadcast(Joint(key(0, 0), np.zeros((2_000_000, 4), np.float32)))  # 32 MB, more than the window
     desk.session.announce_failure(TrainingError("enough"), 0.0)
     assert a.last_word().fields["reason"] == "enough"
+
+
+def test_a_broadcast_is_encoded_once_for_all_parties():
+    desk = Desk("abcd")  # nobody is connected: the message waits for all
+    message = Joint(key(0, 0), np.zeros((1_000_000, 4), np.float32))
+    tracemalloc.start()
+    try:
+        desk.session.broadcast(message)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    held = [peer.conversation.channel.outbox.held for peer in desk.session._roster.peers.values()]
+    assert min(held) > message.value.nbytes
+    assert peak < 1.5 * message.value.nbytes
 
 
 # --- the lock ---------------------------------------------------------------------------------------
