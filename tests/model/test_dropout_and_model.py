@@ -130,7 +130,7 @@ def test_every_rate_that_the_config_allows_keeps_finite_values():
 
 
 def test_classifiers_start_equal_at_all_clients_while_layers_differ():
-    first, second = (client_of(index).model.state_dict() for index in (0, 1))
+    first, second = (client_of(index).learner.model.state_dict() for index in (0, 1))
     assert set(first) == set(second)
     for name in first:
         equal = torch.equal(first[name], second[name])
@@ -141,10 +141,10 @@ def test_classifiers_start_equal_at_all_clients_while_layers_differ():
 def test_a_model_is_a_function_of_its_seeds_and_leaves_torchs_generator_alone(backbone):
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = client_of(0, backbone=backbone, heads=2).model
+    first = client_of(0, backbone=backbone, heads=2).learner.model
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    second = client_of(0, backbone=backbone, heads=2).model
+    second = client_of(0, backbone=backbone, heads=2).learner.model
     assert weights_digest(first.state_dict()) == weights_digest(second.state_dict())
 
 
@@ -254,7 +254,7 @@ def test_features_that_are_all_zero_keep_their_scale():
 
 def test_a_scale_in_the_config_is_used_as_it_is():
     assert input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
-    assert client_of(0, input_scale=0.25).scale == 0.25
+    assert client_of(0, input_scale=0.25).data.scale == 0.25
 
 
 def test_the_digest_of_weights_is_the_sha256_of_their_bytes_in_the_order_of_names():
