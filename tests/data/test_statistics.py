@@ -86,5 +86,5 @@ def test_train_and_split_print_one_line_of_statistics(tmp_path, capfd):
     assert re.fullmatch(line, capfd.readouterr().err)
     assert main(["train", run, "--out", str(tmp_path / "run")]) == 0
     assert "synthetic: 60 nodes" in capfd.readouterr().err
-    assert main(["train", run, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["train", run, "--out", str(tmp_path / "again"), "--quiet"]) == 0
     assert capfd.readouterr().err == ""
