@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasu.pki.kit import open_kit
-from glasu.pki.refusal import refusal
+from glasu.pki.refusal import find_refusal
 from support.commands import GLASU, glasu, refused
 
 
@@ -85,8 +85,8 @@ def test_add_renew_and_revoke_from_the_command_line(kits):
     server = open_kit(kits / "server")
     assert server.roster == ("a", "b", "c", "d", "e")
     assert server.hosts == ("127.0.0.1",)
-    assert "revoked" in refusal(stolen.certificate_pem, server)
-    assert refusal(open_kit(kits / "d").certificate_pem, server) == ""
+    assert "revoked" in find_refusal(stolen.certificate_pem, server)
+    assert find_refusal(open_kit(kits / "d").certificate_pem, server) == ""
 
 
 def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):

@@ -1,4 +1,4 @@
-"""A peer without a right kit is refused: its certificate, key or connection. The log names the reasons that gRPC tells."""
+"""A peer without the right certificate, key or connection is refused. The log names the reasons that gRPC reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from glasu.data.folders import write_party
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.transport import Listener
-from glasu.pki.authority import Signed, issue, new_authority
+from glasu.pki.authority import Signed, issue, make_authority
 from glasu.pki.kit import open_kit, pem
 from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY
 from support.processes import GLASU, SMALL_RUN
@@ -132,7 +132,7 @@ def with_kit_of(it, name):
 URI = x509.UniformResourceIdentifier
 REJECTED = {  # by gRPC in the TLS handshake, which calls no code of ours: the party finds out itself
     "self-signed": lambda it: it.kit_with(self_signed()),
-    "of another CA": lambda it: it.kit_with(issue(new_authority(NOW), "a", (), NOW, 30)),
+    "of another CA": lambda it: it.kit_with(issue(make_authority(NOW), "a", (), NOW, 30)),
     "expired": lambda it: it.kit_with(issue(it.authority(), "a", (), NOW - 9 * DAY, 2)),
     "not yet valid": lambda it: it.kit_with(issue(it.authority(), "a", (), NOW + 9 * DAY, 30)),
     "the server's, made anew": lambda it: it.kit_with(issue(it.authority(), "server", ["h"], NOW, 30)),

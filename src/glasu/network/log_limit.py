@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 BURST, EVERY = 10, 6.0  # lines without a pause, and seconds after which a further one is free
@@ -36,3 +37,22 @@ class LogLimit:
                 yield subject, count
             else:
                 self._dropped[subject] = count
+
+
+class LimitedLog:
+    """A log in which one party cannot drown the lines about the others. Nothing here locks."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
+        self._log, self._limit = log, LogLimit(clock)
+
+    def write(self, line: str, about: str = "") -> bool:
+        """Write a line and return True, or count it where the party `about` has caused too many."""
+        if about and not self._limit.admit(about):
+            return False
+        self._log.info("%s", line)
+        return True
+
+    def write_counts(self) -> None:
+        """Write how many lines were left out, where lines may be written again."""
+        for subject, count in self._limit.take_dropped():
+            self._log.info("%s: and %s more lines.", subject, f"{count:,}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from glasu.errors import AbsenceError, GlasuError
 from glasu.network.frames import CONTROL, CheckLimits, pack_control, pack_frame
 from glasu.network.handshake import Payload
-from glasu.network.log_limit import LogLimit
+from glasu.network.log_limit import LimitedLog
 from glasu.network.peer import Peer
 from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
@@ -53,7 +53,7 @@ class Roster:
         self.expected: Receive | None = None  # by the thread of the run, right now
         self.clock = clock
         self.seconds_waited = 0.0
-        self._log, self._limit = log, LogLimit(clock)
+        self._log = LimitedLog(log, clock)
 
     def fail(self, error: GlasuError) -> None:
         """Note the failure of the run. The thread of the run raises the first such error."""
@@ -84,9 +84,8 @@ class Roster:
             about: the party that caused it. Its lines are limited; the rest are counted.
             without: the party that is not told.
         """
-        if about and not self._limit.admit(about):
+        if not self._log.write(line, about):
             return
-        self._log.info("%s", line)
         notice = pack_frame(CONTROL, pack_control("notice", line=line))
         for peer in self.peers.values():
             if peer.stream is not None and peer is not without:
@@ -94,13 +93,7 @@ class Roster:
 
     def note(self, line: str, about: str = "") -> None:
         """Write a line to the log only."""
-        if not about or self._limit.admit(about):
-            self._log.info("%s", line)
-
-    def note_dropped_lines(self) -> None:
-        """Report how many lines were not written, where lines may be written again."""
-        for subject, count in self._limit.take_dropped():
-            self._log.info("%s: and %s more lines.", subject, f"{count:,}")
+        self._log.write(line, about)
 
     def wait_until(self, missing: Callable[[], list[Peer]], wait: float, what: str) -> None:
         """Wait until no party is missing; name those that are. Fail if one has no stream for `wait` seconds.
@@ -109,7 +102,7 @@ class Roster:
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
-            self.note_dropped_lines()
+            self._log.write_counts()
             if self.failure is not None:
                 raise self.failure
             if self.run.state is RunState.RESTARTING:
