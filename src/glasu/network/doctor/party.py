@@ -17,9 +17,9 @@ from glasu.network.client_session import ClientSession
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.connection import Dialing
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.doctor.machine import check_connection, judge_clock
+from glasu.network.doctor.machine import check_connection, judge_clock, log_detail
 from glasu.network.findings import Finding, PartyReport, Verdict, sanitize_findings
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Payload, RefusalError
 from glasu.network.party_setup import party_facts
 from glasu.network.payloads import Hello, Welcome, read_payload
 from glasu.network.sanitize import printable
@@ -70,7 +70,13 @@ class DryRunParty:
         if offered.now is not None:  # read between asking and hearing
             middle, uncertainty = (self._asked + heard) / 2, (heard - self._asked) / 2
             self.findings.append(judge_clock(middle - offered.now, uncertainty))
-        config, options = read_offered_config(offered.config), self._options
+        options = self._options
+        try:
+            config = read_offered_config(offered.config)
+        except RefusalError as error:  # for example a choice of an extension that is not loaded here
+            log_detail(options.log, "settings", str(error))
+            self.findings.append(Finding("settings", "bad", "they cannot be read here; see that party's log"))
+            return
         if options.expect is not None:
             self.findings.append(_compare_expected(config, options.expect))
         if options.party is not None:

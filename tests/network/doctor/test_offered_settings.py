@@ -1,0 +1,25 @@
+"""A dry run at a party that cannot read the server's settings still reports to everybody."""
+
+from __future__ import annotations
+
+from glasu.config import RunConfig
+from glasu.network.doctor.party import DryRunParty, VisitOptions
+from glasu.network.payloads import Welcome
+from glasu.pki.kit import open_kit
+from glasu.records import to_plain
+from support.tiny import tiny_parties
+
+
+def test_settings_that_name_a_choice_of_an_absent_extension_are_a_finding(kits, tmp_path, caplog):
+    party = tiny_parties()[0]
+    options = VisitOptions(party=party, kit=open_kit(kits / "a", "party"), server="localhost:1", out=tmp_path)
+    role = DryRunParty(options, [])
+    config = RunConfig().to_dict()
+    config["train"]["sampler"] = "absent"
+    role.hello()
+    caplog.set_level("INFO", logger="glasu")
+    role.welcome(to_plain(Welcome(config=config, roster=("a", "b", "c"), index=0, run="00" * 16)))
+    (finding,) = [found for found in role.findings if found.level == "bad"]
+    assert (finding.check, "cannot be read here" in finding.said) == ("settings", True)
+    assert "train.sampler='absent'" in caplog.text
+    assert role.statement()["findings"]
