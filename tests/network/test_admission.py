@@ -62,7 +62,7 @@ def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_
         count_start(state)
         note_welcome(state)
     rounds = dict.fromkeys(range(10), "0" * 64)
-    said = to_plain(Prepared(digest="0" * 64, settings=config.comparable(), rounds=rounds, facts=FACTS))
+    said = to_plain(Prepared(digest="0" * 64, settings=config.flatten(), rounds=rounds, facts=FACTS))
     greeting = hello(process=describe_process(state.value), rounds=rounds)
     sizes = [len(pack_control(kind, payload=payload)) for kind, payload in (("hello", greeting), ("prepared", said))]
     assert max(sizes) < CONTROL_BYTES / 4
