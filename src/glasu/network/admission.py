@@ -37,7 +37,7 @@ def refuse_other_purpose(server: Facts, party: Facts) -> None:
 
 
 class Admission:
-    """Compares each process of a party with the run, with the server and with the parties that are there."""
+    """Compares each process of a party with the run, with the server and with the connected parties."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Admission:
             roster: the parties in client order.
             state: remembers the admitted processes; its run id is the run's.
             rounds: returns the server's checkpoints and their digests.
-            resolve_config: returns the settings that run on a graph of so many nodes.
+            resolve_config: returns the resolved settings, given the number of nodes.
         """
         self._facts, self._config, self._roster = facts, config, tuple(roster)
         self._fence, self._state = Fence(state), state

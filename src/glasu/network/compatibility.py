@@ -30,7 +30,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Rule:
-    """Facts that must be equal at all roles that state them."""
+    """Facts that must be equal for every role that states them."""
 
     check: str  # the rules of one check are ordered: a role that breaks one usually breaks the later ones, too
     facts: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 A party counts the starts of its command in joining.json and gives every process a random name. The server remembers
 the process that it admitted last and admits another one only if that one lists the remembered process among the
-earlier starts of its own folder. A counter alone would not be enough: a second folder that is refused and started again
+earlier starts in the same folder. A counter alone would not be enough: a second folder that is refused and started again
 would count up until it is the highest. A copied folder may take over once; the folder it was copied from does not list
 the copy among its starts and stays out.
 """
@@ -52,7 +52,7 @@ class Fence:
         self._replaced: dict[str, Process | None] = {}  # what `withdraw` restores, by party
 
     def check(self, party: str, process: Process) -> None:
-        """Raise RefusalError for a process that cannot be admitted."""
+        """Raise RefusalError if a process must not be admitted."""
         known = self._state.value.processes.get(party)
         if known is None or known.name == process.name:
             return

@@ -31,7 +31,7 @@ class Serving:
     """Event: the server process has started. Any thread may call its functions."""
 
     view: Callable[[], View] | None  # returns the server at this moment; None in a prediction
-    stop: Callable[[str], None]  # ends the run for all roles, for this reason
+    stop: Callable[[str], None]  # the reason to end the run for all roles
 
 
 @dataclass(frozen=True)

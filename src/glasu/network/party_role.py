@@ -49,7 +49,7 @@ class PartyRole(ClientHandshake, Protocol):
         ...
 
     def close(self, *, finished: bool) -> None:
-        """Stop what this role started; `finished`: every party is finished."""
+        """Stop the threads and files of this role; `finished`: every party is finished."""
         ...
 
 

@@ -178,7 +178,7 @@ class PredictionParty:
         return limits_of(self.client)
 
     def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
-        """Return the script of an attempt; each attempt has a run id of its own."""
+        """Return the script of an attempt; each attempt has its own run id."""
         identity = self.client.identity
         identity.attempt = attempt.number % ATTEMPTS
         identity.run = derive_attempt_run(self._run, attempt.number)

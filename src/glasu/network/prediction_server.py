@@ -67,13 +67,13 @@ class PredictionServer:
         )
 
     def pin(self) -> None:
-        """Begin a prediction. Each process serves a prediction of its own, in which any folder may take part."""
+        """Begin a prediction. Each process serves a separate prediction, and any folder may take part."""
         self.state.update(run=self.run, processes={}, attempt=0)
         parties = ", ".join(self.options.kit.roster)
         self.options.log.info("prediction: this server and all of %s must stay online until it is done.", parties)
 
     def plan(self) -> Plan:
-        """Plan an attempt with a run id of its own, because a repeated request may have other contents."""
+        """Plan an attempt with a new run id, because a repeated request may have other contents."""
         stated = [prepared.facts for prepared in self.admission.collect_statements().values()]
         num_nodes = next(facts.nodes for facts in stated if facts.nodes is not None)
         num_classes = next((facts.classes for facts in stated if facts.classes is not None), 0)

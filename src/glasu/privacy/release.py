@@ -106,7 +106,7 @@ class Release:
 
     @property
     def protection(self) -> str:
-        """The names of the applied perturbations, for the ledger."""
+        """The names of the applied perturbations. The ledger records them."""
         if self.clipping is None and not self.perturbations:
             return "none"
         parts = [self.clipping.name] if self.clipping else []

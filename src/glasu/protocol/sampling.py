@@ -1,4 +1,4 @@
-"""Algorithms 2 and 5: agree on the node sets S[l], for a window of rounds together.
+"""Algorithms 2 and 5: agree on the node sets S[l] of all rounds in a window.
 
 Sampling does not depend on weights. So the sets of the next window are agreed while the present rounds compute: the
 agreement is interleaved with the rounds (`rounds.py`) and costs no exchange of its own.

@@ -26,7 +26,7 @@ CONNECT_SECONDS = 5.0  # for one connection
 
 
 def log_detail(log: logging.Logger, check: str, detail: str) -> None:
-    """Log what is known at this role and must not be sent to others."""
+    """Log facts of this role that must not be sent to others."""
     log.info("%s, only here: %s", check, detail)
 
 
