@@ -3,8 +3,8 @@
 A party counts the starts of its command in joining.json and gives every process a random name. The server remembers
 the process that it admitted last and admits another one only if that one lists the remembered process among the
 earlier starts in the same folder. A counter alone would not be enough: a second folder that is refused and started
-again would count up until it is the highest. A copied folder may take over once; the folder it was copied from does not list
-the copy among its starts and stays out.
+again would count up until it is the highest. A copied folder may take over once; the folder it was copied from does
+not list the copy among its starts and stays out.
 """
 
 from __future__ import annotations
