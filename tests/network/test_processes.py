@@ -139,7 +139,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     roles.finish()
     finished, listening = roles.log("server")[before:].splitlines()
     assert "this run is finished" in finished
-    assert "for parties that ask about the finished run" in listening
+    assert "that still need the result of the finished run" in listening
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

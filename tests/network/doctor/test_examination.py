@@ -305,7 +305,7 @@ def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
         ("server", ["--expect", "run.toml"], "--expect is an option of the parties"),
         ("server", ["--run", "00"], "--run is an option of the parties"),
         ("server", ["--max-memory", "4"], "--max-memory is an option of the parties"),
-        ("server", ["--metrics", "x"], "must be a port"),
+        ("server", ["--metrics", "x"], "must be PORT or HOST:PORT"),
     ],
 )
 def test_what_is_for_the_other_role_is_refused(name, more, said, folders, kits, capsys):
@@ -382,8 +382,8 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
         (3, "localhost", "--server localhost: must be host:port"),
         (3, "https://localhost:1", "give host:port without https://"),
         (3, "localhost:999999", "port 999999 is above 65535"),
-        (1, "nowhere", "there is no such folder"),
-        (0, "doctor --set train.seed=1", "the server has the settings"),
+        (1, "nowhere", "no such folder"),
+        (0, "doctor --set train.seed=1", "settings belong to the server"),
     ],
 )
 def test_bad_input_is_exit_code_2(place, word, said, folders, kits, capsys):
