@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
-from glasu.data.methods import override_settings
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.config import RunConfig
+from glasu.data.party import Graph, PartyData
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
@@ -29,10 +28,12 @@ from glasu.runtime.inprocess import Running, one_thread_each, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
+from support.tiny import NUM_CLASSES, settings, tiny_parties
+
+__all__ = ["NUM_CLASSES", "settings", "tiny_parties"]  # re-exported for the tests that compare with the monolith
 
 torch.set_num_threads(1)  # the matrices here are tiny, and threads would only wait for each other
 Weights = dict[str, Tensor]
-NUM_CLASSES = 3
 ALL_LAYERS = (0, 1, 2, 3)
 SOME_LAYERS = [(3,), (1, 3), ALL_LAYERS, (2, 3)]  # I, of a network with four layers
 
@@ -177,62 +178,6 @@ def _dense(features: Any) -> Tensor:
 
 
 # --- tiny runs ---------------------------------------------------------------------------------------------------
-
-
-def tiny_parties(
-    num_clients: int = 3, num_nodes: int = 24, *, seed: int = 0, owner: str | None = None, degree: float = 2.5
-) -> list[PartyData]:
-    """Return parties a, b, c, ... with their own widths and their own directed edges; the second one's are weighted.
-
-    The last three nodes have no edge anywhere. With `owner`, only that party has labels and splits.
-    """
-    rng = np.random.default_rng(seed)
-    columns = [rng.standard_normal((num_nodes, 4 + m % 3)) for m in range(num_clients)]
-    pattern = sum(block @ rng.standard_normal((block.shape[1], NUM_CLASSES)) for block in columns)
-    labels = pattern.argmax(axis=1)
-    train, validation, test = np.split(rng.permutation(num_nodes), [num_nodes // 2, 3 * num_nodes // 4])
-    splits = Splits(np.sort(train), np.sort(validation), np.sort(test))
-    classes = tuple(f"class {index}" for index in range(NUM_CLASSES))
-    parties = []
-    for m, block in enumerate(columns):
-        source, target = rng.integers(0, num_nodes - 3, (2, round(num_nodes * degree)))
-        weights = rng.uniform(0.5, 2.0, len(source)) if m == 1 else None
-        graph, name = Graph.from_edges(source, target, num_nodes, weights), chr(ord("a") + m)
-        told = (labels, classes, splits) if owner in (None, name) else (None, (), None)
-        parties.append(PartyData(name, np.arange(num_nodes), block, graph, *told))
-    return parties
-
-
-def settings(**keys: Any) -> RunConfig:
-    """Return a resolved config in double precision without sampling and dropout; keys of any section are changed."""
-    keys = {
-        "backbone": "gcn",
-        "num_layers": 4,
-        "aggregation_layers": (1, 3),
-        "aggregation": "mean",
-        "normalization": "none",
-        "hidden": 6,
-        "heads": 2,
-        "dropout": 0.0,
-        "input_scale": 1.0,
-        "num_rounds": 1,
-        "num_local_steps": 1,
-        "batch_size": 0,
-        "sampler": "full",
-        "optimizer": "sgd",
-        "learning_rate": 0.1,
-        "weight_decay": 0.0,
-        "schedule": "constant",
-        "evaluate_every": 1000,
-        "precision": "fp64",
-        **keys,
-    }
-    parts = {"model": ModelConfig, "train": TrainConfig, "wire": WireConfig}
-    known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
-    assert set(keys) <= set.union(*known.values()), keys
-    sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
-    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
-    return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 
 @dataclass(frozen=True)

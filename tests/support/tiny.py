@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
-from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.graph import Graph
+from glasu.data.methods import override_settings
+from glasu.data.party import PartyData, Splits
 
 NUM_CLASSES = 3
 
@@ -66,7 +68,7 @@ def settings(**keys: Any) -> RunConfig:
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
     config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
-    return resolve(config, num_nodes=100)[0]
+    return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 
 def tiny(**keys: Any) -> tuple[RunConfig, list[PartyData]]:

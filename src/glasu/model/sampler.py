@@ -6,6 +6,7 @@ This module imports without torch. The protocol reads the class-level properties
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -50,7 +51,7 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     return batch
 
 
-class Sampler:
+class Sampler(ABC):
     """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks in between.
 
     A subclass overrides `draw` and states what the protocol must know about it. Below a layer that aggregates, all
@@ -91,6 +92,7 @@ class Sampler:
                 config.model.backbone,
             )
 
+    @abstractmethod
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         """Draw S_m[l] and the edges into S[l+1] = `targets`.
 
@@ -100,7 +102,6 @@ class Sampler:
             layer: l.
             purpose: training and evaluation draw from different streams.
         """
-        raise NotImplementedError
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
@@ -226,8 +227,9 @@ class _Sampled(Sampler):
         key = stream._replace(purpose=f"{purpose}, kept").key()
         return thin_draw(self.graph, targets, draw, room, key, self.adjacency.labels)
 
+    @abstractmethod
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
-        raise NotImplementedError
+        """Draw edges into S[l+1] = `targets` with a key."""
 
 
 class Neighbor(_Sampled):

@@ -1,7 +1,7 @@
 """Algorithms 2 and 5: agree on the node sets S[l] of all rounds in a window.
 
 Sampling does not depend on weights. So the sets of the next window are agreed while the present rounds compute: the
-agreement is interleaved with the rounds (`rounds.py`) and costs no exchange of its own.
+agreement is interleaved with the rounds (`rounds.py`) and costs no extra exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation n
 
 
 def windows(first: int, config: RunConfig) -> Iterator[tuple[range, range]]:
-    """Divide the rounds from `first` on into windows; yield each with the one after it (empty: none)."""
+    """Divide the rounds from `first` on into windows; yield pairs of a window and the next one (empty: none)."""
     size, end = max(1, config.train.prefetch), config.train.num_rounds
     for start in range(first, end, size):
         middle = min(start + size, end)
