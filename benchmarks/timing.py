@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
+from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
-from glasu.protocol.sample import Sample
 from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter

@@ -11,10 +11,10 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import TrainingError
 from glasu.model.aggregation import Mean
+from glasu.model.sampler import Sample
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.client import Client
-from glasu.protocol.sample import Sample
 from glasu.protocol.update import local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData
+from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.rounds import client_script, server_script
-from glasu.protocol.sample import Sample
 from glasu.protocol.server import Server
 from glasu.runtime.inprocess import Running, one_thread_each, run_together
 from glasu.runtime.simulation import make_clients, make_server

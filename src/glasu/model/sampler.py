@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -49,6 +50,15 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
         places = draw_distinct(key, population, size)
     batch: NodeSet = training_nodes[places]
     return batch
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The agreed node sets S_m[0..L] of one round, and the edges drawn for each layer."""
+
+    round: int
+    nodes: tuple[NodeSet, ...]
+    draws: tuple[Draw, ...]
 
 
 class Sampler(ABC):

@@ -96,7 +96,7 @@ class PartyRun:
     def save(self, state: ClientState, cost: Cost) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `start`
-        self._saver.save(state.round, PartyCheckpoint(state, cost))
+        self._saver.save(state.progress.round, PartyCheckpoint(state, cost))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""

@@ -147,7 +147,7 @@ class TrainingParty:
         """The greatest sizes of the server's messages."""
         return limits_of(self.client)
 
-    def begin(self, attempt: ProposedAttempt) -> Script[None]:
+    def begin(self, attempt: ProposedAttempt) -> Script[dict[str, float]]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
         assert self._offer is not None
         client, state = self.client, self._offer.first
@@ -193,7 +193,7 @@ class TrainingParty:
             seconds=self.telemetry.elapsed(),
         )
 
-    def finish(self, result: None) -> Finished:
+    def finish(self, result: Mapping[str, float]) -> Finished:
         """Write the selected weights and report.json."""
         client, party, weights = self.client, self.client.party, self.client.progress.best_weights
         TrainedModel(
@@ -211,7 +211,7 @@ class TrainingParty:
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=_read_scores(client.progress.test_metrics),
+            test=_read_scores(result),
             traffic=cost.traffic,
             seconds=cost.seconds,
             weights_sha256=digest,

@@ -159,7 +159,7 @@ class TrainingServer:
 
     def save(self, state: ServerState) -> None:
         """Start to write a checkpoint."""
-        self.saver.save(state.round, ServerCheckpoint(state, self.telemetry.state()))
+        self.saver.save(state.progress.round, ServerCheckpoint(state, self.telemetry.state()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -186,7 +186,7 @@ class TrainingServer:
         assert server is not None
         _, overridden = resolve(self.config, server.sizes.num_nodes)
         parties = [
-            PartySummary(name, server.sizes.num_nodes, labels=server.owner in (-1, index))
+            PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
         measured = self.telemetry.measurements(server.progress.losses)

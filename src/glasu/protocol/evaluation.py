@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.aggregation import Mean
-from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
-from glasu.protocol.inference import client_inference, exchange_partial, server_inference
-from glasu.protocol.messages import JointScores, Metrics, Scores, TensorMessage, Verdict
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.fields import Array
+from glasu.protocol.inference import client_inference, exchange_partial, server_inference, walk_forward
+from glasu.protocol.messages import JointScores, Metrics, Scores, Verdict
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
-from glasu.protocol.sampling import agree, client_sampling, server_sampling, unite
-from glasu.protocol.walk import walk_forward
+from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask 
     if client.identity.owner >= 0 or client.progress.selection is not None:
         return np.asarray(own.numpy())
     key = key.at(client.config.model.num_layers)
-    rows, columns = own.shape
-    yield from send_rows(client, Scores, key, client.release.tensor("probabilities", own, key).payload)
-    answers = yield from receive_rows(client, JointScores, key, rows)
-    mean = client.read_rows("probabilities", answers, (rows, columns), requested).numpy()
+    sent, shape = client.release.tensor("probabilities", own, key), (len(own), own.shape[1])
+    mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
     if error := client.learner.task.find_score_error(mean):
         raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
     return np.asarray(mean)
@@ -118,8 +116,8 @@ def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]
 
 def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Script[dict[str, float]]:
     """Server column: aggregate, and return the metrics. The caller broadcasts the verdict."""
-    key = server.key(Phase.EVALUATION, round_index)
-    if server.owner >= 0:
+    key = server.identity.key(Phase.EVALUATION, round_index)
+    if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes)
@@ -132,7 +130,7 @@ def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, f
     names = server.task.metric_names
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
-        expected = names if server.owner in (-1, client) else ()
+        expected = names if server.identity.has_labels(client) else ()
         values = message.values
         if len(values) != len(expected):
             listed = ", ".join(expected) or "none"
@@ -165,17 +163,17 @@ def server_prediction(
     num_rows: Mapping[int, int | None]
     if _is_sampled(server.config, key.phase):
         sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
-        num_rows = server.known_rows(key.round, sizes)
+        num_rows = known_rows(server, key.round, sizes)
     else:
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}
     yield from server_inference(server, key, num_rows)
-    if server.owner >= 0:
+    if server.identity.owner >= 0:
         return
-    mean = Mean(server.num_clients)  # whatever the layers' aggregation is
+    mean, encoding = Mean(len(server.roster)), server.shapes.encodings["probabilities"]  # also where layers concatenate
 
-    def respond(scores: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast | Scatter:
-        rows = server.aggregate(scores, answer, first_row, mean)
+    def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
+        rows = mean.combine_partials(encoding, scores, answer, first_row)
         if requested is None:
             return Broadcast(JointScores(answer, rows))
         own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]

@@ -38,7 +38,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
 
 def server_request(server: Server) -> Script[int]:
     """Server column: return the number of requested nodes."""
-    key = server.key(Phase.PREDICTION, 0)
+    key = server.identity.key(Phase.PREDICTION, 0)
     proposals, (nodes,) = yield from unite(server, key, 1)
     if len(nodes) == 0:
         raise ProtocolError("no party requested a node; one of them must: glasu join ... --predict ids.csv.")

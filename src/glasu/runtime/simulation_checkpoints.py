@@ -144,8 +144,8 @@ class SimulationCheckpoints:
             self._latest[name] = state
             if len(self._latest) < len(self._names):
                 return
-            newest = max(each.round for each in self._latest.values())
-            complete = all(each.round == newest or each.stopped for each in self._latest.values())
+            newest = max(each.progress.round for each in self._latest.values())
+            complete = all(each.progress.round == newest or each.progress.stopped for each in self._latest.values())
             if not complete or newest <= self._saved:
                 return
             self._saved = newest

@@ -139,7 +139,7 @@ class TrainedModel:
             ]
             if self.config.model.aggregation_layers:
                 server = make_server(self.config, clients)
-                script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
+                script = server_prediction(server, server.identity.key(Phase.PREDICTION, 0), len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
                 run_together(script, running, server.roster, counter, Stopwatch(time.perf_counter), _ignore)
             else:
