@@ -179,7 +179,7 @@ def test_rounded_training_stays_near_the_exact_one(keys):
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_predictions_are_near_the_exact_ones_and_still_probabilities(precision):
     parties = tiny_parties()
-    model = TrainedModel.of(simulate(parties, quick(precision="fp32", num_rounds=4)))
+    model = TrainedModel.of(simulate(parties, quick(precision="fp32", num_rounds=4)).clients)
     exact = model.predict_proba(parties)
     rounded = dataclasses.replace(model, config=model.config.replace(wire={"precision": precision}))
     found = rounded.predict_proba(parties)

@@ -116,7 +116,8 @@ PINNED = {
     Partial(KEY, np.array([[1.0, -2.0]], np.float32)): (
         "474c5355" "04" "00" "0100"  # magic, version, kind, sections
         "000102030405060708090a0b" "00000000" "02"  # run, incarnation, phase
-        "03000000" "0000" "0100" "00000000" "0100" "00" "1400000000000000"  # round, attempt, layer, chunk, client, padding, length
+        "03000000" "0000" "0100" "00000000" "0100" "00"  # round, attempt, layer, chunk, client, padding
+        "1400000000000000"  # length
         "00" "00" "0000" "01000000" "02000000" "0000803f" "000000c0"  # tensor, fp32, one row of two
     ),
     Losses(KEY, np.array([0.5])): (

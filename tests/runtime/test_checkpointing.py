@@ -10,10 +10,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.errors import CheckpointError, ConfigError
@@ -40,7 +38,6 @@ class Extended:
     round: int
     inner: tuple[Count, ...]
     buffers: Mapping[str, Tensor]
-    table: NDArray[np.int64]
     maybe: bytes | None = None
 
 
@@ -80,11 +77,10 @@ def test_a_saved_state_is_read_back_bit_by_bit(state, tmp_path):
 
 
 def test_a_new_field_of_any_type_needs_no_code():
-    state = Extended(1, (Count(1), Count(2)), {"x": torch.ones(2, dtype=torch.int16)}, np.arange(4))
+    state = Extended(1, (Count(1), Count(2)), {"x": torch.ones(2, dtype=torch.int16)})
     again = from_arrays(Extended, *to_arrays(state), "here")
     assert again.inner == state.inner
     assert same(again.buffers, state.buffers)
-    assert again.table.tolist() == [0, 1, 2, 3]
     assert again.maybe is None
 
 
@@ -112,7 +108,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path):
     body = path.read_bytes()[HEAD.size :]
     path.write_bytes(HEAD.pack(MAGIC, 1, hashlib.sha256(struct.pack("<I", 1) + body).digest()) + body)
     for read in (lambda: store.open(1), store.digests, lambda: store.load(1, Count)):
-        with pytest.raises(ConfigError, match=r"has schema 1, and this version of glasu reads 2; finish .*--fresh"):
+        with pytest.raises(ConfigError, match=r"has schema 1, and this version of glasu reads 3; finish .*--fresh"):
             read()
     assert store.clear() == [path]
 

@@ -12,8 +12,8 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.protocol.message_bytes import encode
-from glasu.runtime.simulation import simulate, train
-from support.monolith import settings, tiny_parties
+from glasu.runtime.simulation import train
+from support.tiny import settings, simulate, tiny_parties
 
 ROUNDS = 3
 CASES = {

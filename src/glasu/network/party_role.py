@@ -69,7 +69,7 @@ class PartyPerformer:
         match request:
             case Send(message):
                 role.settle()  # a checkpoint must be durable before the next message leaves
-                role.telemetry.sent_to_server(message)
+                role.telemetry.traffic.sent_to_server(message)
                 with role.telemetry.watch.measure("communication"):
                     self.session.send(message)
             case Save(state):
@@ -81,7 +81,7 @@ class PartyPerformer:
     def _receive(self, request: Receive) -> Message:
         with self.role.telemetry.watch.measure("communication"):
             message = check_answer(request, self.session.receive(request))
-        self.role.telemetry.sent_to_clients(message)
+        self.role.telemetry.traffic.sent_to_clients(message)
         if request.key.chunk == 0:  # in an exchange with a rider, the answer to the main script comes last
             self._exchange = request.key
         return message
@@ -89,5 +89,5 @@ class PartyPerformer:
     def count_exchange(self) -> None:
         """Count the exchange whose answers have all arrived. Called after the script's end, too."""
         if self._exchange is not None:
-            self.role.telemetry.exchange(self._exchange)
+            self.role.telemetry.traffic.exchange(self._exchange)
             self._exchange = None

@@ -35,9 +35,8 @@ from glasu.protocol.requests import Event, Script, Timed
 from glasu.records import parse_json, read_record, to_plain
 from glasu.report import LedgerSummary, Seconds, Traffic, versions
 from glasu.runtime.checkpointing import START
-from glasu.runtime.predictions import write_predictions
 from glasu.runtime.telemetry import Telemetry
-from glasu.runtime.trained_model import TrainedModel, load_weights
+from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import ATTEMPTS
 
@@ -128,7 +127,7 @@ class PredictionParty:
         self._check(offered)
         self._run = offered.run
         if self._client is None:
-            config, scale = self.model.config, self.model.scales[0]
+            config, scale = self.model.config, self.model.clients[0].input_scale
             client = build_client(config, self.party, offered.index, offered.roster, self.options.clock, scale)
             load_weights(client, self.model.weights[0])
             client.identity.incarnation = self.state.value.incarnation

@@ -84,14 +84,14 @@ class ServerPerformer:
                 return self._receive(request)
             case Broadcast(message, rides):
                 role.settle()  # a checkpoint must be durable before the next message leaves
-                role.telemetry.sent_to_clients(message, self.session.num_parties)
+                role.telemetry.traffic.sent_to_clients(message, self.session.num_parties)
                 self._count_exchange(message.key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages, rides):
                 role.settle()
                 for message in messages:
-                    role.telemetry.sent_to_clients(message)
+                    role.telemetry.traffic.sent_to_clients(message)
                 self._count_exchange(messages[0].key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
@@ -105,9 +105,9 @@ class ServerPerformer:
         with self.role.telemetry.watch.measure("waiting"):
             messages = self.session.receive(request)
         for message in messages:
-            self.role.telemetry.sent_to_server(message)
+            self.role.telemetry.traffic.sent_to_server(message)
         return messages
 
     def _count_exchange(self, key: Key, *, rides: bool) -> None:
         if key.chunk == 0 and not rides:
-            self.role.telemetry.exchange(key)
+            self.role.telemetry.traffic.exchange(key)

@@ -32,7 +32,7 @@ from glasu.protocol.requests import Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
-from glasu.report import LedgerSummary, SplitScores, build_party_report
+from glasu.report import PartyReport, PrivacySummary, SplitScores
 from glasu.runtime.telemetry import Telemetry
 from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Stopwatch
@@ -196,26 +196,18 @@ class TrainingParty:
     def finish(self, result: Mapping[str, float]) -> Finished:
         """Write the selected weights and report.json."""
         client, party, weights = self.client, self.client.party, self.client.progress.best_weights
-        TrainedModel(
-            config=client.config,
-            classes=party.classes,
-            names=(party.name,),
-            scales=(client.data.scale,),
-            num_features=(party.num_features,),
-            columns=(party.columns_digest(),),
-            weights=(weights,),
-        ).save(self.options.out / "model")
+        TrainedModel.of([client]).save(self.options.out / "model")
         digest, cost = weights_digest(weights), self.telemetry.cost()
-        report = build_party_report(
-            client.config,
+        report = PartyReport(
+            config=client.config,
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=_read_scores(result),
+            test=SplitScores.of(result) if result else None,  # none at a client without labels
             traffic=cost.traffic,
             seconds=cost.seconds,
-            weights_sha256=digest,
-            ledger=LedgerSummary.of(party.name, client.release.ledger),
+            weights_sha256=(digest,),
+            privacy=PrivacySummary.of(client.config, {party.name: client.release.ledger}),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = Finished(weights_sha256=digest)
@@ -225,11 +217,6 @@ class TrainingParty:
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; after a finished run, remove the checkpoints."""
         self.run.close(finished=finished)
-
-
-def _read_scores(metrics: Mapping[str, float]) -> SplitScores | None:
-    """Return the test scores; None at a client without labels."""
-    return SplitScores(**metrics) if metrics else None  # type: ignore[arg-type]
 
 
 def limits_of(client: Client) -> Limits:

@@ -22,7 +22,7 @@ from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import ServerState
-from glasu.report import PartySummary, RunReport, build_report, versions
+from glasu.report import PartySummary, PrivacySummary, RunReport, versions
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import SERVER_PARTS, Telemetry, TelemetryState
 from glasu.wire.message_key import RUN_BYTES
@@ -189,8 +189,14 @@ class TrainingServer:
             PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
-        measured = self.telemetry.measurements(server.progress.losses)
-        return build_report(server.config, measured, parties, weights_sha256, overridden=overridden)
+        return RunReport(
+            config=server.config,
+            **vars(self.telemetry.measurements([server.progress.losses])),
+            parties=tuple(parties),
+            overridden=overridden,
+            weights_sha256=tuple(weights_sha256),
+            privacy=PrivacySummary.of(server.config),
+        )
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; remove the checkpoints of a finished run."""

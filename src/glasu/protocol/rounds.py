@@ -69,11 +69,13 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     progress, train = client.progress, client.config.train
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
+        loss = sum(losses) / len(losses) if losses else None
         if client.config.model.aggregation_layers:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
+        elif loss is not None:
+            progress.losses += (loss,)
         progress.round = sample.round + 1
-        loss = sum(losses) / len(losses) if losses else None
         if is_evaluation_due(train, progress.round):
             yield from _client_selection(client, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):

@@ -81,6 +81,7 @@ class ClientProgress:
     round: int = 0  # the next round to compute
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
     selection: Selection | None = None  # only where no server selects
+    losses: tuple[float, ...] = ()  # the loss of every round, only where no server records it
     stopped: bool = False
     key_epoch: int = 0
     noise_secret: bytes = field(default=b"", repr=False)  # empty: no noise
