@@ -67,13 +67,14 @@ class Sum(Aggregation):
         return encoding.combine(payloads, 1, keys, first_row)
 
 
-class Ring:
+class Ring(Encoding):
     """Fixed-point integers modulo 2^32. The server adds them without decoding; the divisor is part of the row.
 
     Encodings of this kind can be masked: masks that cancel modulo 2^32 leave the sum unchanged.
     """
 
     name = "ring"
+    dtype = np.dtype("<u4")
     step = 2.0**-16
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -83,10 +84,9 @@ class Ring:
         return np.hstack([np.ones((len(value), 1), "<u4"), numbers])
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
-        if payload.dtype != np.dtype("<u4") or payload.ndim != 2:
-            return f"expected a matrix of u4, got {payload.ndim} dimensions of {payload.dtype.str[1:]}"
-        if columns not in (None, payload.shape[1] - 1):
-            return f"expected {columns} columns, got {payload.shape[1] - 1}"
+        expected = None if columns is None else columns + 1
+        if error := super().find_error(payload, expected):
+            return error
         return "" if (payload[:, 0] > 0).all() else "expected a positive divisor, got 0"
 
     def is_finite(self, payload: Array) -> bool:
@@ -102,7 +102,7 @@ class Ring:
         return [np.hstack([row, total]).astype("<u4")] * len(keys)
 
     def row_bytes(self, columns: int) -> int:
-        return 4 * (columns + 1)
+        return super().row_bytes(columns + 1)
 
 
 def ring_encodings(config: RunConfig) -> Mapping[Kind, Encoding]:
