@@ -84,7 +84,7 @@ class Sender(ToyParty):
 
 
 def measure_peak(nodes, aggregation, kits):
-    """Return the peak memory in MiB of a server of three parties, before and after a round over this number of nodes."""
+    """Return the peak memory in MiB of a server of three parties, before and after a round over these nodes."""
     words = [sys.executable, "-c", SERVER, *map(str, (nodes, aggregation, HIDDEN, CHUNK_ROWS, kits))]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": ":".join(sys.path)}) as server:
         port = int(server.stdout.readline())
