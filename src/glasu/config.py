@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import tomllib
@@ -332,6 +333,10 @@ class RunConfig:
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings, in hexadecimal. The location of the data is not included."""
+        return self._digest
+
+    @functools.cached_property  # every checkpoint holds it
+    def _digest(self) -> str:
         settings = self.to_dict()
         for key in WHERE:
             del settings["data"][key]
