@@ -250,7 +250,7 @@ def build_report(
         seconds=measured.seconds,
         weights_sha256=tuple(weights_sha256),
         privacy=_privacy(config, ledgers),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
 
 
@@ -277,8 +277,12 @@ def build_party_report(
         seconds=seconds,
         weights_sha256=(weights_sha256,),
         privacy=_privacy(config, [ledger]),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
+
+
+def _list_extensions(config: RunConfig) -> dict[str, str]:
+    return {f"extension {each.name}": f"{each.version} sha256:{each.digest}".strip() for each in config.extensions()}
 
 
 def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> PrivacySummary:
