@@ -6,17 +6,18 @@ A simulation and a server write a `RunReport`, a party of a run between machines
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.model.task import task_of
 from glasu.privacy.ledger import Ledger
 
 
@@ -40,19 +41,22 @@ class JsonRecord(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class SplitScores(JsonRecord):
-    """Scores of the selected model on one split."""
+    """Scores of the selected model on one split. A metric of the task is also an attribute: `scores.accuracy`."""
 
-    accuracy: float
-    macro_f1: float
-    loss: float
-    micro_f1: float | None = None  # multi-label tasks
+    metrics: Mapping[str, float]  # as the task names them
     round: int | None = None  # number of rounds after which this model was reached
-    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of every client
+    per_client: tuple[float, ...] | None = None  # standalone: the first metric of every client
 
-    @classmethod
-    def of(cls, metrics: Mapping[str, float]) -> SplitScores:
-        """Build scores from the metrics of one evaluation."""
-        return cls(**dict[str, Any](metrics))
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics and the other fields on one level."""
+        values = super().to_dict()
+        return {**values.pop("metrics"), **values}
+
+    def __getattr__(self, name: str) -> float:
+        metrics: Mapping[str, float] = self.__dict__.get("metrics", {})  # missing while a copy is being made
+        if name not in metrics:
+            raise AttributeError(f"there is no metric {name!r}; the task has {', '.join(metrics)}.")
+        return metrics[name]
 
 
 @dataclass(frozen=True)
@@ -153,13 +157,26 @@ class Measurements:
     seconds: Seconds
 
 
-def versions() -> dict[str, str]:
-    """Return the package versions that determine the bits of a run. A server may have neither torch nor scipy."""
+def versions(config: RunConfig | None = None) -> dict[str, str]:
+    """Return the versions that determine the bits of a run: of packages, and of the extensions that `config` uses.
+
+    A server may have neither torch nor scipy.
+    """
     found = {"python": platform.python_version(), "glasu": __version__}
     for package in ("torch", "torch_geometric", "numpy", "scipy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+        if (version := _find_version(package)) is not None:
+            found[package] = version
+    for extension in () if config is None else config.extensions():
+        found[f"extension {extension.name}"] = f"{extension.version} sha256:{extension.digest}".strip()
     return found
+
+
+@functools.cache  # reading a version parses the whole description of a package
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +189,7 @@ class Report:
     seconds: Seconds
     weights_sha256: tuple[str, ...]  # of the selected weights, in client order
     privacy: PrivacySummary
-    versions: Mapping[str, str] = field(default_factory=versions)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values; a float that is not finite becomes None."""
@@ -203,9 +220,10 @@ class RunReport(Report):
 
     def summary(self) -> str:
         """Return the run in one line."""
+        metric = task_of(self.config.train).selected_by
+        test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (
-            f"{self.config.train.method}: test accuracy {format_percent(self.test.accuracy)} "
-            f"(validation {format_percent(self.validation.accuracy)}, {self._selected()}), "
+            f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
         )
@@ -218,11 +236,6 @@ class PartyReport(Report):
     party: str
     parties: tuple[str, ...]
     run: str
-
-
-def format_percent(share: float) -> str:
-    """Format a share as a percentage; NaN, which means no data, as a dash."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def to_json_value(value: Any) -> Any:

@@ -32,7 +32,7 @@ from glasu.protocol.requests import Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
-from glasu.report import PartyReport, PrivacySummary, SplitScores
+from glasu.report import PartyReport, PrivacySummary, SplitScores, versions
 from glasu.runtime.telemetry import Telemetry
 from glasu.runtime.trained_model import TrainedModel
 from glasu.timing import Stopwatch
@@ -203,11 +203,12 @@ class TrainingParty:
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=SplitScores.of(result) if result else None,  # none at a client without labels
+            test=SplitScores(result) if result else None,  # none at a client without labels
             traffic=cost.traffic,
             seconds=cost.seconds,
             weights_sha256=(digest,),
             privacy=PrivacySummary.of(client.config, {party.name: client.release.ledger}),
+            versions=versions(client.config),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = Finished(weights_sha256=digest)

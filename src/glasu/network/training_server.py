@@ -51,7 +51,7 @@ class TrainingServer:
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, self.config, kit.roster)
         run = self.state.value.run if self.resumes else secrets.token_hex(RUN_BYTES)
         self.run = str(run)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", self.config.extensions()))
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         self.admission = Admission(
             server_facts(versions(), "training", parties=len(kit.roster)),
@@ -196,6 +196,7 @@ class TrainingServer:
             overridden=overridden,
             weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(server.config),
+            versions=versions(server.config),
         )
 
     def close(self, *, finished: bool) -> None:

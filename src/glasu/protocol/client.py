@@ -46,8 +46,7 @@ class Client:
             scale: the input scale of a model trained earlier; None: as the config says.
         """
         self.config, self.party, self.watch = config, party, watch
-        self.config_digest = config.digest()
-        run = bytes.fromhex(self.config_digest)[:RUN_BYTES]  # a runtime with a server replaces it
+        run = bytes.fromhex(self.config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.data = NodeData(config, party, has_labels=self.has_labels, scale=scale)
         self.learner = Learner(
@@ -81,7 +80,7 @@ class Client:
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""
         return ClientState(
-            config_digest=self.config_digest,
+            config_digest=self.config.digest(),
             incarnation=self.identity.incarnation,
             weights=self.learner.weights(),
             optimizer=self.learner.optimizer.state(),
@@ -91,7 +90,7 @@ class Client:
 
     def restore(self, state: ClientState) -> None:
         """Continue from a saved state."""
-        if state.config_digest != self.config_digest:
+        if state.config_digest != self.config.digest():
             raise ConfigError("the saved state belongs to a run with other settings; start over.")
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation

@@ -25,6 +25,7 @@ from glasu.model.split import ClientModel, input_scale
 from glasu.model.step import Inputs, Step, Steps
 from glasu.model.task import task_of
 from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.wire.encodings import compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
 
@@ -52,7 +53,7 @@ class NodeData:
         self.train, self.party, self.has_labels = config.train, party, has_labels
         self.num_nodes = party.num_nodes
         self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
-        self.dtype = torch.float64 if config.wire.precision == "fp64" else torch.float32
+        self.dtype = getattr(torch, compute_dtype(config).name)
         self.task = task_of(config.train)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         self._keeps_rows = sampler_class(config.train).reads_whole_graph  # it reads all rows in every round

@@ -43,7 +43,6 @@ class Server:
             run: the id of the run.
         """
         self.config, self.roster, self.sizes = config, tuple(roster), sizes
-        self.config_digest = config.digest()
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
         self.aggregation = aggregation_of(config.model, len(roster))
         self.sampler = sampler_class(config.train)
@@ -67,11 +66,11 @@ class Server:
 
     def state(self) -> ServerState:
         """Return the state for a checkpoint."""
-        return ServerState(self.config_digest, self.identity.run, self.roster, dataclasses.replace(self.progress))
+        return ServerState(self.config.digest(), self.identity.run, self.roster, dataclasses.replace(self.progress))
 
     def restore(self, state: ServerState) -> None:
         """Continue from a saved state."""
-        own = self.config_digest, self.identity.run, self.roster
+        own = self.config.digest(), self.identity.run, self.roster
         if (state.config_digest, state.run, state.roster) != own:
             raise ConfigError("the saved state belongs to a run with other settings or parties; start over.")
         self.progress = dataclasses.replace(state.progress)

@@ -23,7 +23,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.requests import Evaluating, Event, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
-from glasu.report import PartySummary, PrivacySummary, RunReport
+from glasu.report import PartySummary, PrivacySummary, RunReport, versions
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.telemetry import Telemetry, TrafficCounter
@@ -213,7 +213,7 @@ def _run_scripts(
         """Perform the action of a client, or of the server (None)."""
         if isinstance(action, Save):
             if checkpoints is not None:
-                checkpoints.save(name, action.state)
+                checkpoints.save(name, action.take_state())
             return
         if name is None or server is None:
             telemetry.observe(action)
@@ -255,6 +255,7 @@ def _build_report(
         notes=tuple(notes),
         weights_sha256=tuple(weights_digest(client.progress.best_weights) for client in clients),
         privacy=PrivacySummary.of(config, {client.name: client.release.ledger for client in clients}),
+        versions=versions(config),
     )
 
 

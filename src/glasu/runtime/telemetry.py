@@ -197,7 +197,7 @@ class Telemetry:
         Args:
             losses: the losses of every round: at the server, or at each party that trained alone.
             parties: the parties that were evaluated alone; [None] if they were evaluated together.
-            per_client: report the accuracy of every party.
+            per_client: report the first metric of every party.
         """
         by_party = [[entry for entry in self.evaluations if entry.event.party == party] for party in parties]
         longest = max(map(len, losses), default=0)
@@ -219,9 +219,9 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
         found.append([event for event in events if split == "test" or event.improved][-1])
     rounds = {event.round for event in found}
     return SplitScores(
-        **_mean_metrics(found),
+        _mean_metrics(found),
         round=rounds.pop() if len(rounds) == 1 else None,
-        per_client=tuple(event.metrics["accuracy"] for event in found) if per_client else None,
+        per_client=tuple(next(iter(event.metrics.values())) for event in found) if per_client else None,
     )
 
 
