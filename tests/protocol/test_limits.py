@@ -11,9 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import FlagField
+from glasu.protocol.fields import HEADER, FlagField
 from glasu.protocol.limits import Limits
-from glasu.protocol.message_bytes import HEADER, decode, encode, read_header
+from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Message, Partial, Proposal, Waiting
 from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import Phase

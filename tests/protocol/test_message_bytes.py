@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
-from glasu.protocol.fields import SECTION
-from glasu.protocol.message_bytes import CODES, DTYPES, HEADER, TAGS, VERSION, decode, encode, measure
+from glasu.protocol.fields import HEADER, SECTION
+from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, decode, encode
 from glasu.protocol.messages import (
     MESSAGES,
     Losses,
@@ -76,7 +76,7 @@ def test_every_message_that_the_protocol_knows_has_a_code():
 @quick
 @given(any_message)
 def test_the_measured_parts_add_up_to_the_encoded_size(message):
-    assert sum(size for _, size in measure(message)) == len(encode(message))
+    assert sum(size for _, size in message.measure()) == len(encode(message))
 
 
 @quick

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from glasu.runtime.predictions import write_predictions
 from torch_geometric.nn import SAGEConv
 
 from glasu.config import TrainConfig
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.runtime.telemetry import TrafficCounter
-from glasu.runtime.trained_model import TrainedModel
+from glasu.runtime.trained_model import TrainedModel, write_predictions
 from support.monolith import Monolith, settings, tiny_parties
 from support.tiny import simulate
 

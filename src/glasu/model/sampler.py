@@ -192,14 +192,14 @@ class FullGraph(Sampler):
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
             kept = self._draws[everything] = (targets, Draw(self._everything, *edges_into(self.graph, targets)))
         return kept[1]
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)

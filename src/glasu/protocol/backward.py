@@ -14,7 +14,7 @@ from glasu.protocol.fields import Array
 from glasu.protocol.inference import client_inference
 from glasu.protocol.messages import Gradient, JointGradient, Waiting
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import walk_backward
+from glasu.protocol.update import check_loss, walk_backward
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def client_joint_round(client: Client, batch: Batch, upcoming: Sample | None) ->
     gradient: Tensor | None = None
     if client.has_labels:
         loss, gradient = client.learner.loss_and_gradient(step, joint, batch)
-        losses = [client.check_loss(loss, batch.round)]
+        losses = [check_loss(client, loss, batch.round)]
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)

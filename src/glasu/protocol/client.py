@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, TrainingError
+from glasu.errors import ConfigError
 from glasu.model.layers import Convolution
 from glasu.privacy.release import Release
 from glasu.protocol.learner import Learner, NodeData
@@ -45,9 +44,10 @@ class Client:
             convolution: builds the layers of backbone "custom".
             scale: the input scale of a model trained earlier; None: as the config says.
         """
-        self.config, self.party, self.watch = config, party, watch
+        self.config, self.party, self.name, self.watch = config, party, party.name, watch
         run = bytes.fromhex(self.config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
+        self.has_labels = self.identity.has_labels(index)
         self.data = NodeData(config, party, has_labels=self.has_labels, scale=scale)
         self.learner = Learner(
             config,
@@ -59,23 +59,6 @@ class Client:
         )
         self.release = Release(encodings_of(config))
         self.progress = ClientProgress(selection=None if config.model.aggregation_layers else Selection())
-
-    @property
-    def name(self) -> str:
-        return self.party.name
-
-    @property
-    def has_labels(self) -> bool:
-        return self.identity.has_labels(self.identity.index)
-
-    def check_loss(self, value: float, round_index: int) -> float:
-        """Return the loss; raise TrainingError if it is not finite."""
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"party {self.name!r}, round {round_index}: the loss is {value}; training diverged. "
-                "Lower train.learning_rate."
-            )
-        return value
 
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""

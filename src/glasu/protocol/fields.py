@@ -19,9 +19,10 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
 from glasu.wire import ids
 from glasu.wire.encodings import Encoding, Kind, encodings_of
-from glasu.wire.message_key import Phase
+from glasu.wire.message_key import KEY_BYTES, Phase
 
 Array = NDArray[Any]
+HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
 SECTION = struct.Struct("<BBxxII")
 
 

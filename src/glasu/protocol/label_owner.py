@@ -13,6 +13,7 @@ from glasu.protocol.chunks import answer_rows
 from glasu.protocol.fields import Array
 from glasu.protocol.messages import Gradient, JointGradient, Waiting
 from glasu.protocol.requests import Broadcast, Script
+from glasu.protocol.update import check_loss
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[Tenso
     own = None
     if client.has_labels:
         loss, own = client.learner.loss_and_gradient(client.learner.step(batch, 0), joint, batch)
-        client.check_loss(loss, batch.round)
+        check_loss(client, loss, batch.round)
     return (yield from share_gradient(client, key, own, joint))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import SECTION, Shapes
-from glasu.protocol.message_bytes import HEADER, Head
+from glasu.protocol.fields import HEADER, SECTION, Shapes
+from glasu.protocol.message_bytes import Head
 from glasu.protocol.messages import MESSAGES, Message
 from glasu.wire.message_key import Phase
 

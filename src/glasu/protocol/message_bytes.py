@@ -6,7 +6,6 @@ encoded values.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import SECTION, NodeSetsField
+from glasu.protocol.fields import HEADER, SECTION, NodeSetsField
 from glasu.protocol.messages import MESSAGES, Message
-from glasu.wire.message_key import KEY_BYTES, Key
+from glasu.wire.message_key import Key
 
 MAGIC, VERSION = b"GLSU", 4  # the version changes with any change of the format; older versions are not read
-HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4")
@@ -150,13 +148,3 @@ def _message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Message:
                 )
         values.append(content.from_sections([array for _, array in taken]))
     return head.kind(head.key, *values)
-
-
-def measure(message: Message) -> list[tuple[str, int]]:
-    """Return the bytes of an encoded message by kind of content, the header first."""
-    count, sizes = 0, []
-    for name, content in message.contents().items():
-        sections, size = content.measure(getattr(message, name))
-        count += sections
-        sizes.append((content.tag, size))
-    return [("header", HEADER.size + SECTION.size * count), *sizes]

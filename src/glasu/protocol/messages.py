@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.protocol.fields import (
+    HEADER,
+    SECTION,
     Array,
     Content,
     FlagField,
@@ -43,6 +45,15 @@ class Message:
         """Return the fields of this kind of message, besides its key, by name."""
         hints = get_type_hints(cls, include_extras=True)
         return {item.name: hints[item.name].__metadata__[0] for item in dataclasses.fields(cls)[1:]}
+
+    def measure(self) -> list[tuple[str, int]]:
+        """Return the bytes of the encoded message by kind of content, the header first."""
+        count, sizes = 0, []
+        for name, content in self.contents().items():
+            sections, size = content.measure(getattr(self, name))
+            count += sections
+            sizes.append((content.tag, size))
+        return [("header", HEADER.size + SECTION.size * count), *sizes]
 
 
 @dataclass(frozen=True, eq=False)

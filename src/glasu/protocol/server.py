@@ -44,16 +44,13 @@ class Server:
         """
         self.config, self.roster, self.sizes = config, tuple(roster), sizes
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
+        self.aggregation_layers = config.model.aggregation_layers
         self.aggregation = aggregation_of(config.model, len(roster))
         self.sampler = sampler_class(config.train)
         self.task = task_of(config.train)
         # The number of classes is unknown here. The server checks class probabilities by their values.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = ServerProgress()
-
-    @property
-    def aggregation_layers(self) -> tuple[int, ...]:
-        return self.config.model.aggregation_layers
 
     def keys_to_each(self, key: Key) -> list[Key]:
         """Return the keys of messages to single clients, in client order."""

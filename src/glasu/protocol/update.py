@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from glasu.errors import TrainingError
 from glasu.protocol.inference import walk_forward
 from glasu.protocol.requests import Script
 
@@ -58,8 +60,18 @@ def local_update(
     else:
         assert gradient is not None
         value = (gradient * joint).sum().item()
-    client.check_loss(value, batch.round)
+    check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
+    return value
+
+
+def check_loss(client: Client, value: float, round_index: int) -> float:
+    """Return the loss; raise TrainingError if it is not finite."""
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"party {client.name!r}, round {round_index}: the loss is {value}; training diverged. "
+            "Lower train.learning_rate."
+        )
     return value
 
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from glasu.protocol.message_bytes import measure
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluated, Event
 from glasu.report import HistoryEntry, Measurements, Seconds, SplitScores, Traffic
@@ -78,7 +77,7 @@ class TrafficCounter:
 
     def _count(self, message: Message, receiver: str) -> int:
         if self._last is None or message is not self._last[0]:
-            self._last = message, measure(message)
+            self._last = message, message.measure()
         total = 0
         for kind, size in self._last[1]:
             self.by_kind[kind] += size
