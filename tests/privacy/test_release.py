@@ -198,7 +198,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         train=TrainConfig(sampler="full", batch_size=0),
         wire=WireConfig(precision="fp64"),
     )
-    client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
+    client = Client(config, party, index=0, names="ab", watch=Stopwatch(lambda: 0.0))
     client.release = Release(use_for_all_kinds(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
     batch = client.learner.gather(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}

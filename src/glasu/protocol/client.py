@@ -27,7 +27,6 @@ class Client:
         *,
         index: int,
         names: Sequence[str],
-        num_outputs: int,
         watch: Stopwatch,
         convolution: Convolution | None = None,
         scale: float | None = None,
@@ -39,7 +38,6 @@ class Client:
             party: the data that this client owns.
             index: m.
             names: all parties in client order.
-            num_outputs: the number of classes.
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
             scale: the input scale of a model trained earlier; None: as the config says.
@@ -54,7 +52,7 @@ class Client:
             self.data,
             index=index,
             num_clients=len(names),
-            num_outputs=num_outputs if self.has_labels else None,
+            num_outputs=len(party.classes) if self.has_labels else None,
             convolution=convolution,
         )
         self.release = Release(encodings_of(config))

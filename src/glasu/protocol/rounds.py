@@ -10,21 +10,17 @@ import numpy as np
 from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import client_joint_round, server_backward
-from glasu.protocol.evaluation import METRICS_LAYER, client_evaluation, server_evaluation
+from glasu.protocol.evaluation import (
+    client_selection,
+    client_test,
+    is_evaluation_due,
+    server_selection,
+    server_test,
+)
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
-from glasu.protocol.messages import Losses, Verdict
-from glasu.protocol.requests import (
-    Broadcast,
-    Evaluated,
-    Interleave,
-    Receive,
-    RoundDone,
-    Save,
-    Script,
-    Send,
-    Timed,
-)
+from glasu.protocol.messages import Losses
+from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
 from glasu.protocol.sampling import (
     client_sampling,
     client_training_nodes,
@@ -47,8 +43,7 @@ Agreed = TypeVar("Agreed")  # what a role knows about the agreed node sets of a 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics."""
-    progress = client.progress
-    if not progress.stopped:
+    if not client.progress.stopped:
         nodes = yield from client_training_nodes(client)
         yield from _run_windows(
             client,
@@ -56,13 +51,7 @@ def client_script(client: Client) -> Script[dict[str, float]]:
             lambda window, samples: client_rounds(client, samples),
         )
     client.learner.forget_gathered()
-    client.learner.model.load_state_dict(progress.best_weights)
-    test = client_evaluation(client, client.config.train.num_rounds + 1, "test")
-    metrics, _ = yield Timed(test, "evaluation")
-    if progress.selection is not None:
-        best, task = progress.selection.best_round, client.learner.task
-        yield Evaluated(best, "test", metrics, task.selected_by, party=client.name)
-    return dict(metrics)
+    return (yield from client_test(client))
 
 
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
@@ -78,7 +67,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
             progress.losses += (loss,)
         progress.round = sample.round + 1
         if is_evaluation_due(train, progress.round):
-            yield from _client_selection(client, loss)
+            yield from client_selection(client, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
             yield Save(client.state)
         yield RoundDone(sample.round, loss, client.name)
@@ -110,22 +99,6 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     return losses if client.has_labels else []
 
 
-def _client_selection(client: Client, loss: float | None) -> Script[None]:
-    """Evaluate on validation nodes; keep the weights if they are the best so far."""
-    progress, train = client.progress, client.config.train
-    metrics, verdict = yield Timed(client_evaluation(client, progress.round, "validation"), "evaluation")
-    if progress.selection is not None:
-        selected_by = client.learner.task.selected_by
-        progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
-        improved = progress.selection.best_round == progress.round
-        progress.stopped = progress.selection.stops(train)
-        yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, client.name)
-    else:
-        improved, progress.stopped = verdict.improved, verdict.stop
-    if improved:
-        progress.best_weights = client.learner.weights()
-
-
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
     if not server.progress.stopped:
@@ -135,11 +108,7 @@ def server_script(server: Server) -> Script[None]:
             lambda window: server_sampling(server, window),
             lambda window, sizes: server_rounds(server, window, sizes),
         )
-    round_index = server.config.train.num_rounds + 1
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test)
-    yield Evaluated(server.progress.selection.best_round, "test", metrics, server.task.selected_by)
-    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    yield Broadcast(Verdict(key, improved=False, stop=True))
+    yield from server_test(server)
 
 
 def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
@@ -156,7 +125,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         progress.losses += (loss,)
         progress.round = index + 1
         if is_evaluation_due(train, progress.round):
-            yield from _server_selection(server, loss)
+            yield from server_selection(server, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
             yield Save(server.state)
         yield RoundDone(index, loss)
@@ -177,18 +146,6 @@ def _mean_loss(server: Server, messages: Sequence[Losses]) -> float:
     if not means:
         raise ProtocolError(f"{messages[0].key}: no party sent a loss.")
     return sum(means) / len(means)
-
-
-def _server_selection(server: Server, loss: float) -> Script[None]:
-    """Evaluate on validation nodes, and tell the clients whether the model is the best so far."""
-    progress, train = server.progress, server.config.train
-    metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    selected_by = server.task.selected_by
-    progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
-    improved, progress.stopped = progress.selection.best_round == progress.round, progress.selection.stops(train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
-    key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
-    yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
 
 def _run_windows(
@@ -214,11 +171,6 @@ def _run_windows(
             yield from rounds
         if role.progress.stopped:
             return
-
-
-def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
-    """Return whether the model is evaluated after this number of rounds."""
-    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
 
 
 def is_save_due(train: TrainConfig, rounds_done: int, *, stopped: bool) -> bool:

@@ -118,20 +118,19 @@ def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -
 
     The compiled loops that read these sets check nothing.
     """
+
+    def is_union(union: NodeSet, own: NodeSet) -> bool:
+        inside = len(union) == 0 or 0 <= union[0] <= union[-1] < num_nodes
+        return inside and bool((union[1:] > union[:-1]).all() and find_members(union, own).all())
+
     unions = [union.astype(np.int64) for union in answer.node_sets]
-    if len(unions) != len(proposed) or not all(map(_is_union, unions, proposed, [num_nodes] * len(unions))):
+    if len(unions) != len(proposed) or not all(map(is_union, unions, proposed)):
         raise ProtocolError(
             f"{answer.key}: an agreed node set must be sorted, lie in 0..{num_nodes - 1} and contain this party's "
             "proposal, with one set per proposal. Check that the server and all parties run the same version on the "
             "same id list."
         )
     return unions
-
-
-def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
-    if len(union) and not 0 <= union[0] <= union[-1] < num_nodes:
-        return False
-    return bool((union[1:] > union[:-1]).all() and find_members(union, own).all())
 
 
 def server_training_nodes(server: Server) -> Script[None]:

@@ -134,7 +134,6 @@ def make_clients(
     scales: Sequence[float] | None = None,
 ) -> list[Client]:
     """Build one client per party from a resolved config and checked parties."""
-    classes = next(party.classes for party in parties if party.labels is not None)
     names = [party.name for party in parties]
     return [
         Client(
@@ -142,7 +141,6 @@ def make_clients(
             party,
             index=index,
             names=names,
-            num_outputs=len(classes),
             watch=Stopwatch(clock),
             convolution=convolution,
             scale=None if scales is None else scales[index],

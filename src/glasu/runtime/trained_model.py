@@ -36,7 +36,7 @@ from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.model.task import task_of
 from glasu.protocol.client import Client
-from glasu.protocol.evaluation import client_prediction, server_prediction
+from glasu.protocol.prediction import client_prediction, server_prediction
 from glasu.protocol.requests import Script
 from glasu.records import Bounds, parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
