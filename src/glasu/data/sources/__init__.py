@@ -74,7 +74,7 @@ class DataSource:
 
 
 def find_source(name: str) -> DataSource:
-    """Return the source of a data set. A name without a source is a file of the user; its `read` reports unknown names."""
+    """Return the source of a data set. Any other name means a file of the user, whose `read` reports unknown names."""
     source: DataSource
     if name.startswith(PYG_PREFIX):
         source = registry.resolve("glasu.data.sources.pyg:PYG", name)
