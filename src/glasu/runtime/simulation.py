@@ -12,7 +12,6 @@ from pathlib import Path
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.digest import data_digest
 from glasu.data.methods import METHODS, Prepared, apply_method
 from glasu.data.party import PartyData
 from glasu.errors import DataError
@@ -70,7 +69,7 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution)
-        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
+        name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
         server = make_server(config, clients) if config.model.aggregation_layers else None
         for client in clients:
             telemetry.add_watch(client.watch)
@@ -185,7 +184,7 @@ def _open_checkpoints(
     if options.checkpoints is None or not config.train.checkpoint_every:
         yield None
         return
-    data = {client.name: data_digest(client.party) for client in clients}
+    data = {client.name: client.party.data_digest() for client in clients}
     checkpoints = SimulationCheckpoints(options.checkpoints, config, data, telemetry, server=server is not None)
     state = checkpoints.open(fresh=options.fresh)
     if state is not None:

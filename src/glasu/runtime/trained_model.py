@@ -23,10 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.data.digest import data_digest
 from glasu.data.methods import prepare_parties
-from glasu.data.party import PartyData
-from glasu.data.party_name import check_party_name
+from glasu.data.party import PartyData, check_party_name
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
@@ -143,7 +141,7 @@ class TrainedModel:
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
+            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
             if self.config.model.aggregation_layers:
                 server = make_server(self.config, clients)
