@@ -65,7 +65,8 @@ def server_backward(server: Server, key: Key, rows: Mapping[int, int]) -> Script
     encoding = server.shapes.encodings["gradient"]
 
     def respond(gradients: list[Array], answer: Key, first_row: int) -> Scatter:
-        keys = server.keys_to_each(answer)  # every message has its own rounding
+        # Stochastic rounding is drawn from the key of the message, so every client gets a share with its own rounding.
+        keys = server.keys_to_each(answer)
         shares = server.aggregation.combine_gradients(encoding, gradients, keys, first_row)
         return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
 

@@ -64,7 +64,9 @@ def exchange_rows(
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):
         yield Send(Waiting(own) if sent is None else kind(own, sent.payload[rows]))
-    if upcoming is not None:  # look-ahead: useful work while the answer travels
+    if upcoming is not None:
+        # Look-ahead: blocks and features of the next round need no answer. They are gathered while the answer travels,
+        # and `gather` keeps them, so the next round finds them ready.
         with client.watch.measure("sampling"):
             client.learner.gather(upcoming)
     parts = []
