@@ -29,7 +29,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 3 --dist worksteal
 
 test-slow: setup $(VENV)/.flower
 	$(BIN)/pytest -q -m slow
