@@ -25,6 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/glasu demo --out $(OUT)
 
+# Three workers keep two cores busy: tests of the network wait for time limits.
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
