@@ -423,7 +423,7 @@ def test_a_role_whose_only_checkpoint_is_damaged_restarts_from_round_0(role, kit
         again.outcome()
     assert_same_end(server.outcome(), simulate(parties, config).report)
     assert any("not used: " in line for line in cluster.lines[role])
-    assert any("continuing after round 0" in line for line in cluster.lines["server"])
+    assert any("all parties are connected; starting with the first round." in line for line in cluster.lines["server"])
 
 
 def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):

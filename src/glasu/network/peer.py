@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from glasu.errors import EquivocationError
-from glasu.network.frames import Assembler, Channel
+from glasu.network.frames import Assembler, Channel, Encoded
 from glasu.network.handshake import Payload
 from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
 from glasu.network.transport import Stream
-from glasu.protocol.messages import Message
+from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
 GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
@@ -52,61 +52,6 @@ class Receipts:
         return True
 
 
-class Arrival:
-    """The place of a message in an inbox, taken when its last piece came; the message follows when it is decoded."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.message: Message | None = None
-
-
-class Inbox:
-    """Messages of one party in the order of their frames. Their bytes count as waiting in the party's channel."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._arrivals: deque[Arrival] = deque()
-        self.receipts = Receipts()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing waits or is being decoded: the next message is the one that is expected now."""
-        return not self._arrivals
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next message can be taken."""
-        return bool(self._arrivals) and self._arrivals[0].message is not None
-
-    def reserve(self, size: int) -> Arrival:
-        """Keep a place for a message that is decoded without the lock, so that streams cannot change the order."""
-        arrival = Arrival(size)
-        self._arrivals.append(arrival)
-        self._channel.hold(size)
-        return arrival
-
-    def fill(self, arrival: Arrival, message: Message, digest: bytes) -> None:
-        """Put the message in its place, or drop a repeat."""
-        if self.receipts.take(message.key, digest):
-            arrival.message = message
-        elif arrival in self._arrivals:
-            self._arrivals.remove(arrival)
-            self._channel.release(arrival.size)
-
-    def pop(self) -> Message:
-        """Take the next message; `is_ready` must hold."""
-        arrival = self._arrivals.popleft()
-        self._channel.release(arrival.size)
-        assert arrival.message is not None
-        return arrival.message
-
-    def clear(self) -> None:
-        """Drop all messages and receipts: another attempt begins."""
-        while self._arrivals:
-            self._channel.release(self._arrivals.popleft().size)
-        self.receipts = Receipts()
-
-
 class Conversation:
     """What one process of a party and this server have exchanged, over all streams between them."""
 
@@ -114,8 +59,26 @@ class Conversation:
         """Begin; `process` is the name that the party's session gave itself."""
         self.process = process
         self.channel = Channel()
-        self.inbox = Inbox(self.channel)
         self.assembler = Assembler()
+        self.receipts = Receipts()
+        self.inbox: deque[Encoded] = deque()  # in the order of their frames; their bytes wait in the channel
+
+    def put(self, message: Encoded) -> None:
+        """Append a message to the inbox."""
+        self.inbox.append(message)
+        self.channel.hold(len(message.content))
+
+    def pop(self) -> Encoded:
+        """Take the first message of the inbox."""
+        message = self.inbox.popleft()
+        self.channel.release(len(message.content))
+        return message
+
+    def clear(self) -> None:
+        """Drop all messages, pieces and receipts: another attempt begins."""
+        while self.inbox:
+            self.pop()
+        self.assembler, self.receipts = Assembler(), Receipts()
 
 
 @dataclass(eq=False)
@@ -128,8 +91,9 @@ class Peer:
     stream: Stream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
     conversation: Conversation = field(default_factory=lambda: Conversation(""))
+    expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
-    result: Payload | None = None  # its report when it finished
+    result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
     def state(self) -> PeerState:
@@ -144,6 +108,6 @@ class Peer:
         """Return whether its process has acknowledged every frame."""
         return self.conversation.channel.outbox.held == 0
 
-    def send_control(self, kind: str, **fields: object) -> None:
+    def send_control(self, message: object) -> None:
         """Send a control message in the sequence: it arrives, over this stream or a later one."""
-        self.conversation.channel.outbox.put_control(kind, **fields)
+        self.conversation.channel.outbox.put_control(message)
