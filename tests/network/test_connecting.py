@@ -104,6 +104,25 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
     assert len(server.lines) == 1
 
 
+def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
+    for code, advice in (("UNKNOWN_NAME", "Give the right name"), ("NOTHING_LISTENS", "Start the server")):
+        server = Server((Disconnection(ConnectionCode[code]),))
+        with pytest.raises(AbsenceError, match=f"saved work is kept. {advice}"):
+            server.session(wait=0.0).open()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (ConnectionCode.SERVER_EXPIRED, "this party does not accept the server at localhost:1: the server's certif"),
+        (ConnectionCode.REFUSED, "the server at localhost:1 does not accept this party: revoked.$"),
+    ],
+)
+def test_a_final_end_says_which_side_rejects_the_other(code, words):
+    with pytest.raises(TransportError, match=words):
+        Server((Disconnection(code, "revoked."),)).session().open()
+
+
 @pytest.mark.parametrize("code", [code for code in ConnectionCode if code.is_final])
 def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
     server = Server((Disconnection(code, "x"),))

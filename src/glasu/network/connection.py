@@ -19,14 +19,7 @@ from typing import Any
 
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.network import control
-from glasu.network.connection_codes import (
-    ConnectionCode,
-    Disconnection,
-    Endpoint,
-    describe,
-    describe_absence,
-    describe_refusal,
-)
+from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe
 from glasu.network.frames import Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.transport import Line, Stream
@@ -52,10 +45,6 @@ class Dialing:
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties
     open_line: LINE = Line
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.address, self.kit.ca_fingerprint)
 
 
 class Inbound:
@@ -95,7 +84,7 @@ class Connection:
         Args:
             broken: why the stream before ended.
         """
-        dialing, end = self._dialing, self._dialing.endpoint
+        dialing, address = self._dialing, self._dialing.address
         since, said, at = dialing.clock(), broken, -math.inf
         while True:
             self._pause()
@@ -104,15 +93,21 @@ class Connection:
                 if at > -math.inf:
                     dialing.log.info("connected to the server.")
                 return ended
+            why = describe(ended, address, dialing.kit.ca_fingerprint)
+            if ended.code is ConnectionCode.REFUSED:
+                raise TransportError(f"the server at {address} does not accept this party: {why}.")
             if ended.code.is_final:
-                raise TransportError(describe_refusal(ended, end))
+                raise TransportError(f"this party does not accept the server at {address}: {why}.")
             waited = dialing.clock() - since
             if ended != said or dialing.clock() - at >= TOLD_EVERY:
                 long = f" since {waited:.0f} s" if waited >= TOLD_EVERY else ""
-                dialing.log.info("waiting for the server at %s%s: %s.", end.address, long, describe(ended, end))
+                dialing.log.info("waiting for the server at %s%s: %s.", address, long, why)
                 said, at = ended, dialing.clock()
             if waited + self._delay > dialing.wait:
-                raise AbsenceError(describe_absence(ended, end, dialing.wait))
+                raise AbsenceError(
+                    f"waited {dialing.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
+                    f"{ADVICE.get(ended.code, DEFAULT_ADVICE)}"
+                )
 
     def pin(self, run: str) -> None:
         """Hold on to this run: a server that offers another one counts as absent."""
