@@ -301,9 +301,7 @@ def in_one_line(differences: Sequence[Difference]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        return (
-            ", ".join(printable(f"{each.name} {each.version} ({each.digest[:16]}..)", 64) for each in value) or MISSING
-        )
+        return ", ".join(printable(str(each), 64) for each in value) or MISSING
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 

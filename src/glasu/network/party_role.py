@@ -72,8 +72,8 @@ class PartyPerformer:
                 role.telemetry.sent_to_server(message)
                 with role.telemetry.watch.measure("communication"):
                     self.session.send(message)
-            case Save(state):
-                role.save(state)
+            case Save(take_state):
+                role.save(take_state())
             case _:
                 role.observe(request)
         return None

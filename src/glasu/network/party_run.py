@@ -14,6 +14,7 @@ from glasu.network.options import JoinOptions
 from glasu.network.run_folder import CHECKPOINTS, check_party_folder, open_joining
 from glasu.protocol.client import Client
 from glasu.protocol.state import ClientState
+from glasu.registry import Extension
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 
@@ -76,7 +77,7 @@ class PartyRun:
         self.state.update(run=client.identity.run.hex(), digest=client.config.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
-        store = self._store()
+        store = self._store(client.config.extensions())
         store.remove_partial_files()
         self._saver = Saver(store)
 
@@ -111,7 +112,7 @@ class PartyRun:
             self.state.update(closed=True)
             self._store().clear()
 
-    def _store(self) -> Store:
-        """Return the checkpoints of the run that joining.json names."""
+    def _store(self, extensions: tuple[Extension, ...] = ()) -> Store:
+        """Return the checkpoints of the run that joining.json names; `extensions` is for writing."""
         owner = f"party {self._options.party.name} in run {self.state.value.run}"
-        return Store(self._options.out / CHECKPOINTS, owner)
+        return Store(self._options.out / CHECKPOINTS, owner, extensions)

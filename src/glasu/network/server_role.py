@@ -95,8 +95,8 @@ class ServerPerformer:
                 self._count_exchange(messages[0].key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
-            case Save(state):
-                role.save(state)
+            case Save(take_state):
+                role.save(take_state())
             case _:
                 role.observe(request)
         return None

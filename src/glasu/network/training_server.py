@@ -51,7 +51,7 @@ class TrainingServer:
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, self.config, kit.roster)
         run = self.state.value.run if self.resumes else secrets.token_hex(RUN_BYTES)
         self.run = str(run)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", self.config.extensions()))
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         self.admission = Admission(
             server_facts(versions(), "training", parties=len(kit.roster)),

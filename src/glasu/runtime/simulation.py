@@ -231,15 +231,15 @@ def _run_scripts(
         if not isinstance(action, Save):
             observe(action)
         elif checkpoints is not None:
-            checkpoints.save(None, action.state)
+            checkpoints.save(None, action.take_state())
 
     def perform_for_client(client: Client) -> Perform:
         def perform(action: Save | Event) -> None:
             if isinstance(action, Save):
-                if server is None:
-                    alone.append((client.name, action.state))
+                if checkpoints is not None and server is None:
+                    alone.append((client.name, action.take_state()))
                 elif checkpoints is not None:
-                    checkpoints.save(client.name, action.state)
+                    checkpoints.save(client.name, action.take_state())
             elif server is None:
                 observe(action)
             elif isinstance(action, Evaluating) and options.observer is not None:  # the server reports the rest

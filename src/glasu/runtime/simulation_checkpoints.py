@@ -73,7 +73,7 @@ class SimulationCheckpoints:
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
         self.identity = RunIdentity(config.flatten(), {party.name: data_digest(party) for party in parties})
-        self.store = Store(folder, f"a run with settings {config.digest()}")
+        self.store = Store(folder, f"a run with settings {config.digest()}", config.extensions())
         self._names: list[str | None] = [party.name for party in parties] + ([None] if server else [])
         self._saver = Saver(self.store)
         self._lock = threading.Lock()
