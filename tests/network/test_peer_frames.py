@@ -26,7 +26,7 @@ from glasu.network.frames import (
     PIECE_BYTES,
     pack_frame,
 )
-from glasu.network.handshake import RefusalError
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.peer import GROUPS, Receipts
 from glasu.network.roster import RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
@@ -101,6 +101,24 @@ def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason(
     assert desk.session.refused == 3
     assert sum("a: not accepted: it differs: x" in line for line in desk.log) == 1  # reported once
     wait_for(lambda: any("a: not accepted" in str(control.fields.get("line")) for control in other.controls()))
+
+
+def test_a_connection_for_another_purpose_does_not_look_like_a_refused_party():
+    def refuse(party, payload):
+        return RefusalError(Code.OTHER_PURPOSE, "a training is under way there") if "doctor" in payload else None
+
+    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
+    other = desk.connect("b")
+    running = desk.connect("a")
+    wait_for(lambda: all(desk.session.connected().values()))
+    assert desk.connect("a", hello(process="p2", payload={"doctor": 1})).last_word().fields["code"] == "other_purpose"
+    assert desk.log[-1] == "a: a connection for another purpose was refused: a training is under way there"
+    assert not any("not accepted" in line for line in desk.log)
+    assert desk.session.connected()["a"]
+    assert desk.session.roster.peers["a"].refusal == ""  # a later error does not give it as a reason
+    for party in (running, other):
+        party.end()
+        assert not any("another purpose" in str(control.fields) for control in party.controls())
 
 
 def test_a_statement_that_is_refused_withdraws_the_process():
