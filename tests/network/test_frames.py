@@ -52,7 +52,7 @@ class Streams(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends = [Channel(SMALL, SMALL), Channel(SMALL, SMALL)]
+        self.ends = [Channel(window=SMALL, room=SMALL), Channel(window=SMALL, room=SMALL)]
         self.under_way: list[list[bytes]] = [[], []]  # towards each end
         self.sent: list[list[str]] = [[], []]  # by each end
         self.arrived: list[list[str]] = [[], []]  # at each end
@@ -144,7 +144,7 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
     for _ in range(200):
         frame = sender.take_next()
         if frame is not None and receiver.accept(read_frame(frame)):
-            receiver.hold(len(frame))
+            receiver.put(frame, len(frame))
         ack = receiver.take_next()
         if ack is not None:
             acknowledged = read_frame(ack).acknowledged
@@ -152,7 +152,7 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
     assert ROOM <= receiver.waiting <= ROOM + WINDOW + 2 * MAX_FRAME
     assert acknowledged <= ROOM // PIECE_BYTES + 1
     assert not receiver.is_overrun
-    receiver.release(receiver.waiting - OVERHEAD)  # the window is used up: an ack is due immediately
+    receiver.clear()  # the window is used up: an ack is due immediately
     ack = receiver.take_next()
     assert read_frame(ack).acknowledged == receiver.received
 

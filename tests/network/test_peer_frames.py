@@ -155,7 +155,7 @@ def test_the_same_process_goes_on_where_it_was_over_another_stream():
     a, b = desk.run()
     server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
     a.send_message(partial(0))
-    wait_for(lambda: desk.session.roster.peers["a"].conversation.inbox)
+    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     a.end()
     again = desk.connect("a", hello(server=server, received=len([one for one in a.heard if one.number])))
     b.send_message(partial(1))
@@ -345,7 +345,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
     a, b = desk.run()
     if when == "at its turn":
         b.send_message(partial(1, round_index=7))
-        wait_for(lambda: desk.session.roster.peers["b"].conversation.inbox)
+        wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
     role = receiving(desk)
     if when == "at its header":
         b.send_message(partial(1, round_index=7))
@@ -410,7 +410,7 @@ def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, gre
     assert not desk.session.connected()["a"]
     assert desk.session.connected()["b"]
     assert all(line.isprintable() for line in desk.log)
-    assert desk.session.roster.peers["a"].conversation.channel.waiting < 10_000
+    assert desk.session.roster.peers["a"].channel.waiting < 10_000
     if desk.session.roster.failure is None:
         other.send_control("prepared", payload=STATEMENT)
         wait_for(lambda: "b: prepared." in desk.log)
@@ -638,7 +638,7 @@ def test_a_broadcast_is_encoded_once_for_all_parties():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    held = [peer.conversation.channel.outbox.held for peer in desk.session.roster.peers.values()]
+    held = [peer.channel.outbox.held for peer in desk.session.roster.peers.values()]
     assert min(held) > message.value.nbytes
     assert peak < 1.5 * message.value.nbytes
 
@@ -683,7 +683,7 @@ def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausi
     connected = Role("connected", desk.session.connected)  # needs the lock
     assert connected.outcome(5) == {"a": True, "b": True}
     b.send_message(partial(1, chunk=1))
-    wait_for(lambda: desk.session.roster.peers["b"].conversation.inbox)
+    wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
     go_on.set()
 
 
@@ -707,14 +707,14 @@ def test_a_message_of_an_attempt_that_is_over_is_not_used():
     desk = Desk("a")
     (a,) = desk.run()
     a.send_message(partial(0))
-    wait_for(lambda: desk.session.roster.peers["a"].conversation.inbox)
+    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     gathering = Role("gathering", desk.session.gather)  # voids the attempt
     wait_for(lambda: any(control.kind == "report" for control in a.controls()))
     a.send_message(partial(0, chunk=1))
     a.send_control("prepared", payload=STATEMENT)
     gathering.outcome(20)
-    assert not desk.session.roster.peers["a"].conversation.inbox
-    assert desk.session.roster.peers["a"].conversation.channel.waiting == 0
+    assert not desk.session.roster.peers["a"].channel.inbox
+    assert desk.session.roster.peers["a"].channel.waiting == 0
 
 
 # --- receipts --------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_a_tensor_of_many_windows_passes_without_deadlock_in_bounded_memory(kits
 
     def watch(what, round_index, chunk):
         for peer in federation.servers[0].session.roster.peers.values():
-            channel = peer.conversation.channel
+            channel = peer.channel
             most["waiting"] = max(most["waiting"], channel.waiting)
             most["held"] = max(most["held"], channel.outbox.held)
 

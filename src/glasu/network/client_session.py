@@ -53,7 +53,6 @@ class ClientSession:
         self._handshake, self._log = handshake, dialing.log
         self.connection = Connection(dialing, handshake.hello)
         self._machine = peer_machine()
-        self._assembler = Assembler()
         self._check_limits: CheckLimits | None = None  # known when the party is prepared
         self._run = ""
         self.farewell: Payload = {}  # what the server said with its goodbye
@@ -86,7 +85,7 @@ class ClientSession:
         """Confirm that this party's checkpoint is loaded; messages flow from now on."""
         self._machine.advance(PeerEvent.CONFIRM)
         self.connection.pin(self._run)
-        self._assembler = Assembler()
+        self.connection.channel.assembler = Assembler()
         self._send_control(control.Confirmation(attempt.number, attempt.digest))
 
     # --- messages -----------------------------------------------------------------------------
@@ -185,8 +184,9 @@ class ClientSession:
             return None
         if self._machine.state is not PeerState.RUNNING:
             return None  # of an attempt that is over
+        assembler = self.connection.channel.assembler
         try:
-            whole = self._assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))
+            whole = assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))
             return None if whole is None else decode(whole.content, whole.head)
         except ProtocolError as error:
             raise ProtocolError(f"from the server, while waiting {what}: {error}") from None

@@ -12,7 +12,6 @@ import random
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +47,10 @@ class Dialing:
 
 
 class Inbound:
-    """Frames that arrived and were not used yet. The numbered ones outlive a line; the rest belongs to one line."""
+    """What came on the present line outside the sequence."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.frames: deque[Frame] = deque()  # numbered
         self.error: GlasuError | None = None  # the last word of the server, or an invalid frame
         self.begin_line()
 
@@ -72,7 +70,7 @@ class Connection:
         self.channel = Channel()  # shared with one process of the server
         self._inbound = Inbound(dialing.clock)
         self._line: Line | None = None
-        self._process, self._server = secrets.token_hex(8), ""  # the names of both processes
+        self._process = secrets.token_hex(8)  # the name of this one
         self._run: str | None = None  # once it has begun, no other run will do
         self._delay = 0.0  # before the next attempt to connect
 
@@ -116,13 +114,11 @@ class Connection:
 
     def take(self, what: str) -> Frame | control.SessionWelcome:
         """Return the next numbered frame, or the welcome of a server process that knows nothing of earlier frames."""
-        inbound = self._inbound
-        renewed = self.wait_until(lambda: bool(inbound.frames), what)
+        renewed = self.wait_until(lambda: bool(self.channel.inbox), what)
         if renewed is not None:
             return renewed
         with self.changed:
-            frame = inbound.frames.popleft()
-            self.channel.release(len(frame.body))
+            frame: Frame = self.channel.pop()
             self.changed.notify_all()  # an acknowledgement may be due
             return frame
 
@@ -175,7 +171,7 @@ class Connection:
         with self.changed:
             inbound.begin_line()
             stream = Stream(self.changed)
-            received, server = self.channel.received, self._server or None
+            received, server = self.channel.received, self.channel.process or None
             hello = control.SessionHello(process=self._process, server=server, received=received, payload=payload)
             stream.send(control_frame(hello))
             self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
@@ -232,8 +228,7 @@ class Connection:
         elif inbound.welcome is None:
             raise ProtocolError("a frame came before the welcome.")
         elif self.channel.accept(frame):
-            self.channel.hold(len(frame.body))
-            inbound.frames.append(frame)
+            self.channel.put(frame, len(frame.body))
             inbound.served = inbound.heard
             if not isinstance(frame.control, control.StatementRequest):  # it comes with every welcome
                 self._delay = 0.0  # the server really serves
@@ -258,9 +253,8 @@ class Connection:
 
     def _take_welcome(self, stream: Stream, welcome: control.SessionWelcome) -> None:
         if not welcome.resumed:
-            self.channel, self._server = Channel(), welcome.server
-            self._inbound.frames.clear()
-        elif welcome.server == self._server:
+            self.channel = Channel(welcome.server)
+        elif welcome.server == self.channel.process:
             self.channel.outbox.rewind(welcome.received)
         else:
             raise ProtocolError("the server continues a conversation that this party does not know.")

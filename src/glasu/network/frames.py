@@ -144,18 +144,21 @@ class Outbox:
 
 
 class Channel:
-    """Both directions of the numbered frames between two processes, over all streams that they open.
+    """What two processes exchange, over all streams that they open: numbered frames in both directions.
 
     Frames are acknowledged when they come, except while ROOM bytes wait to be used: then the sender stops at its
     window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops reading. It must not stop,
     because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
     """
 
-    def __init__(self, window: int = WINDOW, room: int = ROOM) -> None:
-        self._window, self._room = window, room
+    def __init__(self, process: str = "", window: int = WINDOW, room: int = ROOM) -> None:
+        """Begin; `process` is the name that the session of the other side gave itself."""
+        self.process, self._window, self._room = process, window, room
         self.outbox = Outbox(window)
         self.received = 0  # number of the last frame that came
-        self.waiting = 0  # bytes that came and wait to be used
+        self.assembler = Assembler()
+        self.inbox: deque[tuple[Any, int]] = deque()  # what came and waits to be used, and its size
+        self.waiting = 0  # bytes in the inbox
         self._acknowledged = 0  # number that the last frame sent has acknowledged
         self._unacknowledged = 0  # bytes that came since then
 
@@ -170,13 +173,21 @@ class Channel:
         self._unacknowledged += len(frame.body) + OVERHEAD
         return True
 
-    def hold(self, size: int) -> None:
-        """Note that something of this size waits to be used."""
+    def put(self, item: Any, size: int) -> None:
+        """Append something that came to the inbox."""
+        self.inbox.append((item, size + OVERHEAD))
         self.waiting += size + OVERHEAD
 
-    def release(self, size: int) -> None:
-        """Note that it was used."""
-        self.waiting -= size + OVERHEAD
+    def pop(self) -> Any:
+        """Take the first item of the inbox."""
+        item, size = self.inbox.popleft()
+        self.waiting -= size
+        return item
+
+    def clear(self) -> None:
+        """Drop the inbox, and the pieces of a message that is not complete: they belong to an attempt that is over."""
+        self.inbox.clear()
+        self.waiting, self.assembler = 0, Assembler()
 
     @property
     def is_full(self) -> bool:

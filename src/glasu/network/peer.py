@@ -5,11 +5,10 @@ Nothing here locks. The session calls everything with its lock held.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from glasu.errors import EquivocationError
-from glasu.network.frames import Assembler, Channel, Encoded
+from glasu.network.frames import Channel
 from glasu.network.handshake import Payload
 from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
 from glasu.network.transport import Stream
@@ -52,35 +51,6 @@ class Receipts:
         return True
 
 
-class Conversation:
-    """What one process of a party and this server have exchanged, over all streams between them."""
-
-    def __init__(self, process: str) -> None:
-        """Begin; `process` is the name that the party's session gave itself."""
-        self.process = process
-        self.channel = Channel()
-        self.assembler = Assembler()
-        self.receipts = Receipts()
-        self.inbox: deque[Encoded] = deque()  # in the order of their frames; their bytes wait in the channel
-
-    def put(self, message: Encoded) -> None:
-        """Append a message to the inbox."""
-        self.inbox.append(message)
-        self.channel.hold(len(message.content))
-
-    def pop(self) -> Encoded:
-        """Take the first message of the inbox."""
-        message = self.inbox.popleft()
-        self.channel.release(len(message.content))
-        return message
-
-    def clear(self) -> None:
-        """Drop all messages, pieces and receipts: another attempt begins."""
-        while self.inbox:
-            self.pop()
-        self.assembler, self.receipts = Assembler(), Receipts()
-
-
 @dataclass(eq=False)
 class Peer:
     """One party, as the server sees it."""
@@ -90,7 +60,8 @@ class Peer:
     away_since: float  # when it lost its last stream, or the run began
     stream: Stream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
-    conversation: Conversation = field(default_factory=lambda: Conversation(""))
+    channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
+    receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
     result: Payload = field(default_factory=dict)  # its report when it finished
@@ -106,8 +77,13 @@ class Peer:
     @property
     def has_heard_all(self) -> bool:
         """Return whether its process has acknowledged every frame."""
-        return self.conversation.channel.outbox.held == 0
+        return self.channel.outbox.held == 0
+
+    def clear(self) -> None:
+        """Drop all messages, pieces and receipts: another attempt begins."""
+        self.channel.clear()
+        self.receipts = Receipts()
 
     def send_control(self, message: object) -> None:
         """Send a control message in the sequence: it arrives, over this stream or a later one."""
-        self.conversation.channel.outbox.put_control(message)
+        self.channel.outbox.put_control(message)

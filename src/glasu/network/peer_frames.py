@@ -20,11 +20,11 @@ from glasu.errors import (
     get_public_message,
 )
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Frame, check_expected, control_frame, read_frame
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, control_frame, read_frame
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import OnInvalidMessage
-from glasu.network.peer import Conversation, Peer
+from glasu.network.peer import Peer, Receipts
 from glasu.network.roster import Attempt, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
 from glasu.network.transport import Stream
@@ -73,7 +73,7 @@ class PeerFrames:
                 with changed:
                     if not stream.is_open or not self._take(peer, stream, frame):
                         break
-                    while peer.stream is stream and stream.is_open and peer.conversation.channel.is_overrun:
+                    while peer.stream is stream and stream.is_open and peer.channel.is_overrun:
                         changed.wait(1.0)  # the party ignores the window
         except Exception as error:  # of any kind: this thread must not end in silence
             with changed:
@@ -90,7 +90,7 @@ class PeerFrames:
             if not isinstance(frame.control, control.SessionHello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
             return self._greet(peer, stream, frame.control)
-        is_next = peer.conversation.channel.accept(frame)
+        is_next = peer.channel.accept(frame)
         self._roster.changed.notify_all()  # acknowledgements open windows
         if frame.number == 0:
             return frame.control is None or self._take_last_word(peer, frame.control)
@@ -105,17 +105,16 @@ class PeerFrames:
         attempt = self._roster.attempt
         if attempt is None or peer.state is not PeerState.RUNNING:
             return  # it belongs to an attempt that is over: no message is under way when one begins
-        whole = peer.conversation.assembler.add(piece, lambda head, size: self._admit(peer, attempt, head, size))
+        whole = peer.channel.assembler.add(piece, lambda head, size: self._admit(peer, attempt, head, size))
         if whole is not None:
-            peer.conversation.put(whole)
+            peer.channel.put(whole, len(whole.content))
 
     def _admit(self, peer: Peer, attempt: Attempt, head: Head, size: int) -> None:
         """Refuse a message that cannot come now, by its header, before memory is allocated for it."""
-        key, conversation = head.key, peer.conversation
-        identity = attempt.number % ATTEMPTS, peer.index
+        key, identity = head.key, (attempt.number % ATTEMPTS, peer.index)
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        if peer.expected is not None and not conversation.inbox and not conversation.receipts.knows(key):
+        if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             check_expected(peer.expected, head.kind, key)
         attempt.check_limits(head, size)
 
@@ -123,14 +122,14 @@ class PeerFrames:
 
     def _greet(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> bool:
         """Resume a known process, admit a new one, or refuse it; return whether the stream stays open."""
-        run, conversation = self._roster.run.state, peer.conversation
+        run = self._roster.run.state
         if self._roster.failure is not None:
             self._roster.stop(stream)
             return False
         if run is RunState.LEAVING:
             return False
-        if (hello.process, hello.server) == (conversation.process, self._process) and peer.state not in UNKNOWN:
-            conversation.channel.outbox.rewind(hello.received)
+        if (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
+            peer.channel.outbox.rewind(hello.received)
             self._seat(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
             return True
@@ -143,7 +142,7 @@ class PeerFrames:
             why = f"a newer process of party {peer.name!r} has taken its place."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
-        peer.conversation, peer.refusal = Conversation(hello.process), ""
+        peer.channel, peer.receipts, peer.refusal = Channel(hello.process), Receipts(), ""
         self._seat(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
@@ -155,7 +154,7 @@ class PeerFrames:
         """Make this the party's stream."""
         if peer.stream is not None:
             peer.stream.close()
-        channel = peer.conversation.channel
+        channel = peer.channel
         welcome = control.SessionWelcome(
             run=self._run, server=self._process, resumed=resumed, received=channel.received, payload=payload
         )

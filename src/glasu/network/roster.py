@@ -74,7 +74,7 @@ class Roster:
     def drop(self, peer: Peer, event: PeerEvent, *last: bytes) -> None:
         """Close a party's stream, perhaps with a last frame: its process takes part no longer."""
         peer.machine.advance(event)
-        peer.conversation.clear()
+        peer.clear()
         if peer.stream is not None:
             peer.stream.close(*last)
         peer.stream, peer.away_since = None, self.clock()

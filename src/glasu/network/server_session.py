@@ -91,7 +91,7 @@ class ServerSession:
             roster.run.advance(RunEvent.GATHER)
             roster.attempt = None
             for peer in roster.peers.values():
-                peer.conversation.clear()
+                peer.clear()
                 if peer.machine.allows(PeerEvent.REGATHER):  # its checkpoints may have changed since its statement
                     peer.machine.advance(PeerEvent.REGATHER)
                     peer.send_control(StatementRequest())
@@ -137,10 +137,10 @@ class ServerSession:
                     peer.expected = expected
                 try:
                     roster.wait_for(
-                        lambda peer: peer in found or bool(peer.conversation.inbox),
+                        lambda peer: peer in found or bool(peer.channel.inbox),
                         f"to send {describe_expected(expected)}",
                     )
-                    arrived = [(peer, peer.conversation.pop()) for peer in owing]
+                    arrived = [(peer, peer.channel.pop()) for peer in owing]
                 finally:
                     for peer in owing:
                         peer.expected = None
@@ -152,7 +152,7 @@ class ServerSession:
 
     def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message | None:
         """Decode a message without the lock; return None for a repeat of an earlier one."""
-        (kind, key, *_), receipts = encoded.head, peer.conversation.receipts
+        (kind, key, *_), receipts = encoded.head, peer.receipts
         digest = hashlib.sha256(encoded.content).digest()
         try:
             with self.roster.changed:
@@ -241,9 +241,9 @@ class ServerSession:
         roster = self.roster
         with roster.changed:
             roster.wait_for(
-                lambda peer: not peer.conversation.channel.outbox.is_full,
+                lambda peer: not peer.channel.outbox.is_full,
                 f"to take the {type(message).__name__} messages of round {message.key.round}",
             )
             for peer, content in zip(roster.peers.values(), encoded, strict=True):
-                peer.conversation.channel.outbox.put_message(content)
+                peer.channel.outbox.put_message(content)
             roster.changed.notify_all()
