@@ -47,7 +47,7 @@ class Dialing:
 
 
 class Inbound:
-    """What came on the present line outside the sequence."""
+    """The present line: its control messages outside the sequence, and its end."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -157,7 +157,7 @@ class Channel:
         self.outbox = Outbox(window)
         self.received = 0  # number of the last frame that came
         self.assembler = Assembler()
-        self.inbox: deque[tuple[Any, int]] = deque()  # what came and waits to be used, and its size
+        self.inbox: deque[tuple[Any, int]] = deque()  # items that wait to be used, with their sizes
         self.waiting = 0  # bytes in the inbox
         self._acknowledged = 0  # number that the last frame sent has acknowledged
         self._unacknowledged = 0  # bytes that came since then
