@@ -137,7 +137,7 @@ def _predict(options: JoinOptions, log: Log, args: argparse.Namespace) -> None:
     """Take part in a prediction and print the result of this party."""
     import numpy as np
 
-    from glasu.data.query_ids import find_query_nodes
+    from glasu.data.folders import find_query_nodes
     from glasu.network.join import join_prediction
     from glasu.network.prediction_party import Query
 

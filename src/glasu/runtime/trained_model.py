@@ -22,10 +22,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.methods import prepare_parties
-from glasu.data.party import PartyData
-from glasu.data.party_name import check_party_name
+from glasu.data.party import PartyData, check_party_name
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
 from glasu.model.backbones import backbone_class
@@ -132,7 +130,7 @@ class TrainedModel:
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
+            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
             running = [
                 Running(
                     client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
