@@ -30,6 +30,7 @@ from glasu.errors import ConfigError, GlasuError
 TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
     "backbone": "glasu.model.backbones:BACKBONES",
+    "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",

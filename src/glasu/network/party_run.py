@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from glasu.data.digest import data_digest
 from glasu.errors import CheckpointError, DataError
-from glasu.network.client_session import ProposedAttempt
+from glasu.network.control import ProposedAttempt
 from glasu.network.fencing import note_welcome
+from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
 from glasu.network.run_folder import CHECKPOINTS, check_party_folder, open_joining
-from glasu.network.sanitize import printable
 from glasu.protocol.client import Client
 from glasu.protocol.state import ClientState
 from glasu.registry import Extension
@@ -39,7 +38,7 @@ class PartyRun:
         self._options = options
         self.state = open_joining(options.out, options.party.name)
         self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
-        self._data = data_digest(options.party)
+        self._data = options.party.data_digest()
         if not self.fresh:
             check_party_folder(options.out, self.state.value, self._data, options.run)
         self._saver: Saver | None = None  # None until the run begins

@@ -13,7 +13,6 @@ from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.digest import data_digest
 from glasu.data.methods import METHODS, Prepared, apply_method
 from glasu.data.party import PartyData
 from glasu.errors import DataError
@@ -77,7 +76,7 @@ def simulate(
     telemetry = Telemetry(options.clock, evaluated, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, options.clock, options.convolution)
-        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
+        name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
         for client in clients:
             telemetry.add_watch(client.watch)
         server = make_server(config, clients) if joint else None

@@ -22,7 +22,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.methods import prepare_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
@@ -132,7 +131,7 @@ class TrainedModel:
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
+            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
             running = [
                 Running(
                     client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
