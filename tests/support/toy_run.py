@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from glasu.errors import ProtocolError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.roster import RestartAttempt
+from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import Head
@@ -51,8 +53,7 @@ class Toy:
     columns: int = 4
 
     def start(self, client: int) -> np.ndarray:
-        values = np.random.default_rng(client).normal(size=(self.chunks, self.rows, self.columns))
-        return values.astype(np.float32)
+        return np.random.default_rng(client).random((self.chunks, self.rows, self.columns), np.float32)
 
     def mix(self, own: np.ndarray, mean: np.ndarray, client: int) -> np.ndarray:
         return (own * np.float32(0.5) + mean * np.float32(client + 1)).astype(np.float32)

@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from glasu.errors import CheckpointError, DataError
-from glasu.network.client_session import ProposedAttempt
+from glasu.network.control import ProposedAttempt
 from glasu.network.fencing import note_welcome
+from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
 from glasu.network.run_folder import CHECKPOINTS, check_party_folder, open_joining
-from glasu.network.sanitize import printable
 from glasu.protocol.client import Client
 from glasu.protocol.state import ClientState
 from glasu.registry import Extension

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from glasu.network.admission import Admission
-from glasu.network.payloads import Finished
+from glasu.network.handshake import Finished
 from glasu.network.server_session import ServerSession
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script

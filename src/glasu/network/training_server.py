@@ -11,8 +11,8 @@ from glasu.errors import CheckpointError
 from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Finished, Prepared
 from glasu.network.options import ServeOptions
-from glasu.network.payloads import Finished, Prepared
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
 from glasu.network.server_role import Plan
 from glasu.network.state_file import write_named

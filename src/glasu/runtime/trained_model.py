@@ -24,7 +24,8 @@ from torch import Tensor
 
 from glasu.config import RunConfig, TrainConfig
 from glasu.data.methods import prepare_parties
-from glasu.data.party import PartyData, check_party_name
+from glasu.data.party import PartyData
+from glasu.data.party_name import check_party_name
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
