@@ -20,6 +20,7 @@ from glasu.protocol.limits import Limits
 from glasu.report import versions
 from glasu.timing import Clock, Stopwatch
 
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 LAYER_BYTES = 16 << 10  # memory of the objects of one layer, however narrow it is
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
@@ -96,9 +97,14 @@ def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = N
         settings = f"train.num_local_steps={config.train.num_local_steps}, model.hidden={model.hidden}: a message needs"
     if needed > limit:
         raise ConfigError(
-            f"{settings} at least {needed / 2**30:.1f} GiB, and this party allows {limit / 2**30:.1f} GiB. Ask the "
+            f"{settings} at least {_describe_size(needed)}, and this party allows {_describe_size(limit)}. Ask the "
             "server's operator for smaller values, or raise the limit with --max-memory."
         )
+
+
+def _describe_size(count: int) -> str:
+    """Return a number of bytes in the largest unit of which there is at least one."""
+    return next((f"{count / size:.1f} {unit}" for unit, size in UNITS if count >= size), f"{count} bytes")
 
 
 def total_memory() -> int:
