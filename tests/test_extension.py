@@ -61,7 +61,7 @@ def digests(tmp_path_factory, server_path) -> dict[str, dict]:
 
 
 def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import what `folder` holds."""
+    """Run a program that can import the modules in `folder`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, timeout=240, check=False)
 

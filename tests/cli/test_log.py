@@ -85,7 +85,7 @@ def test_programs_read_at_the_end_where_the_results_are(capsys, tmp_path):
     (tmp_path / "report.json").write_text('{"weights_sha256": ["00"], "test": {}}')
     (tmp_path / "prediction.json").write_text("{}")
     log().write_finished(tmp_path / "report.json")
-    assert capsys.readouterr().err == ""  # people have read the summary
+    assert capsys.readouterr().err == ""  # the summary is printed for people only
     log(log_format="json").write_finished(tmp_path / "report.json")
     log(log_format="json").write_finished(tmp_path / "prediction.json", predictions=None)
     training, prediction = (json.loads(line) for line in capsys.readouterr().err.splitlines())

@@ -29,7 +29,7 @@ DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_l
 
 
 def bounded(kind: str) -> Callable[..., Draw]:
-    """Return a draw of up to three neighbours each, of which no more than two new nodes are kept."""
+    """Draw up to three neighbours per node, and keep at most two new nodes."""
 
     def draw_bounded(graph: Graph, targets: np.ndarray, fanout: int, key: int, labels: np.ndarray) -> Draw:
         draw = DRAWS[kind](graph, targets, 3 * fanout, key, labels)
@@ -43,7 +43,7 @@ TARGETS = np.array([0, 2, 3, 7])
 
 
 def random_graph(*, weighted: bool = False, seed: int = 0) -> Graph:
-    """Build a directed graph in which node 0 hears everyone and nodes 10 and 11 hear nobody."""
+    """Build a directed graph in which node 0 has edges from all nodes and nodes 10 and 11 have none."""
     rng = np.random.default_rng(seed)
     source, target = rng.integers(0, NODES, (2, 60))
     source, target = np.append(source, np.arange(NODES)), np.append(target % 10, np.zeros(NODES, int))
@@ -52,7 +52,7 @@ def random_graph(*, weighted: bool = False, seed: int = 0) -> Graph:
 
 
 def dense_matrix(graph: Graph, normalization: str) -> np.ndarray:
-    """Return A(E) of the whole graph, written as in the papers."""
+    """Return the dense A(E) of the whole graph."""
     A = np.zeros((graph.num_nodes, graph.num_nodes))
     source, target = graph.edge_index()
     A[target, source] = 1.0 if graph.weights is None or normalization == "none" else graph.weights
@@ -150,7 +150,7 @@ def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
 
 
 def distance_in_errors(graph: Graph, draw_edges: Callable[..., Draw], normalization: str, *, scaled: bool) -> float:
-    """Return how many standard errors the mean of 800 sampled products lies off the full product, at worst."""
+    """Return the largest distance between the mean of 800 sampled products and the full product, in standard errors."""
     H = np.random.default_rng(1).normal(size=(NODES, 2))
     adjacency = Adjacency(graph, normalization, double=True)
     products = []
@@ -187,7 +187,7 @@ def test_with_a_fanout_beyond_every_degree_nothing_is_random(draw_edges, normali
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
 
 
-# Graphs at the edge of what is allowed.
+# Degenerate graphs.
 
 
 def test_the_degree_of_a_node_does_not_depend_on_heavy_edges_elsewhere():

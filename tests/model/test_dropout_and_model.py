@@ -83,7 +83,7 @@ def test_another_layer_drops_others():
 def test_a_share_of_the_values_is_dropped_and_the_rest_scaled_up(rate):
     kept, near = dropout(rate)(torch.ones(200, 100), 0).numpy(), round(256 * rate) / 256
     assert binomtest(int((kept == 0).sum()), kept.size, near).pvalue > 1e-3
-    np.testing.assert_allclose(kept[kept > 0], 1 / (1 - near), rtol=1e-6)  # so that nothing changes on average
+    np.testing.assert_allclose(kept[kept > 0], 1 / (1 - near), rtol=1e-6)  # the expected value stays the same
 
 
 def test_dropped_values_of_a_row_or_column_have_nothing_to_do_with_each_other():

@@ -47,7 +47,7 @@ def graph_of(kind: str) -> Graph:
         source, target = source % 10, target % 10
     if kind == "no edges":
         source, target = source[:0], target[:0]
-    if kind == "hub":  # node 3 hears everyone
+    if kind == "hub":  # node 3 has edges from all nodes
         source, target = np.arange(NODES), np.full(NODES, 3)
     if kind == "directed":
         return Graph.from_edges(source, target, NODES)
@@ -208,7 +208,7 @@ def test_sparse_features_give_what_dense_ones_give_in_pyg(name):
 
 @pytest.mark.parametrize("name", ["gat", "sage"])
 def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(name):
-    """Of a mean over fewer neighbours, the scale deg / drawn makes exactly the mean over the drawn ones."""
+    """With the scale deg / drawn, the block of the mean is exactly the mean over the drawn neighbours."""
     torch.manual_seed(0)
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
@@ -335,7 +335,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
         stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
         convolution=custom,
     )
-    train = TrainConfig(sampler="neighbor", batch_size=0)  # whose graph may be too large for one product
+    train = TrainConfig(sampler="neighbor", batch_size=0)  # the graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
     return model, sampler_class(run.train)(run, graph, 0)
 
@@ -410,7 +410,7 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
 
 
 class Spy(nn.Module):
-    """A convolution that counts the rows and edges it is shown."""
+    """A convolution that counts the rows and edges of its input."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -432,7 +432,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more()
     model.layers[0].convolution = spy
     sampler.chunk_rows = 10
     computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
-    assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
+    assert spy.seen == [(11, 10, 20)] * 3  # ten rows and their predecessor; one edge and one self loop per row
 
 
 def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch):
@@ -441,7 +441,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
     propagate = model.layers[0].propagate
 
     def see(prepared: Tensor, hidden: Tensor | None, initial: Tensor | None, block: Block) -> Tensor:
-        assert hidden is None  # it is prepared, and not read again
+        assert hidden is None  # prepared once, not read again
         seen.append((len(prepared), block.matrix.shape))
         return propagate(prepared, hidden, initial, block)
 

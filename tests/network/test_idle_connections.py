@@ -1,4 +1,4 @@
-"""Idle TCP connections take no party's place: they are few, they do not stay, and the run continues meanwhile."""
+"""Idle TCP connections do not displace parties: they are limited and dropped, and the run continues."""
 
 from __future__ import annotations
 

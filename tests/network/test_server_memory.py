@@ -32,7 +32,7 @@ MIB = 1024  # KiB
 
 
 def peak_of(chunks, kits):
-    """Return by how many KiB a server grows that passes so many chunks of a MiB to three parties."""
+    """Return the growth in KiB of a server that passes this number of 1 MiB chunks to three parties."""
     words = [sys.executable, "-c", SERVER, str(chunks), str(kits)]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": ":".join(sys.path)})
     toy = Toy(num_rounds=1, chunks=chunks, rows=4096, columns=64)

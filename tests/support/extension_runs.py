@@ -1,6 +1,6 @@
 """Train with each choice of an extension, in one process and over the network; print the weights' digests as JSON.
 
-It runs as a process of its own, because an extension stays loaded until its process ends. The parties are threads of
+It runs as a separate process, because an extension stays loaded until its process ends. The parties are threads of
 this process. Each server is a process in the environment that the arguments describe.
 """
 

@@ -126,7 +126,7 @@ class ToyClientHandshake:
 
 
 class Role(threading.Thread):
-    """A role in a thread of its own, with its result or error."""
+    """A role in a separate thread, with its result or error."""
 
     def __init__(self, name: str, action: Callable[[], Any]) -> None:
         super().__init__(name=f"toy-{name}", daemon=True)
@@ -148,7 +148,7 @@ class Role(threading.Thread):
 
 
 class Killed(BaseException):
-    """Ends a role as a crash would: without a word to anybody."""
+    """Ends a role as a crash would, without a message."""
 
 
 class ToyServer:
@@ -321,7 +321,7 @@ def logger(lines: list[str]) -> logging.Logger:
 
 @dataclass
 class Federation:
-    """A toy run: a server, its parties, and what survives their crashes."""
+    """A toy run: a server, its parties, and the state that survives crashes."""
 
     toy: Toy
     kits: Path
@@ -359,7 +359,7 @@ class Federation:
 
 
 def breaking_lines(limits: Sequence[int | None]) -> Callable[..., Line]:
-    """Return an `open_line` whose lines break after so many frames in both directions together; None: never."""
+    """Return an `open_line` whose streams break after this number of frames in both directions; None: never."""
     left, lock = list(limits), threading.Lock()
 
     def open_line(kit: Any, address: str, stream: Any, arrive: Any) -> Line:

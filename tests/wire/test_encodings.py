@@ -1,4 +1,4 @@
-"""How tensors travel: what arrives is near what was sent, the same at every reader, and hides nothing."""
+"""Encodings: decoded tensors are near the encoded ones, the same at every reader, and NaN stays visible."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_decoding_leaves_the_received_bytes_as_they_were(encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_blocks_of_columns_keep_their_bytes_side_by_side_and_taken_apart(encoding):
-    """What `concat` makes of encoded partials is what they say, side by side: nothing is rounded twice."""
+    """`concat` of encoded partials is their exact concatenation: nothing is rounded twice."""
     parts = [normal(5, WIDTH, scale) for scale in (1.0, 1e-3, 1e6)]
     payloads = [encoding.encode(part, KEY) for part in parts]
     joint = np.concatenate(payloads, axis=1)
@@ -269,7 +269,7 @@ def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
     assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.06
 
 
-# What the config asks for
+# Encodings of a config
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(prec
         assert found["gradient"] == Int8(48, stochastic=True, seed=9)
 
 
-# What the server computes with encoded tensors
+# The server's computations with encoded tensors
 
 
 def payloads_of(encoding: Encoding, count: int, columns: int = WIDTH, scale: float = 1.0) -> list[np.ndarray]:

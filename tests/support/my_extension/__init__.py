@@ -109,7 +109,7 @@ def ring_encodings(config: RunConfig) -> Mapping[Kind, Encoding]:
 
 
 class TwoMatrices(Backbone):
-    """Layers that add a node's own row, times a matrix of its own, to the mean of its neighbours' rows."""
+    """Layers that add a node's own row, times a second matrix, to the mean of its neighbours' rows."""
 
     normalization = "mean"
 
