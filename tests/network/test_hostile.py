@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, GlasuError
-from glasu.network.party_role import PartyPerformer
-from glasu.network.party_run import PartyCheckpoint
+from glasu.network.join import PartyPerformer
+from glasu.network.training_party import PartyCheckpoint
 from glasu.network.training_server import ServerCheckpoint
 from glasu.protocol.messages import Gradient, Losses, Message, Metrics, Partial, Proposal, Scores, Waiting
 from glasu.protocol.requests import Send

@@ -16,7 +16,7 @@ from glasu.data.query_ids import find_query_nodes
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.network.compatibility import config_for_network
 from glasu.network.handshake import RefusalError
-from glasu.network.party_role import PartyPerformer
+from glasu.network.join import PartyPerformer
 from glasu.network.payloads import Code
 from glasu.network.prediction_party import PredictionParty
 from glasu.network.prediction_server import PredictionServer
@@ -82,7 +82,7 @@ def test_class_probabilities_travel_only_to_parties_that_requested_them(kits, tm
         def __call__(self, request):
             reply = super().__call__(request)
             if isinstance(reply, JointScores):
-                seen[self.role.party.name] = reply.value.shape
+                seen[self.purpose.party.name] = reply.value.shape
             return reply
 
     server = cluster.serve_prediction()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from glasu.cli.arguments import format_event
 from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
-from glasu.network.status import Status
+from glasu.network.options import Status
 from glasu.protocol.requests import Evaluated, Evaluating
 
 if TYPE_CHECKING:

@@ -18,14 +18,17 @@ from glasu.cli.main import build_parser, main
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
+from glasu.network.admission import Admission
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
-from glasu.network.doctor.party import DryRunParty, VisitOptions, visit
-from glasu.network.doctor.server import DryRunHandshake, examine
+from glasu.network.doctor.party import DryRunParty, visit
+from glasu.network.doctor.server import DryRunServer
+from glasu.network.facts import server_facts
 from glasu.network.findings import Finding, Verdict
 from glasu.network.handshake import RefusalError
-from glasu.network.options import Listening, ServeOptions
+from glasu.network.options import JoinOptions, Listening, ServeOptions
 from glasu.network.payloads import Code
+from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from support.cluster import Cluster, Role, collected
 from support.processes import GLASU, SMALL_RUN
@@ -58,28 +61,29 @@ class Practice:
 
         def work():
             with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
-                return examine(options, own)
+                return serve(DryRunServer(options, own))
 
         role = Role(work, "server")
         while not ready.wait(0.02) and role.is_alive():
             pass
         return role
 
-    def options(self, name, **changes):
-        party = next(party for party in self.parties if party.name == name)
+    def purpose(self, name, kind=DryRunParty, **changes):
+        own = next(party for party in self.parties if party.name == name)
+        more = {key: changes.pop(key) for key in ("own", "now") if key in changes}
+        party = changes.pop("party", own)
         values = {
-            "party": party,
             "server": f"localhost:{self.port}",
             "out": self.folder / name,
             "wait": 60.0,
             **changes,
         }
-        return VisitOptions(kit=open_kit(self.kits / name, "party"), **values)
+        return kind(JoinOptions(kit=open_kit(self.kits / name, "party"), **values), party, **more)
 
-    def visit(self, name, *, own=(), **changes):
+    def visit(self, name, *, notice_every=30.0, **changes):
         def work():
             with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
-                return visit(self.options(name, **changes), list(own))
+                return visit(self.purpose(name, **changes), notice_every)
 
         return Role(work, name)
 
@@ -142,10 +146,10 @@ def test_unreadable_data_is_named_without_its_reason(practice):
 def test_neither_ids_nor_values_leave_a_party(practice):
     ids = np.array([f"canary-{index}" for index in range(24)])
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
-    role = DryRunParty(practice.options("a", party=party), [])
+    role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    handshake = DryRunHandshake(role._facts, practice.config, "abc", time.time)
-    role.welcome(handshake.admit("a", sent[0], closing=False))
+    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", fence=None)
+    role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)
     assert "24" in everything
@@ -193,9 +197,7 @@ def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     practice.port = cluster.port
     verdict = practice.visit("a").outcome()
     assert bad(verdict) == {("a", "server")}
-    assert "a training is under way there; start glasu doctor at the server instead of glasu serve." in (
-        verdict.summary()
-    )
+    assert "purpose: the server training, a dry run; start glasu doctor everywhere" in verdict.summary()
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
@@ -207,7 +209,7 @@ def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp
     error = cluster.join("a").error()
     assert isinstance(error, RefusalError)
     assert error.code == Code.OTHER_PURPOSE
-    assert "runs glasu doctor" in str(error)
+    assert "purpose: the server dry run, a training; start glasu doctor everywhere, or glasu serve" in str(error)
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
 
 
@@ -220,13 +222,14 @@ def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):
     server = practice.examine()
-    options = practice.options("a")
 
     class Malformed(DryRunParty):
         def statement(self):
             return {**super().statement(), "findings": 7}
 
-    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), Malformed(options, []))
+    role = practice.purpose("a", Malformed)
+    options = role.options
+    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), role)
     session.open()
     session.prepare(lambda kind, key: 0)
     with pytest.raises(RefusalError, match="findings: must be a list") as refused:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from glasu.config import RunConfig
-from glasu.network.doctor.party import DryRunParty, VisitOptions
+from glasu.network.doctor.party import DryRunParty
+from glasu.network.options import JoinOptions
 from glasu.network.payloads import Welcome
 from glasu.pki.kit import open_kit
 from glasu.records import to_plain
@@ -12,8 +13,8 @@ from support.tiny import tiny_parties
 
 def test_settings_that_name_a_choice_of_an_absent_extension_are_a_finding(kits, tmp_path, caplog):
     party = tiny_parties()[0]
-    options = VisitOptions(party=party, kit=open_kit(kits / "a", "party"), server="localhost:1", out=tmp_path)
-    role = DryRunParty(options, [])
+    options = JoinOptions(kit=open_kit(kits / "a", "party"), server="localhost:1", out=tmp_path)
+    role = DryRunParty(options, party)
     config = RunConfig().to_dict()
     config["train"]["sampler"] = "absent"
     role.hello()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,10 @@ from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.machine import check_disk, log_detail
+from glasu.network.facts import label_facts
 from glasu.network.findings import Finding
-from glasu.network.party_setup import build_client, check_memory, label_facts, resolve_for_party
+from glasu.network.options import JoinOptions
+from glasu.network.party_setup import build_client, check_memory, resolve_for_party
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -59,12 +60,7 @@ def _outside(graph: Graph, edges: slice) -> Any:
 
 
 def check_settings(
-    config: RunConfig,
-    party: PartyData,
-    roster: Sequence[str],
-    out: Path,
-    log: logging.Logger,
-    max_memory: int | None = None,
+    config: RunConfig, party: PartyData, roster: Sequence[str], options: JoinOptions
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 
@@ -73,15 +69,15 @@ def check_settings(
     """
     try:
         refuse_unfit_for_network(config)
-        check_memory(config, party, max_memory)
+        check_memory(config, party, options.max_memory)
         config, party = resolve_for_party(config, party)
-        client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
+        client = build_client(config, party, list(roster).index(party.name), roster, options.clock)
     except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
-        log_detail(log, "settings", str(error))
+        log_detail(options.log, "settings", str(error))
         return [Finding("settings", "bad", "its data does not fit the settings; see that party's log")], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
-    return [*found, check_disk(out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
+    return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
 
 
 def _check_labels(party: PartyData) -> list[Finding]:

@@ -7,17 +7,29 @@ import os
 import shutil
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 
-from glasu.errors import TransportError
+from glasu.config import RunConfig
+from glasu.errors import ConfigError, TransportError
 from glasu.network.findings import Finding, Level
+from glasu.network.run_folder import (
+    CHECKPOINTS,
+    NEW_RUN,
+    continues_part,
+    continues_run,
+    open_joining,
+    open_serving,
+)
+from glasu.network.state_file import JoiningRecord, ServingRecord
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit, pem
 from glasu.pki.peer_certificate import party_context
+from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
@@ -56,6 +68,48 @@ def check_writable(out: Path) -> list[Finding]:
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         return []
     return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+
+
+def check_server_folder(
+    out: Path, config: RunConfig, roster: Sequence[str], log: logging.Logger, *, fresh: bool
+) -> list[Finding]:
+    """Return what `glasu serve` will do with its folder; nothing if the folder is new."""
+    record = open_serving(out).value
+    return _check_folder(out, record, lambda: continues_run(out, record, config, roster), log, fresh=fresh)
+
+
+def check_joining_folder(
+    out: Path, name: str, data: str | None, only: str | None, log: logging.Logger, *, fresh: bool
+) -> list[Finding]:
+    """Return what `glasu join` will do with its folder; nothing if the folder is new.
+
+    Args:
+        out: the folder.
+        name: of the party.
+        data: the digest of its data; None if the data cannot be read.
+        only: the only run that the party wants to join.
+        log: for what the others must not read.
+        fresh: whether it will start over.
+    """
+    record = open_joining(out, name).value
+    return _check_folder(out, record, lambda: continues_part(out, record, data, only), log, fresh=fresh)
+
+
+def _check_folder(
+    out: Path, record: ServingRecord | JoiningRecord, continues: Callable[[], bool], log: logging.Logger, *, fresh: bool
+) -> list[Finding]:
+    if fresh:
+        count = len(list((out / CHECKPOINTS).glob(f"*{SUFFIX}")))
+        return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []
+    try:
+        if not continues():
+            return []
+    except ConfigError as error:
+        log_detail(log, "folder", str(error))
+        return [Finding("folder", "bad", error.public_message)]
+    if record.closed:
+        return [Finding("folder", "warning", f"holds a finished run, which will not begin again; {NEW_RUN}")]
+    return [Finding("folder", "good", "holds a run that will continue")]
 
 
 def check_disk(out: Path, needed: int) -> Finding:
