@@ -120,12 +120,13 @@ def test_extensions_of_other_source_are_refused_and_listed():
 
 def test_the_dry_run_collects_all_differences_at_once():
     parties = {"a": facts(), "b": facts(numpy="2.1", id_order=DIGESTS[1]), "c": facts(splits=DIGESTS[1])}
-    found = {finding.check: finding for finding in collect_findings(facts(), parties)}
+    server = facts(**dict.fromkeys(PARTY))
+    found = {finding.check: finding for finding in collect_findings(server, parties)}
     assert {check: finding.level for check, finding in found.items()} == dict.fromkeys(
         ("versions", "ids", "labels"), "bad"
     )
     assert "a = c differs from b" in found["ids"].said
-    assert "splits: a = b differs from c" in found["labels"].said
+    assert "splits (SHA-256): a = b differs from c" in found["labels"].said
 
 
 def test_equal_facts_are_good_findings():

@@ -212,9 +212,11 @@ def refuse_settings(differences: Sequence[Difference], reason: str, columns: tup
 def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
     """Read the settings that a server sends; the error is one printable line."""
     try:
-        return RunConfig.from_dict(settings, "the server's settings")
+        config = RunConfig.from_dict(settings, "the server's settings")
+        refuse_unfit_for_network(config)
     except ConfigError as error:
         raise RefusalError(Code.INVALID_SETTINGS, printable(error, SENTENCES)) from None
+    return config
 
 
 def refuse_unfit_for_network(config: RunConfig) -> None:

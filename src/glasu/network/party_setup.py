@@ -21,8 +21,12 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
-def resolve_for_party(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
-    """Return the settings resolved for this party's graph, and the party without labels that they do not use."""
+def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:
+    """Return the settings resolved for this party's graph, and the party without labels that they do not use.
+
+    Settings that need more than `max_memory` are refused; see `check_memory`.
+    """
+    check_memory(config, party, max_memory)
     labels = config.train.labels
     party = choose_splits(party, config.data.split, config.data_seed)
     if labels in ("all", party.name):

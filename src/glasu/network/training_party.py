@@ -19,14 +19,13 @@ from glasu.network.compatibility import (
     in_one_line,
     read_offered_config,
     refuse_settings,
-    refuse_unfit_for_network,
 )
 from glasu.network.facts import Facts, label_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.join import ClientPurpose
 from glasu.network.options import JoinOptions, Status
-from glasu.network.party_setup import check_memory, resolve_for_party
+from glasu.network.party_setup import resolve_for_party
 from glasu.network.payloads import Code, Finished, Hello, Welcome
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
 from glasu.network.sanitize import SENTENCES, printable
@@ -124,7 +123,6 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Check the offered settings, and resolve them for this party."""
         options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
-        refuse_unfit_for_network(config)
         check_place(name, offered.roster, offered.index, config.data.num_clients)
         shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
@@ -135,8 +133,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 "the server's settings differ from --expect: {}; agree on one run file with the server's operator.",
                 (f"{name} expects", "the server"),
             )
-        check_memory(config, self.party, options.max_memory)
-        config, party = resolve_for_party(config, self.party)
+        config, party = resolve_for_party(config, self.party, options.max_memory)
         if not self.fresh and self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,

@@ -80,10 +80,10 @@ class Practice:
         }
         return kind(JoinOptions(kit=open_kit(self.kits / name, "party"), **values), party, **more)
 
-    def visit(self, name, *, notice_every=30.0, **changes):
+    def visit(self, name, **changes):
         def work():
             with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
-                return visit(self.purpose(name, **changes), notice_every)
+                return visit(self.purpose(name, **changes))
 
         return Role(work, name)
 
@@ -181,12 +181,6 @@ def test_a_server_that_is_not_started_yet_is_awaited(practice):
     server = practice.examine(wait=30.0, port=practice.port)
     others = [practice.visit(name) for name in "bc"]
     assert all(role.outcome().is_ready for role in (server, a, *others))
-
-
-def test_a_party_that_waits_for_the_server_says_so_repeatedly(practice):
-    practice.port = 1
-    assert not practice.visit("a", wait=2.0, notice_every=0.5).outcome().is_ready
-    assert sum("waiting for the server: " in line for line in practice.lines["a"]) > 1
 
 
 def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):

@@ -13,12 +13,11 @@ from glasu.data.cache.arrays import row_pieces
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
-from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.machine import check_disk, log_detail
 from glasu.network.facts import label_facts
 from glasu.network.findings import Finding
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, check_memory, resolve_for_party
+from glasu.network.party_setup import build_client, resolve_for_party
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -68,9 +67,7 @@ def check_settings(
         The findings, and the facts about labels.
     """
     try:
-        refuse_unfit_for_network(config)
-        check_memory(config, party, options.max_memory)
-        config, party = resolve_for_party(config, party)
+        config, party = resolve_for_party(config, party, options.max_memory)
         client = build_client(config, party, list(roster).index(party.name), roster, options.clock)
     except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
         log_detail(options.log, "settings", str(error))

@@ -22,9 +22,6 @@ from glasu.network.payloads import Hello, Prepared, Welcome, read_payload
 from glasu.network.sanitize import printable
 from glasu.records import to_plain
 
-FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0  # seconds between attempts to connect
-NOTICE_EVERY = 30.0  # seconds between two lines about an absent server
-
 
 class DryRunParty(PartyPurpose[Verdict]):
     """A party in a dry run. It takes no incarnation and writes no state."""
@@ -45,7 +42,8 @@ class DryRunParty(PartyPurpose[Verdict]):
             now: this machine's clock.
         """
         super().__init__(options, party)
-        self.findings = [*own, *([] if party is None else check_data(party, options.log))]
+        self._own = (*own, *([] if party is None else check_data(party, options.log)))
+        self.findings = list(self._own)
         self._party, self._now = party, now
         self._facts = party_facts(party, "dry run")
         self._asked = math.nan  # when the hello was sent
@@ -59,6 +57,7 @@ class DryRunParty(PartyPurpose[Verdict]):
     def accept(self, offered: Welcome) -> None:
         """Check the clock and the settings that the server offers."""
         heard, options = self._now(), self.options
+        self.findings = [*self._own, self.check_server()[0]]
         if offered.now is not None:  # read between asking and hearing
             middle, uncertainty = (self._asked + heard) / 2, (heard - self._asked) / 2
             self.findings.append(judge_clock(middle - offered.now, uncertainty))
@@ -88,32 +87,20 @@ class DryRunParty(PartyPurpose[Verdict]):
         """Return the verdict, once the server has sent it."""
         return self._verdict
 
-    def reach_server(self, notice_every: float) -> None:
-        """Try to reach the server, again and again while it may not have been started yet."""
-        options, delay = self.options, FIRST_DELAY
-        start, noticed = time.monotonic(), -math.inf
-        while True:
-            now = datetime.fromtimestamp(self._now(), UTC)
-            finding, may_come = check_connection(options.kit, options.server, now)
-            if not may_come or time.monotonic() - start + delay > options.wait:
-                self.findings.append(finding)
-                return
-            if time.monotonic() - noticed >= notice_every:
-                options.log.info("waiting for the server: %s", finding.said)
-                noticed = time.monotonic()
-            time.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY)
+    def check_server(self) -> tuple[Finding, bool]:
+        """Try to reach the server; return the finding, and whether waiting may help."""
+        return check_connection(self.options.kit, self.options.server, datetime.fromtimestamp(self._now(), UTC))
 
 
-def visit(purpose: DryRunParty, notice_every: float = NOTICE_EVERY) -> Verdict:
+def visit(purpose: DryRunParty) -> Verdict:
     """Take part in a dry run and return the verdict; if the server cannot be reached, this party's own findings."""
-    purpose.reach_server(notice_every)
-    if purpose.findings[-1].level != "bad":
+    finding, may_come = purpose.check_server()
+    if finding.level != "bad" or may_come:
         try:
             return join(purpose)
         except GlasuError as error:
-            purpose.findings.append(Finding("server", "bad", str(error).rstrip(".")))
-    return Verdict({purpose.options.kit.name: tuple(purpose.findings)})
+            finding = Finding("server", "bad", str(error).rstrip("."))
+    return Verdict({purpose.options.kit.name: (*purpose.findings, finding)})
 
 
 def _compare_expected(config: RunConfig, expect: RunConfig) -> Finding:
