@@ -22,7 +22,7 @@ FACTS = server_facts("training", parties=2)
 def admission(tmp_path):
     state = open_serving(tmp_path)
     config, _ = tiny()
-    return Admission(FACTS, config, "ab", "00" * 12, Fence(state))
+    return Admission(FACTS, config, "ab", "00" * 12, Fence(state), lambda: {0: "start"})
 
 
 def hello(**changes):

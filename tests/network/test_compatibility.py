@@ -143,7 +143,7 @@ def test_a_party_without_data_is_a_warning_and_the_others_are_compared():
 
 def test_a_comparison_has_two_columns():
     differences = compare_settings({"a": {"nodes": 2708, "long": "x" * 200}, "the server": {"nodes": 2707}})
-    lines = two_columns(differences, "a", "the server")
+    lines = two_columns(differences)
     assert lines[0].split() == ["a", "the", "server"]
     assert lines[1].split() == ["nodes", "2708", "2707"]
     assert lines[2].endswith("(nothing)")
@@ -429,7 +429,7 @@ def test_settings_that_a_party_does_not_expect_are_declined_with_a_table_at_both
     server, a = cluster.serve(), cluster.join("a")
     error = cluster.join("b", expect=config.replace(train={"learning_rate": 0.25})).error()
     assert isinstance(error, RefusalError)
-    assert "train.learning_rate: expected 0.25" in str(error)
+    assert "train.learning_rate: b expects 0.25, the server " in str(error)
     assert "agree on one run file with the server's operator" in str(error)
     cluster.until("server", "b: declines to take part")
     for who in ("server", "b"):
@@ -448,7 +448,7 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
         role.outcome()
     server.outcome()
     assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with these
-    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* expected 0.25, got"):
+    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* a expects 0.25, the server"):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 

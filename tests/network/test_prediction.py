@@ -281,7 +281,7 @@ def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
     server = cluster.serve_prediction(config=other)
     error = cluster.predict_with("a", ASKED).error()
     assert isinstance(error, ConfigError)
-    assert "train.learning_rate: trained 0.1, got 0.25" in str(error)
+    assert "train.learning_rate: a trained 0.1, the server 0.25" in str(error)
     cluster.until("server", "a: declines to take part: the server's settings are not those of the training")
     cluster.end(server)
 

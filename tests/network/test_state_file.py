@@ -164,7 +164,7 @@ def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(na
     assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
         str(error)
     )
-    assert f"Restore {memory}" in str(error)
+    assert f"restore {memory}" in str(error)
     path.write_bytes(before)
     report, _ = stopped.run()
     assert_same_end(report, simulate(stopped.parties, stopped.config).report)

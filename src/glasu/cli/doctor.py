@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_overrides, parse_path
@@ -18,7 +17,6 @@ from glasu.cli.role_options import add_party_options, add_role_options, add_serv
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
-    from glasu.data.party import PartyData
     from glasu.network.findings import Finding, Verdict
 
 INTERRUPTED = "nothing was changed"
@@ -60,8 +58,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.network.compatibility import config_for_network
-    from glasu.network.doctor.machine import check_kit, check_server_folder, check_writable, current_time
+    from glasu.network.doctor.machine import check_kit, current_time
     from glasu.network.doctor.server import DryRunServer
     from glasu.network.findings import Verdict
     from glasu.network.options import ServeOptions
@@ -73,16 +70,11 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     refuse_contents_of_others(args.out, "server")
     check_listen_address(address)
     with Log(args, "server"):
-        log = logging.getLogger("glasu.server")
-        kit, certificate = check_kit(args.kit, "server", current_time(), log)
-        own = [certificate, *check_writable(args.out)]
-        if args.metrics is not None:
-            own.append(_check_metrics(args.metrics, address))
+        kit, certificate = check_kit(args.kit, "server", current_time(), logging.getLogger("glasu.server"))
+        own = [certificate, *([] if args.metrics is None else [_check_metrics(args.metrics, address)])]
         if kit is None:
             return Verdict({"server": tuple(own)})
-        config = config_for_network(config, kit.roster)
-        own += check_server_folder(args.out, config, kit.roster, log, fresh=args.fresh)
-        options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, wait=args.wait)
+        options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, fresh=args.fresh, wait=args.wait)
         return serve(DryRunServer(options, own))
 
 
@@ -105,9 +97,9 @@ def _at_party(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.data.digest import data_digest
-    from glasu.network.doctor.machine import check_joining_folder, check_kit, check_writable, current_time
-    from glasu.network.findings import Verdict
+    from glasu.data.folders import read_party_once
+    from glasu.network.doctor.machine import check_kit, current_time, log_detail
+    from glasu.network.findings import Finding, Verdict
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
@@ -116,15 +108,16 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     if not args.subject.is_dir():
         raise ConfigError(f"{args.subject}: no such folder; give the folder of the party, which contains party.toml.")
     folder_name = args.subject.resolve().name
+    log, party = logging.getLogger(f"glasu.party.{folder_name}"), None
     with Log(args, folder_name):
-        log = logging.getLogger(f"glasu.party.{folder_name}")
         kit, certificate = check_kit(args.kit, "party", current_time(), log)
-        name = folder_name if kit is None else kit.name
         refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
-        party, found = _read_data(args.subject, args.missing, log)
-        own = [certificate, *check_writable(args.out), *found]
-        digest = None if party is None else data_digest(party)
-        own += check_joining_folder(args.out, name, digest, args.only, log, fresh=args.fresh)
+        own = [certificate]
+        try:
+            party = read_party_once(args.subject, args.missing)
+        except GlasuError as error:
+            log_detail(log, "data", str(error))
+            own.append(Finding("data", "bad", "its files cannot be used; see that party's log"))
         if kit is None:
             return Verdict({folder_name: tuple(own)})
 
@@ -136,20 +129,9 @@ def _at_party(args: argparse.Namespace) -> Verdict:
             server=address,
             out=args.out,
             expect=expect,
+            run=args.only,
+            fresh=args.fresh,
             wait=args.wait,
             max_memory=args.max_memory,
         )
         return visit(DryRunParty(options, party, own))
-
-
-def _read_data(folder: Path, missing: str, log: logging.Logger) -> tuple[PartyData | None, list[Finding]]:
-    """Read the data of the party. If that fails, return a finding."""
-    from glasu.data.folders import read_party_once
-    from glasu.network.doctor.machine import log_detail
-    from glasu.network.findings import Finding
-
-    try:
-        return read_party_once(folder, missing), []  # type: ignore[arg-type]
-    except GlasuError as error:
-        log_detail(log, "data", str(error))
-        return None, [Finding("data", "bad", "its files cannot be used; see that party's log")]

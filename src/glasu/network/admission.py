@@ -22,14 +22,6 @@ from glasu.network.payloads import SAME_VERSION, Code, Hello, Prepared, Welcome,
 from glasu.network.roster import RestartAttempt
 from glasu.network.sanitize import printable
 from glasu.records import to_plain
-from glasu.runtime.checkpointing import START
-
-Rounds = Mapping[int, str]  # checkpoints and their digests
-
-
-def only_start() -> Rounds:
-    """Return the checkpoints of a purpose that saves none."""
-    return {0: START}
 
 
 class Admission:
@@ -45,7 +37,7 @@ class Admission:
         roster: Sequence[str],
         run: str,
         fence: Fence | None,
-        rounds: Callable[[], Rounds] = only_start,
+        rounds: Callable[[], Mapping[int, str]],
     ) -> None:
         """Admit processes of the roster's parties.
 
@@ -169,5 +161,5 @@ class Admission:
         if stated.digest == config.digest():
             return
         differences = compare_settings({SERVER: config.flatten(), party: stated.settings})
-        refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}", (SERVER, party))
+        refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}")
         raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")

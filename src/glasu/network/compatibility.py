@@ -112,7 +112,7 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
             raise RefusalError(
                 Code.OTHER_PURPOSE if differences[0].rule.check == "purpose" else Code.DIFFERENT_FACTS,
                 f"it differs from {other}: {in_one_line(differences)}{f'; {advice}' if advice else ''}.",
-                two_columns(differences, other, party),
+                two_columns(differences),
             )
 
 
@@ -125,7 +125,7 @@ def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
         raise RefusalError(
             Code.DIFFERENT_FACTS,
             f"it does not state {', '.join(item.name for item in differences)}; {SAME_VERSION}",
-            two_columns(differences, SERVER, party),
+            two_columns(differences),
         )
 
 
@@ -182,31 +182,30 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
     """Return the settings that two roles state differently.
 
     Args:
-        roles: two roles and their `RunConfig.flatten()`, one of them perhaps read from JSON.
+        roles: what each of two roles does with its settings, such as "a expects", and its `RunConfig.flatten()`; one
+            of them may have been read from JSON.
     """
     (one, here), (other, there) = ((role, json.loads(json.dumps(settings))) for role, settings in roles.items())
     names = [name for name in here if here[name] != there.get(name)]
     return [Difference(name, {one: here[name], other: there.get(name)}) for name in names]
 
 
-def compare_with_agreed(server: RunConfig, agreed: RunConfig) -> list[Difference]:
-    """Compare the server's settings with those of --expect, whose number of clients is not binding."""
+def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
+    """Compare the settings of a party's --expect, whose number of clients is not binding, with the server's."""
     agreed = agreed.replace(data={"num_clients": server.data.num_clients})
-    return compare_settings({"expected": agreed.flatten(), "got": server.flatten()})
+    return compare_settings({f"{party} expects": agreed.flatten(), SERVER: server.flatten()})
 
 
-def refuse_settings(differences: Sequence[Difference], reason: str, columns: tuple[str, str]) -> None:
+def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
     """Policy `refuse` for settings: raise RefusalError if there are differences.
 
     Args:
         differences: what `compare_settings` returned.
         reason: a sentence with one `{}` for the differences.
-        columns: the headings of the table.
     """
     if differences:
-        raise RefusalError(
-            Code.DIFFERENT_SETTINGS, reason.format(in_one_line(differences)), two_columns(differences, *columns)
-        )
+        reason = reason.format(in_one_line(differences))
+        raise RefusalError(Code.DIFFERENT_SETTINGS, reason, two_columns(differences))
 
 
 def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
@@ -245,10 +244,10 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
 # --- presentation ---------------------------------------------------------------------------------------------------
 
 
-def two_columns(differences: Sequence[Difference], left: str, right: str) -> list[str]:
-    """Return a table with a heading and one line per difference."""
+def two_columns(differences: Sequence[Difference]) -> list[str]:
+    """Return a table of the differences between two roles, with a heading and one line each."""
     rows = [(item.name, *map(_show, item.values.values())) for item in differences]
-    cells = [("", left, right), *rows]
+    cells = [("", *differences[0].values), *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 

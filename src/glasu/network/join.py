@@ -32,7 +32,7 @@ from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import check_answer, drive
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.telemetry import Telemetry
-from glasu.wire.message_key import ATTEMPTS, Key
+from glasu.wire.message_key import Key
 
 Result = TypeVar("Result")
 
@@ -159,15 +159,6 @@ class ClientPurpose(PartyPurpose[Result]):
     def start(self) -> None:
         """Count this start of the command, for fencing."""
         count_start(self.state)
-
-    def begin(self, attempt: ProposedAttempt) -> Script[Any]:
-        """Let the messages of the client carry the number of the attempt, and return its script."""
-        self.client.identity.attempt = attempt.number % ATTEMPTS
-        return self.script(attempt)
-
-    @abstractmethod
-    def script(self, attempt: ProposedAttempt) -> Script[Any]:
-        """Restore the checkpoint of an attempt and return the script that continues from it."""
 
 
 class PartyPerformer:

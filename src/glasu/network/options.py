@@ -93,7 +93,7 @@ Observer = Callable[[RoleEvent], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class RoleOptions:
     """What the options of both roles have."""
 
     kit: Kit
@@ -115,7 +115,7 @@ class _Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(_Options):
+class ServeOptions(RoleOptions):
     """How to serve a training, a prediction or a dry run. The roster of the kit lists the parties."""
 
     config: RunConfig
@@ -124,7 +124,7 @@ class ServeOptions(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinOptions(_Options):
+class JoinOptions(RoleOptions):
     """How one party takes part. The name in the certificate of the kit is the party's name."""
 
     server: str  # host:port

@@ -15,7 +15,7 @@ from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.model.blocks import NodeSet
 from glasu.network.client_session import ProposedAttempt
-from glasu.network.compatibility import compare_settings, read_offered_config, refuse_settings
+from glasu.network.compatibility import SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.facts import Facts, class_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Payload, RefusalError
@@ -33,6 +33,7 @@ from glasu.records import read_record, to_plain
 from glasu.report import LedgerSummary, versions
 from glasu.runtime.predictions import write_predictions
 from glasu.runtime.trained_model import TrainedModel, load_weights
+from glasu.wire.message_key import ATTEMPTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,8 @@ class PredictionParty(ClientPurpose[Predicted]):
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
-            compare_settings({"trained": self.model.config.flatten(), "got": config.flatten()}),
+            compare_settings({f"{self.party.name} trained": self.model.config.flatten(), SERVER: config.flatten()}),
             "the server's settings are not those of the training: {}.",
-            (f"{self.party.name} trained", "the server"),
         )
         self._run = offered.run
         if self._client is None:
@@ -115,9 +115,11 @@ class PredictionParty(ClientPurpose[Predicted]):
                 "prediction: the server and %s must stay online until it is done; waiting for them.", others
             )
 
-    def script(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
+    def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
         """Return the script of an attempt; each attempt has its own run id."""
-        self.client.identity.run = derive_attempt_run(self._run, attempt.number)
+        identity = self.client.identity
+        identity.attempt = attempt.number % ATTEMPTS
+        identity.run = derive_attempt_run(self._run, attempt.number)
         return _request(self.client, self.query.nodes)
 
     def finish(self, result: tuple[NodeSet, NDArray[Any]]) -> Finished:

@@ -8,10 +8,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
-from glasu.network.fencing import Fence
 from glasu.network.options import ServeOptions
 from glasu.network.payloads import Finished
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
@@ -61,8 +59,7 @@ class PredictionServer(ServerPurpose[PredictionReport]):
         config = config_for_network(options.config, roster)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
-        facts = server_facts("prediction", training=training)
-        super().__init__(options, config, run, Admission(facts, config, roster, run, Fence(self.state)))
+        super().__init__(options, server_facts("prediction", training=training), config, run, self.state)
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, and any folder may take part."""

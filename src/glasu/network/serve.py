@@ -13,14 +13,18 @@ from typing import Any, Generic, TypeVar
 from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, TrainingError
 from glasu.network.admission import Admission
+from glasu.network.facts import Facts
+from glasu.network.fencing import Fence
 from glasu.network.handshake import Payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.payloads import Finished, Prepared, read_payload
 from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.protocol.server import Server, Sizes
+from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
 from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
 from glasu.wire.message_key import Key
@@ -44,22 +48,31 @@ class ServerPurpose(Generic[Report]):
 
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
 
-    def __init__(self, options: ServeOptions, config: RunConfig, run: str, admission: Admission) -> None:
-        """Hold what every purpose has.
+    def __init__(
+        self, options: ServeOptions, facts: Facts, config: RunConfig, run: str, state: StateFile[ServingRecord] | None
+    ) -> None:
+        """Expect the parties of the roster.
 
         Args:
             options: of the command.
+            facts: the server's.
             config: the settings that the parties receive.
             run: the id of the run.
-            admission: decides which processes take part.
+            state: remembers the admitted processes; None in a dry run, which admits all.
         """
-        self.options, self.config, self.run, self.admission = options, config, run, admission
+        self.options, self.config, self.run = options, config, run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
+        fence = None if state is None else Fence(state)
+        self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds)
 
     @property
     def is_finished(self) -> bool:
         """Whether an earlier process has finished this run."""
         return False
+
+    def rounds(self) -> dict[int, str]:
+        """Return the server's checkpoints and their digests."""
+        return {0: START}
 
     def begin(self) -> None:
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""

@@ -38,6 +38,7 @@ from glasu.report import LedgerSummary, SplitScores, build_party_report
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
+from glasu.wire.message_key import ATTEMPTS
 
 DEFAULTS = RunConfig().flatten()
 
@@ -129,9 +130,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         options.log.info("the run: %s.", printable(listed, SENTENCES))
         if options.expect is not None:
             refuse_settings(
-                compare_with_agreed(config, options.expect),
+                compare_with_agreed(name, options.expect, config),
                 "the server's settings differ from --expect: {}; agree on one run file with the server's operator.",
-                (f"{name} expects", "the server"),
             )
         config, party = resolve_for_party(config, self.party, options.max_memory)
         if not self.fresh and self.state.value.digest not in (None, config.digest()):
@@ -144,7 +144,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
 
     # --- checkpoints ------------------------------------------------------------------------
 
-    def script(self, attempt: ProposedAttempt) -> Script[None]:
+    def begin(self, attempt: ProposedAttempt) -> Script[None]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
         assert self._first is not None
         client, state = self.client, self._first
@@ -158,6 +158,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             if self.telemetry.traffic.messages == 0:  # this process has just started
                 self.telemetry.restore_cost(checkpoint.cost)
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
+        client.identity.attempt = attempt.number % ATTEMPTS
         self.options.log.info(
             "attempt %d: all parties are connected; continuing after round %d.", attempt.number, attempt.round
         )
@@ -263,7 +264,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         if self.options.expect is not None:
             config = RunConfig.from_dict(report.get("config", {}), "the settings of the finished run")
             expect = self.options.expect.replace(data={"num_clients": config.data.num_clients})
-            differences = compare_with_agreed(config, resolve(expect, self.party.num_nodes)[0])
+            differences = compare_with_agreed(self.party.name, resolve(expect, self.party.num_nodes)[0], config)
             if differences:
                 raise ConfigError(
                     f"{out}: holds a finished run with other settings than those of --expect: "

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from glasu.config import resolve
 from glasu.errors import CheckpointError
-from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
-from glasu.network.fencing import Fence
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.payloads import Finished
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
@@ -51,7 +49,7 @@ class TrainingServer(ServerPurpose[RunReport | None]):
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
         facts = server_facts("training", parties=len(roster))
-        super().__init__(options, config, run, Admission(facts, config, roster, run, Fence(self.state), self.rounds))
+        super().__init__(options, facts, config, run, self.state)
         self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
         self._scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
         self._server: Server | None = None  # of the present attempt

@@ -148,7 +148,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", fence=None)
+    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)
@@ -211,7 +211,7 @@ def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
     other = practice.config.replace(train={"seed": 5})
     verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
     assert bad(verdict) == {("b", "agreed settings")}
-    assert "train.seed: expected 5, got 0" in verdict.summary()
+    assert "train.seed: b expects 5, the server 0" in verdict.summary()
 
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):

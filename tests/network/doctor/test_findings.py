@@ -88,7 +88,7 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 
 @contextmanager
 def doctor_at(kits):
-    admission = Admission(server_facts("dry run"), settings(), "abc", "dry-run", fence=None)
+    admission = Admission(server_facts("dry run"), settings(), "abc", "dry-run", None, dict)
     session = ServerSession("abc", admission, "dry-run", wait=60.0, log=LOG)
     with Listener(session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:
         listener.start()

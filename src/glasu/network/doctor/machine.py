@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from cryptography import x509
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, TransportError
 from glasu.network.findings import Finding, Level
+from glasu.network.options import JoinOptions, RoleOptions, ServeOptions
 from glasu.network.run_folder import (
     CHECKPOINTS,
     NEW_RUN,
@@ -62,50 +63,37 @@ def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) ->
     )
 
 
-def check_writable(out: Path) -> list[Finding]:
-    """Check that the role can write to its folder; nothing is written."""
-    parent = _existing_parent(out)
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return []
-    return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
-
-
-def check_server_folder(
-    out: Path, config: RunConfig, roster: Sequence[str], log: logging.Logger, *, fresh: bool
-) -> list[Finding]:
+def check_server_folder(options: ServeOptions, config: RunConfig) -> list[Finding]:
     """Return what `glasu serve` will do with its folder; nothing if the folder is new."""
-    record = open_serving(out).value
-    return _check_folder(out, record, lambda: continues_run(out, record, config, roster), log, fresh=fresh)
+    record = open_serving(options.out).value
+    return _check_folder(options, record, lambda: continues_run(options.out, record, config, options.kit.roster))
 
 
-def check_joining_folder(
-    out: Path, name: str, data: str | None, only: str | None, log: logging.Logger, *, fresh: bool
-) -> list[Finding]:
+def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding]:
     """Return what `glasu join` will do with its folder; nothing if the folder is new.
 
     Args:
-        out: the folder.
-        name: of the party.
+        options: of the party.
         data: the digest of its data; None if the data cannot be read.
-        only: the only run that the party wants to join.
-        log: for what the others must not read.
-        fresh: whether it will start over.
     """
-    record = open_joining(out, name).value
-    return _check_folder(out, record, lambda: continues_part(out, record, data, only), log, fresh=fresh)
+    record = open_joining(options.out, options.kit.name).value
+    return _check_folder(options, record, lambda: continues_part(options.out, record, data, options.run))
 
 
 def _check_folder(
-    out: Path, record: ServingRecord | JoiningRecord, continues: Callable[[], bool], log: logging.Logger, *, fresh: bool
+    options: RoleOptions, record: ServingRecord | JoiningRecord, continues: Callable[[], bool]
 ) -> list[Finding]:
-    if fresh:
-        count = len(list((out / CHECKPOINTS).glob(f"*{SUFFIX}")))
+    parent = _existing_parent(options.out)
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+    if options.fresh:
+        count = len(list((options.out / CHECKPOINTS).glob(f"*{SUFFIX}")))
         return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []
     try:
         if not continues():
             return []
     except ConfigError as error:
-        log_detail(log, "folder", str(error))
+        log_detail(options.log, "folder", str(error))
         return [Finding("folder", "bad", error.public_message)]
     if record.closed:
         return [Finding("folder", "warning", f"holds a finished run, which will not begin again; {NEW_RUN}")]

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from glasu.config import RunConfig
+from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.doctor.machine import check_connection, judge_clock, log_detail
+from glasu.network.doctor.machine import check_connection, check_joining_folder, judge_clock, log_detail
 from glasu.network.facts import party_facts
 from glasu.network.findings import Finding, Verdict, sanitize_findings
 from glasu.network.handshake import Payload, RefusalError
@@ -42,7 +43,8 @@ class DryRunParty(PartyPurpose[Verdict]):
             now: this machine's clock.
         """
         super().__init__(options, party)
-        self._own = (*own, *([] if party is None else check_data(party, options.log)))
+        folder = check_joining_folder(options, None if party is None else data_digest(party))
+        self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
         self._party, self._now = party, now
         self._facts = party_facts(party, "dry run")
@@ -68,11 +70,19 @@ class DryRunParty(PartyPurpose[Verdict]):
             self.findings.append(Finding("settings", "bad", "they cannot be read here; see that party's log"))
             return
         if options.expect is not None:
-            self.findings.append(_compare_expected(config, options.expect))
+            self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:
             found, labels = check_settings(config, self._party, offered.roster, options)
             self.findings += found
             self._facts = party_facts(self._party, "dry run", **labels)
+
+    def _compare_expected(self, config: RunConfig, expect: RunConfig) -> Finding:
+        """Compare the server's settings with those of --expect."""
+        differences = compare_with_agreed(self.options.kit.name, expect, config)
+        if not differences:
+            return Finding("agreed settings", "good", "the server's are those of --expect")
+        said = f"the server's differ from --expect: {in_one_line(differences)}; agree on one run file"
+        return Finding("agreed settings", "bad", said)
 
     def statement(self) -> Payload:
         """Return the facts and findings of this party."""
@@ -101,12 +111,3 @@ def visit(purpose: DryRunParty) -> Verdict:
         except GlasuError as error:
             finding = Finding("server", "bad", str(error).rstrip("."))
     return Verdict({purpose.options.kit.name: (*purpose.findings, finding)})
-
-
-def _compare_expected(config: RunConfig, expect: RunConfig) -> Finding:
-    """Compare the server's settings with those of --expect."""
-    differences = compare_with_agreed(config, expect)
-    if not differences:
-        return Finding("agreed settings", "good", "the server's are those of --expect")
-    listed = in_one_line(differences)
-    return Finding("agreed settings", "bad", f"the server's differ from --expect: {listed}; agree on one run file")

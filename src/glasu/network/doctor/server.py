@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from glasu.errors import AbsenceError
-from glasu.network.admission import Admission
 from glasu.network.compatibility import collect_findings, config_for_network
-from glasu.network.doctor.machine import check_disk
+from glasu.network.doctor.machine import check_disk, check_server_folder
 from glasu.network.facts import server_facts
 from glasu.network.findings import TOGETHER, Finding, Verdict, sanitize_findings
 from glasu.network.handshake import Payload
@@ -29,10 +28,10 @@ class DryRunServer(ServerPurpose[Verdict]):
 
     def __init__(self, options: ServeOptions, own: Sequence[Finding]) -> None:
         """Add the statements of the parties to the findings at the server so far."""
-        roster, self._own, self._facts = options.kit.roster, tuple(own), server_facts("dry run")
-        config = config_for_network(options.config, roster)
+        config, self._facts = config_for_network(options.config, options.kit.roster), server_facts("dry run")
+        self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
-        super().__init__(options, config, DRY_RUN, Admission(self._facts, config, roster, DRY_RUN, fence=None))
+        super().__init__(options, self._facts, config, DRY_RUN, state=None)
 
     def conduct(self, session: ServerSession, perform: ServerPerformer) -> Verdict:
         """Wait for the statements of all parties, or for `options.wait` seconds; return the verdict."""
@@ -41,7 +40,7 @@ class DryRunServer(ServerPurpose[Verdict]):
         except AbsenceError as error:
             self.options.log.info("%s", error)
         statements, roster = dict(self.admission.statements), self.options.kit.roster
-        findings = {"server": (*self._own, check_disk(self.options.out, DISK_BYTES))}
+        findings: dict[str, tuple[Finding, ...]] = {"server": self._own}
         for name in roster:
             findings[name] = sanitize_findings(statements[name].findings) if name in statements else (ABSENT,)
         stated = {name: statements[name].facts for name in roster if name in statements}
