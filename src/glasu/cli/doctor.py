@@ -58,7 +58,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
-    from glasu.network.doctor.machine import check_kit, current_time
+    from glasu.network.doctor.machine import check_kit
     from glasu.network.doctor.server import DryRunServer
     from glasu.network.findings import Verdict
     from glasu.network.options import ServeOptions
@@ -70,7 +70,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     refuse_contents_of_others(args.out, "server")
     check_listen_address(address)
     with Log(args, "server"):
-        kit, certificate = check_kit(args.kit, "server", current_time(), logging.getLogger("glasu.server"))
+        kit, certificate = check_kit(args.kit, "server", logging.getLogger("glasu.server"))
         own = [certificate, *([] if args.metrics is None else [_check_metrics(args.metrics, address)])]
         if kit is None:
             return Verdict({"server": tuple(own)})
@@ -98,7 +98,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once
-    from glasu.network.doctor.machine import check_kit, current_time, log_detail
+    from glasu.network.doctor.machine import check_kit, log_detail
     from glasu.network.findings import Finding, Verdict
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
@@ -110,7 +110,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     folder_name = args.subject.resolve().name
     log, party = logging.getLogger(f"glasu.party.{folder_name}"), None
     with Log(args, folder_name):
-        kit, certificate = check_kit(args.kit, "party", current_time(), log)
+        kit, certificate = check_kit(args.kit, "party", log)
         refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
         own = [certificate]
         try:

@@ -39,7 +39,7 @@ RULES = (
     Rule(
         "purpose",
         ("purpose",),
-        "start glasu doctor everywhere, or glasu serve and glasu join with --predict at all roles or at none",
+        "start glasu doctor everywhere, or glasu serve and glasu join, with --predict everywhere or nowhere",
     ),
     Rule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     Rule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class PartyPurpose(ABC, Generic[Result]):
-    """What a party does besides talking. This class computes and saves nothing; a purpose overrides what it needs."""
+    """The work of a party in a session. The methods here compute and save nothing."""
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
         """Refuse the data of another party; `party` is None if the data cannot be read."""
@@ -53,7 +53,7 @@ class PartyPurpose(ABC, Generic[Result]):
 
     @abstractmethod
     def hello(self) -> Payload:
-        """Return what this process states about itself. Called before every connection."""
+        """Return the statement of this process about itself. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
         """Take the offer of a server process, and remember the error if this party declines it."""
@@ -69,7 +69,7 @@ class PartyPurpose(ABC, Generic[Result]):
 
     @abstractmethod
     def statement(self) -> Payload:
-        """Return what this party states when it is prepared. Called before every attempt."""
+        """Return the statement of this party when it is prepared. Called before every attempt."""
 
     def check_limits(self, head: Head, size: int) -> None:
         """Refuse a message of the server, by its header and size, that is too long for this run."""

@@ -1,7 +1,6 @@
 """The server between machines: one loop for training, prediction and the dry run. No torch here.
 
-A purpose decides who takes part and what is computed. `serve` listens, gathers the parties and runs attempts until one
-succeeds.
+A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Plan:
 
 
 class ServerPurpose(Generic[Report]):
-    """What a server does besides talking. This class saves nothing; a purpose overrides what it needs."""
+    """The work of a server in a session. The methods here save nothing."""
 
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
 

@@ -46,7 +46,7 @@ def levels(findings):
     [(0, "good", "valid until"), (349.9, "warning", "in 15 days; ask for a renewed"), (400, "bad", "cannot be used")],
 )
 def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
-    kit, finding = machine.check_kit(kits / "a", "party", now() + timedelta(days=later), LOG)
+    kit, finding = machine.check_kit(kits / "a", "party", LOG, now() + timedelta(days=later))
     assert (finding.check, finding.level) == ("certificate", level)
     assert words in finding.said
     assert (kit is None) == (level == "bad")
@@ -54,7 +54,7 @@ def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
 
 def test_the_reason_why_a_kit_cannot_be_used_stays_in_the_log(kits, caplog):
     caplog.set_level(logging.INFO)
-    kit, finding = machine.check_kit(kits / "server", "party", now(), LOG)
+    kit, finding = machine.check_kit(kits / "server", "party", LOG)
     assert kit is None
     assert "is the kit of the server" in caplog.text
     assert "kit of the server" not in finding.said

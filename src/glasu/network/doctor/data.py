@@ -46,16 +46,11 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
 def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
         return Finding("edges", "warning", "there are none: this party contributes features only")
-    pieces = [slice(graph.indptr[piece.start], graph.indptr[piece.stop]) for piece in graph.node_pieces()]
-    wrong = sum(int(np.count_nonzero(_outside(graph, piece))) for piece in pieces)
+    pieces = (graph.indices[graph.indptr[each.start] : graph.indptr[each.stop]] for each in graph.node_pieces())
+    wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
         return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
     return Finding("edges", "good", "all of them connect two of its nodes")
-
-
-def _outside(graph: Graph, edges: slice) -> Any:
-    sources = graph.indices[edges]
-    return (sources < 0) | (sources >= graph.num_nodes)
 
 
 def check_settings(

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, TransportError
 from glasu.network.findings import Finding, Level
@@ -26,9 +24,9 @@ from glasu.network.run_folder import (
     open_serving,
 )
 from glasu.network.state_file import JoiningRecord, ServingRecord
-from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.certificate import read_certificate
 from glasu.pki.identity import Role
-from glasu.pki.kit import Kit, open_kit, pem
+from glasu.pki.kit import Kit, open_kit
 from glasu.pki.peer_certificate import party_context
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
@@ -43,8 +41,9 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
     log.info("%s, only here: %s", check, detail)
 
 
-def check_kit(folder: Path, role: Role, now: datetime, log: logging.Logger) -> tuple[Kit | None, Finding]:
+def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | None = None) -> tuple[Kit | None, Finding]:
     """Open a kit and check its validity; the kit is None if it cannot be used."""
+    now = now or datetime.now(UTC)
     try:
         kit = open_kit(folder, role, now=now)
     except TransportError as error:
@@ -152,7 +151,7 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
     with raw:
         try:
             with party_context(kit).wrap_socket(raw, server_hostname=host) as tls:
-                server = read_certificate(_as_pem(tls.getpeercert(binary_form=True) or b""))
+                certificate = ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
                 if not tls.recv(1):  # TLS 1.3: the server checks our certificate last
                     raise ConnectionResetError(None, "the server closed the connection")
         except ssl.SSLCertVerificationError as error:
@@ -162,20 +161,8 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
         except OSError as error:
             said = f"the TLS handshake failed ({error.strerror or type(error).__name__}); see the server's log"
             return Finding("server", "bad", said), False
-    return _judge_server(address, server, now), False
-
-
-def _judge_server(address: str, server: CertificateInfo | None, now: datetime) -> Finding:
+    server = read_certificate(certificate.encode())
     if server is None or server.role != "server":
-        return Finding("server", "bad", f"the server at {address} is not a GLASU server")
+        return Finding("server", "bad", f"the server at {address} is not a GLASU server"), False
     whose = f"reached at {address}; its certificate names {', '.join(server.hosts)}"
-    return _judge_validity("server", whose, server.expires, now)
-
-
-def _as_pem(der: bytes) -> bytes:
-    return pem(x509.load_der_x509_certificate(der))
-
-
-def current_time() -> datetime:
-    """Return the time of this machine's clock."""
-    return datetime.now(UTC)
+    return _judge_validity("server", whose, server.expires, now), False
