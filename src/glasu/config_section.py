@@ -128,6 +128,16 @@ class Section:
             raise ConfigError(" ".join(faults))
         self._check()
 
+    def choices(self) -> dict[str, str]:
+        """Return the chosen implementation of every seam that a field of this section names."""
+        hints = typing.get_type_hints(type(self), include_extras=True)
+        return {
+            _seam(option): getattr(self, name)
+            for name, hint in hints.items()
+            for option in _list_options(hint)
+            if typing.get_origin(option) is Annotated
+        }
+
     def _check(self) -> None:
         """Raise ConfigError if a value is out of range or does not fit another value."""
 

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.model.task import task_of
 from glasu.privacy.ledger import Ledger
 
 
@@ -40,19 +41,22 @@ class JsonRecord(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class SplitScores(JsonRecord):
-    """Scores of the selected model on one split."""
+    """Scores of the selected model on one split. A metric of the task is also an attribute: `scores.accuracy`."""
 
-    accuracy: float
-    macro_f1: float
-    loss: float
-    micro_f1: float | None = None  # multi-label tasks
+    metrics: Mapping[str, float]  # as the task names them
     round: int | None = None  # number of rounds after which this model was reached
-    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of every client
+    per_client: tuple[float, ...] | None = None  # standalone: the first metric of every client
 
-    @classmethod
-    def of(cls, metrics: Mapping[str, float]) -> SplitScores:
-        """Build scores from the metrics of one evaluation."""
-        return cls(**dict[str, Any](metrics))
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics and the other fields on one level."""
+        values = super().to_dict()
+        return {**values.pop("metrics"), **values}
+
+    def __getattr__(self, name: str) -> float:
+        metrics: Mapping[str, float] = self.__dict__.get("metrics", {})  # missing while a copy is being made
+        if name not in metrics:
+            raise AttributeError(f"there is no metric {name!r}; the task has {', '.join(metrics)}.")
+        return metrics[name]
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,10 @@ class RunReport:
 
     def summary(self) -> str:
         """Return the run in one line."""
+        metric = task_of(self.config.train).selected_by
+        test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (
-            f"{self.config.train.method}: test accuracy {format_percent(self.test.accuracy)} "
-            f"(validation {format_percent(self.validation.accuracy)}, {self._selected()}), "
+            f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
         )
@@ -245,7 +250,7 @@ def build_report(
         seconds=measured.seconds,
         weights_sha256=tuple(weights_sha256),
         privacy=_privacy(config, ledgers),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
 
 
@@ -272,8 +277,12 @@ def build_party_report(
         seconds=seconds,
         weights_sha256=(weights_sha256,),
         privacy=_privacy(config, [ledger]),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
+
+
+def _list_extensions(config: RunConfig) -> dict[str, str]:
+    return {f"extension {each.name}": f"{each.version} sha256:{each.digest}".strip() for each in config.extensions()}
 
 
 def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> PrivacySummary:
@@ -288,11 +297,6 @@ def _to_json_object(report: RunReport | PartyReport) -> dict[str, Any]:
 
 def _to_json(report: RunReport | PartyReport) -> str:
     return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
-
-
-def format_percent(share: float) -> str:
-    """Format a share as a percentage; NaN, which means no data, as a dash."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def to_json_value(value: Any) -> Any:
@@ -310,6 +314,14 @@ def versions() -> dict[str, str]:
     """Return the package versions that determine the bits of a run. A server may have neither torch nor scipy."""
     found = {"python": platform.python_version(), "glasu": __version__}
     for package in ("torch", "torch_geometric", "numpy", "scipy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+        if (version := _find_version(package)) is not None:
+            found[package] = version
     return found
+
+
+@functools.cache  # reading a version parses the whole description of a package
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

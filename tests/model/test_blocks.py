@@ -23,6 +23,7 @@ from glasu.model.blocks import (
     thin_draw,
 )
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
@@ -66,7 +67,7 @@ def dense_matrix(graph: Graph, normalization: str) -> np.ndarray:
 
 
 def block_of(graph: Graph, normalization: str, targets: np.ndarray, nodes: np.ndarray, draw: Draw) -> Block:
-    return Adjacency(graph, normalization, double=True).block(targets, nodes, draw)
+    return Adjacency(graph, normalization, DOUBLE).block(targets, nodes, draw)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -132,7 +133,7 @@ def test_a_block_knows_where_its_rows_stand_among_its_columns(normalization):
 @pytest.mark.parametrize(("double", "dtype"), [(True, np.float64), (False, np.float32)])
 def test_a_block_has_the_precision_that_was_asked_for(double, dtype):
     draw = draw_all(random_graph(), TARGETS)
-    block = Adjacency(random_graph(), "symmetric", double=double).block(TARGETS, draw.nodes, draw)
+    block = Adjacency(random_graph(), "symmetric", DOUBLE if double else SINGLE).block(TARGETS, draw.nodes, draw)
     assert block.matrix.dtype == dtype
 
 
@@ -152,7 +153,7 @@ def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
 def distance_in_errors(graph: Graph, draw_edges: Callable[..., Draw], normalization: str, *, scaled: bool) -> float:
     """Return the largest distance between the mean of 800 sampled products and the full product, in standard errors."""
     H = np.random.default_rng(1).normal(size=(NODES, 2))
-    adjacency = Adjacency(graph, normalization, double=True)
+    adjacency = Adjacency(graph, normalization, DOUBLE)
     products = []
     for index in range(800):
         draw = draw_edges(graph, TARGETS, 1, Stream(2, "neighbors", round=index).key(), adjacency.labels)

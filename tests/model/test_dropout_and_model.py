@@ -21,6 +21,7 @@ from glasu.model.split import ClientModel, input_scale, weights_digest
 from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
+from glasu.wire.encodings import SINGLE
 
 NODES = 8
 
@@ -42,7 +43,7 @@ def model_of(config: ModelConfig, num_clients: int = 3, **changes: object) -> Cl
 def ring_block(normalization: str = "none") -> Block:
     nodes = np.arange(NODES)
     graph = Graph.from_edges(nodes, (nodes + 1) % NODES, NODES)
-    return Adjacency(graph, normalization).block(nodes, nodes, draw_all(graph, nodes))
+    return Adjacency(graph, normalization, SINGLE).block(nodes, nodes, draw_all(graph, nodes))
 
 
 def client_of(index: int, **model: object) -> Client:

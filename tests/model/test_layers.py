@@ -34,6 +34,7 @@ from glasu.model.sampler import Sampler, sampler_class
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES = 14
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -62,7 +63,7 @@ GRAPHS = ["symmetric", "directed", "isolated", "no edges", "hub"]
 def whole_block(graph: Graph, layer: Layer, targets: np.ndarray | None = None) -> Block:
     targets = np.arange(graph.num_nodes) if targets is None else targets
     draw = draw_all(graph, targets)
-    return Adjacency(graph, layer.normalization).block(targets, draw.nodes, draw)
+    return Adjacency(graph, layer.normalization, SINGLE).block(targets, draw.nodes, draw)
 
 
 @dataclass
@@ -213,7 +214,7 @@ def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(nam
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
     draw = draw_neighbors(graph, targets, 2, 0, make_labels(NODES))
-    block = Adjacency(graph, pair.ours.normalization).block(targets, draw.nodes, draw)
+    block = Adjacency(graph, pair.ours.normalization, SINGLE).block(targets, draw.nodes, draw)
     assert block.matrix.shape == (4, len(draw.nodes))
     assert len(draw.edges) < len(draw_all(graph, targets).edges)
     x = torch.randn(len(draw.nodes), 5)
@@ -317,7 +318,7 @@ def test_the_order_of_a_gcn_layers_products_changes_nothing_but_rounding(rows, c
     rng, layer = np.random.default_rng(0), GCNLayer(width_in, width_out).double()
     source, target = rng.integers(0, columns, 200), rng.integers(0, rows, 200)
     graph, targets = Graph.from_edges(source, target, columns), np.arange(rows)
-    block = Adjacency(graph, "symmetric", double=True).block(targets, np.arange(columns), draw_all(graph, targets))
+    block = Adjacency(graph, "symmetric", DOUBLE).block(targets, np.arange(columns), draw_all(graph, targets))
     hidden = torch.randn(columns, width_in, dtype=torch.float64)
     expected = torch.from_numpy(block.matrix.toarray()) @ hidden @ layer.linear.weight + layer.bias
     torch.testing.assert_close(layer(hidden, None, block), expected)

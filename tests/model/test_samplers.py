@@ -16,6 +16,7 @@ from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
 from glasu.model.sampler import SAMPLERS, Sampler, sampler_class, training_batch
 from glasu.randomness import Stream
+from glasu.wire.encodings import SINGLE
 
 NODES = 10
 DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
@@ -263,7 +264,7 @@ def test_induced_blocks_use_edges_that_were_not_drawn():
 
 def test_the_full_sampler_uses_all_nodes_and_all_edges_whatever_was_asked_before():
     graph = ring(20)
-    client, fresh = sampler(graph, sampler="full"), Adjacency(graph, "symmetric")
+    client, fresh = sampler(graph, sampler="full"), Adjacency(graph, "symmetric", SINGLE)
     for targets in (np.arange(20), np.array([1, 2]), np.array([3, 4]), np.arange(20), np.array([1, 2])):
         draw = client.draw(targets, 0, 0)
         np.testing.assert_array_equal(draw.nodes, np.arange(20))
@@ -359,7 +360,7 @@ def test_over_the_rounds_every_training_node_is_in_the_batch_equally_often():
 
 
 def peak_bytes(kind: str, graph: Graph, targets: np.ndarray) -> int:
-    adjacency = Adjacency(graph, "symmetric")  # and the scratch array, which is allocated once
+    adjacency = Adjacency(graph, "symmetric", SINGLE)  # and the scratch array, which is allocated once
     tracemalloc.start()
     try:
         draw = DRAWS[kind](graph, targets, 3, 0, adjacency.labels)

@@ -22,6 +22,7 @@ from glasu.model.split import ClientModel
 from glasu.model.step import AutogradStep, Inputs, Step, Steps
 from glasu.model.task import TASKS
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
 SIZES = (NODES, 30, 20, 12)  # rows of H[0..L]
@@ -52,7 +53,7 @@ def block_of(model: ClientModel, layer: int) -> Block:
     rng = np.random.default_rng(layer)
     graph = Graph.from_edges(rng.integers(0, SIZES[layer], 160), rng.integers(0, SIZES[layer], 160), SIZES[layer])
     double = next(model.parameters()).dtype == torch.float64
-    adjacency = Adjacency(graph, model.backbone.normalization, double=double)
+    adjacency = Adjacency(graph, model.backbone.normalization, DOUBLE if double else SINGLE)
     targets = np.sort(rng.permutation(SIZES[layer])[: SIZES[layer + 1]])
     return adjacency.block(targets, np.arange(SIZES[layer]), draw_all(graph, targets))
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data.folders import write_party
-from glasu.data.query_ids import find_query_nodes
+from glasu.data.folders import find_query_nodes, write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.network.compatibility import config_for_network
 from glasu.network.handshake import RefusalError

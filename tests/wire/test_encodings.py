@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, compute_dtype, encodings_of, use_for_all_kinds
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
@@ -56,7 +56,8 @@ def test_what_is_sent_is_a_matrix_of_as_many_rows_that_decodes_to_the_shape_it_h
         assert encoding.find_error(payload) == ""
         decoded = encoding.decode(payload)
         assert decoded.shape == value.shape
-        assert decoded.dtype == ("<f8" if encoding.name == "fp64" else "<f4")
+        assert decoded.dtype == encoding.compute_dtype
+        assert np.array_equal(decoded, value) or not encoding.is_exact
         assert np.isfinite(decoded).all()
 
     law()
@@ -286,6 +287,7 @@ def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(prec
     found = encodings_of(config)
     assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
     assert set(found) == set(use_for_all_kinds(Plain()))
+    assert compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
         assert found["representation"] == Int8(48)
         assert found["gradient"] == Int8(48, stochastic=True, seed=9)

@@ -100,7 +100,7 @@ def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Na
     """Take part in a prediction and print the result of this party."""
     import numpy as np
 
-    from glasu.data.query_ids import find_query_nodes
+    from glasu.data.folders import find_query_nodes
     from glasu.network.join import join
     from glasu.network.prediction_party import PredictionParty, Query
 

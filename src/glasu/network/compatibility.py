@@ -268,7 +268,6 @@ def _describe(values: Mapping[str, Any]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        listed = (printable(f"{each.name} {each.version} ({each.digest[:16]}..)", 64) for each in value)
-        return ", ".join(listed) or MISSING
+        return ", ".join(printable(str(each), 64) for each in value) or MISSING
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text

@@ -180,8 +180,8 @@ class PartyPerformer:
                 telemetry.sent_to_server(message)
                 with telemetry.watch.measure("communication"):
                     self.session.send(message)
-            case Save(state):
-                purpose.save(state)
+            case Save(take_state):
+                purpose.save(take_state())
             case _:
                 purpose.observe(request)
         return None

@@ -154,8 +154,8 @@ class ServerPerformer:
                 self._count_exchange(messages[0].key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
-            case Save(state):
-                purpose.save(state)
+            case Save(take_state):
+                purpose.save(take_state())
             case _:
                 purpose.observe(request)
         return None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, TransportError
 from glasu.model.split import weights_digest
@@ -34,6 +33,7 @@ from glasu.protocol.requests import Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
+from glasu.registry import Extension
 from glasu.report import LedgerSummary, SplitScores, build_party_report
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
@@ -62,7 +62,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """
         super().__init__(options, party)
         self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
-        self._data = data_digest(party)
+        self._data = party.data_digest()
         if not self.fresh:
             continues_part(options.out, self.state.value, self._data, options.run)
         self._saver: Saver | None = None  # None until the run begins
@@ -174,7 +174,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         self.state.update(run=self.client.identity.run.hex(), digest=self.client.config.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
-        store = self._store()
+        store = self._store(self.client.config.extensions())
         store.remove_partial_files()
         return Saver(store)
 
@@ -191,9 +191,10 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             "over with --fresh everywhere."
         )
 
-    def _store(self) -> Store:
-        """Return the checkpoints of the run that joining.json names."""
-        return Store(self.options.out / CHECKPOINTS, f"party {self.party.name} in run {self.state.value.run}")
+    def _store(self, extensions: tuple[Extension, ...] = ()) -> Store:
+        """Return the checkpoints of the run that joining.json names; `extensions` is for writing."""
+        owner = f"party {self.party.name} in run {self.state.value.run}"
+        return Store(self.options.out / CHECKPOINTS, owner, extensions)
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
@@ -233,7 +234,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=SplitScores.of(scores) if scores else None,
+            test=SplitScores(scores) if scores else None,
             traffic=cost.traffic,
             seconds=cost.seconds,
             weights_sha256=digest,

@@ -50,7 +50,7 @@ class TrainingServer(ServerPurpose[RunReport | None]):
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
         facts = server_facts("training", parties=len(roster))
         super().__init__(options, facts, config, run, self.state)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
         self._scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
         self._server: Server | None = None  # of the present attempt
         if self.resumes:

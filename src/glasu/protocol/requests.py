@@ -7,10 +7,11 @@ they were sent, at the server per client.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from glasu.model.task import Metric
 from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key
 
@@ -53,9 +54,13 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Save:
-    """Save a state. It must be durable before the next message leaves this role. The result is None."""
+    """Save a state. It must be durable before the next message leaves this role. The result is None.
 
-    state: Any  # ClientState or ServerState
+    A runtime that saves calls `take_state` before it resumes the script. One that does not save never calls it: copying
+    the weights takes longer than some rounds.
+    """
+
+    take_state: Callable[[], Any]  # -> ClientState or ServerState
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Evaluated:
     round: int
     split: str
     metrics: dict[str, float]
+    selected_by: Metric  # the metric that selects the model
     loss: float | None = None
     improved: bool = False
     party: str | None = None  # set where parties train alone

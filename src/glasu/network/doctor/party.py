@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
@@ -43,7 +42,7 @@ class DryRunParty(PartyPurpose[Verdict]):
             now: this machine's clock.
         """
         super().__init__(options, party)
-        folder = check_joining_folder(options, None if party is None else data_digest(party))
+        folder = check_joining_folder(options, None if party is None else party.data_digest())
         self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
         self._party, self._now = party, now
