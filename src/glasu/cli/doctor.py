@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_overrides, parse_path
@@ -53,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
-    if args.log_format == "json":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
-
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.doctor.machine import check_kit
@@ -93,8 +89,6 @@ def _check_metrics(text: str, listen: str) -> Finding:
 
 
 def _at_party(args: argparse.Namespace) -> Verdict:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
-
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once

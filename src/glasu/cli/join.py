@@ -9,7 +9,6 @@ that requested nodes, or that has the labels, receives predictions.csv (or .parq
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> None:
     if args.predict is not None and (args.fresh or args.expect):
         extra = "--fresh" if args.fresh else "--expect"
         raise ConfigError(f"{extra}: a prediction uses the model and the settings of its training; remove this option.")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig

@@ -16,9 +16,8 @@ from glasu.config import RunConfig, refuse_other_count
 from glasu.errors import ConfigError
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding, Level
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import SAME_VERSION, Code
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.handshake import SAME_VERSION, Code, RefusalError
+from glasu.network.log_lines import SENTENCES, printable
 
 SERVER = "the server"
 MISSING = "(nothing)"

@@ -13,14 +13,14 @@ from typing import Any, Generic, TypeVar
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, GlasuError, ProtocolError, TransportError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Finished, Payload, Prepared, Welcome, read_payload
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client
-from glasu.network.payloads import Finished, Prepared, Welcome, read_payload
 from glasu.network.run_folder import open_joining
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits

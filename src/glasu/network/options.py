@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from glasu.config import RunConfig
 from glasu.protocol.requests import Event
@@ -20,9 +20,9 @@ from glasu.runtime.telemetry import Telemetry
 from glasu.timing import Clock
 
 if TYPE_CHECKING:
-    from glasu.network.server_session import OnInvalidMessage
     from glasu.pki.kit import Kit
 
+OnInvalidMessage = Literal["abort", "wait"]
 DEFAULT_WAIT = 600.0  # seconds
 
 

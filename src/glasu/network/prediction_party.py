@@ -14,17 +14,16 @@ from glasu.config import resolve
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.model.blocks import NodeSet
-from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import SERVER, compare_settings, read_offered_config, refuse_settings
+from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts, class_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
 from glasu.network.join import ClientPurpose
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions
-from glasu.network.payloads import Code, Finished, Hello, Welcome
 from glasu.network.prediction_server import PredictionReport, derive_attempt_run
 from glasu.network.run_folder import read_report
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import write_named
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request

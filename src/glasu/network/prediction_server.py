@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions
-from glasu.network.payloads import Finished
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
 from glasu.network.serve import Plan, ServerPurpose
 from glasu.network.state_file import write_named

@@ -12,12 +12,13 @@ from typing import Any, Generic, TypeVar
 from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, TrainingError
 from glasu.network.admission import Admission
+from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Finished, Payload, Prepared, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
-from glasu.network.payloads import Finished, Prepared, read_payload
-from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.roster import RestartAttempt
+from glasu.network.server_session import ServerSession
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
 from glasu.protocol.limits import Limits
@@ -215,7 +216,7 @@ def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform
             plan = purpose.plan()
             with watch.measure("waiting"):
                 session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
-            log.info("attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round)
+            log.info("attempt %d: all parties are connected; %s.", plan.attempt, describe_start(plan.round))
             result = drive(plan.script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()

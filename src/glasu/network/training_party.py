@@ -12,22 +12,21 @@ from glasu.config import RunConfig, resolve
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, TransportError
 from glasu.model.split import weights_digest
-from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import (
     compare_with_agreed,
     in_one_line,
     read_offered_config,
     refuse_settings,
 )
+from glasu.network.control import ProposedAttempt, describe_start
 from glasu.network.facts import Facts, label_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
 from glasu.network.join import ClientPurpose
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import resolve_for_party
-from glasu.network.payloads import Code, Finished, Hello, Welcome
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
@@ -160,7 +159,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
         self.options.log.info(
-            "attempt %d: all parties are connected; continuing after round %d.", attempt.number, attempt.round
+            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round)
         )
         return client_script(client)
 

@@ -10,8 +10,8 @@ from glasu.config import resolve
 from glasu.errors import CheckpointError
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions, Status, View
-from glasu.network.payloads import Finished
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
 from glasu.network.serve import Plan, ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession

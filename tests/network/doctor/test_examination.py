@@ -25,9 +25,8 @@ from glasu.network.doctor.party import DryRunParty, visit
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import server_facts
 from glasu.network.findings import Finding, Verdict
-from glasu.network.handshake import RefusalError
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
-from glasu.network.payloads import Code
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from support.cluster import Cluster, Role, collected

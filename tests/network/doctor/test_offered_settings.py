@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from glasu.config import RunConfig
 from glasu.network.doctor.party import DryRunParty
+from glasu.network.handshake import Welcome
 from glasu.network.options import JoinOptions
-from glasu.network.payloads import Welcome
 from glasu.pki.kit import open_kit
 from glasu.records import to_plain
 from support.tiny import tiny_parties

@@ -15,11 +15,10 @@ from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import check_connection, check_joining_folder, judge_clock, log_detail
 from glasu.network.facts import party_facts
 from glasu.network.findings import Finding, Verdict, sanitize_findings
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Hello, Payload, Prepared, RefusalError, Welcome, read_payload
 from glasu.network.join import PartyPurpose, join
+from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
-from glasu.network.payloads import Hello, Prepared, Welcome, read_payload
-from glasu.network.sanitize import printable
 from glasu.records import to_plain
 
 
