@@ -78,6 +78,9 @@ class TrainingServer(ServerPurpose[RunReport | None]):
 
     def begin(self) -> None:
         """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
+        if self.is_finished:
+            out = self.options.out
+            self.options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", out)
         if self.resumes:
             return
         if self.options.fresh:
@@ -94,11 +97,7 @@ class TrainingServer(ServerPurpose[RunReport | None]):
 
     def conduct(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
         """Run the training; a finished one only answers parties that still need to hear so."""
-        if not self.is_finished:
-            return super().conduct(session, perform)
-        out = self.options.out
-        self.options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", out)
-        return None
+        return None if self.is_finished else super().conduct(session, perform)
 
     def rounds(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""
