@@ -24,8 +24,7 @@ from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, 
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import OnInvalidMessage
-from glasu.network.peer import Peer, Receipts
-from glasu.network.roster import Attempt, Roster
+from glasu.network.roster import Attempt, Peer, Receipts, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
 from glasu.network.transport import Stream
 from glasu.protocol.message_bytes import Head
