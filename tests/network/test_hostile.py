@@ -13,7 +13,17 @@ from glasu.errors import ConfigError, GlasuError
 from glasu.network.party_role import PartyPerformer
 from glasu.network.party_run import PartyCheckpoint
 from glasu.network.training_server import ServerCheckpoint
-from glasu.protocol.messages import Gradient, Losses, Message, Metrics, Partial, Proposal, Scores, TensorMessage, Waiting
+from glasu.protocol.messages import (
+    Gradient,
+    Losses,
+    Message,
+    Metrics,
+    Partial,
+    Proposal,
+    Scores,
+    TensorMessage,
+    Waiting,
+)
 from glasu.protocol.requests import Send
 from glasu.runtime.checkpointing import Store, to_arrays
 from glasu.runtime.simulation import simulate
