@@ -234,9 +234,9 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
 
 
 def test_the_text_of_another_role_cannot_steer_a_terminal(practice):
-    hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 500)
+    hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 2000)
     verdict = practice.all(a={"own": [hostile]})
-    assert all(line.isprintable() for line in verdict.lines())
+    assert all(line.isprintable() and len(line) < 1500 for line in verdict.lines())
 
 
 def test_a_verdict_is_ready_unless_a_finding_is_bad():
