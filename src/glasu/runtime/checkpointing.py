@@ -306,6 +306,22 @@ class Saver:
         self._writer.shutdown(wait=True)
 
 
+def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
+    """Refuse to start a run in a folder that has checkpoints, but no state file that identifies their run.
+
+    Args:
+        folder: of the checkpoints.
+        state_file: the name of the missing file.
+    """
+    names = ", ".join(sorted(path.name for path in folder.glob(f"round-*{SUFFIX}")))
+    if names:
+        raise ConfigError(
+            f"{folder}: holds checkpoints of another run ({names}), and {state_file} is missing; restore {state_file}, "
+            "choose another --out, or start over with --fresh, which removes them.",
+            "holds checkpoints of an unknown run; give another --out, or --fresh, at the server and at every party",
+        )
+
+
 def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
     """Return the greatest round of which every role has a checkpoint, or None."""
     return max(set.intersection(*map(set, available)), default=None)
