@@ -27,8 +27,7 @@ from glasu.network.frames import (
     pack_frame,
 )
 from glasu.network.handshake import Code, RefusalError
-from glasu.network.peer import GROUPS, Receipts
-from glasu.network.roster import RestartAttempt
+from glasu.network.roster import GROUPS, Receipts, RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial

@@ -27,8 +27,9 @@ from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import Listening, ServeOptions
 from glasu.pki.kit import open_kit
 from support.cluster import Cluster, Role, collected
-from support.processes import GLASU, SMALL_RUN
+from support.processes import SMALL_RUN
 from support.tiny import tiny
+from support.warm_process import WarmProcess
 
 
 class Practice:
@@ -273,19 +274,20 @@ def words(folder, kits, name, where):
 
 
 def test_four_commands_end_with_one_verdict(folders, kits):
-    def started(name, where):
-        with (folders / f"{name}.log").open("w") as log:
-            command = [*GLASU, *words(folders, kits, name, where)]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    def start(name, where):
+        log, out = folders / f"{name}.log", folders / f"{name}.out"
+        log.touch()
+        return WarmProcess(words(folders, kits, name, where), log, out)
 
-    processes = [started("server", "127.0.0.1:0")]
+    processes = [start("server", "127.0.0.1:0")]
     while "waiting for" not in (said := (folders / "server.log").read_text()):
         assert processes[0].poll() is None, said
         time.sleep(0.05)
     port = said.split("127.0.0.1:")[1].split(",")[0]
-    processes += [started(name, f"localhost:{port}") for name in "abc"]
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0, 0], printed
+    processes += [start(name, f"localhost:{port}") for name in "abc"]
+    codes = [process.wait(300) for process in processes]
+    printed = [(folders / f"{name}.out").read_text() for name in ("server", *"abc")]
+    assert codes == [0, 0, 0, 0], printed
     assert len(set(printed)) == 1
     assert printed[0].endswith("ready: the server and a, b, c can train together.\n")
 
