@@ -29,7 +29,7 @@ from glasu.errors import DataError
 from glasu.files import sync_file, sync_folder, write_atomically
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
-CONTENT = 1  # version of the conversions; a new number gives every entry a new key
+CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 MANIFEST = "entry.json"
 ATTEMPTS = 3  # at making an entry, if other processes keep damaging it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
