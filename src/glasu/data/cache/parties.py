@@ -14,7 +14,7 @@ from glasu.data.cache.store import Cache, Entry, Facts
 from glasu.data.graph import Graph
 from glasu.data.partition import partition
 from glasu.data.party import SPLITS, CheckedArrays, PartyData, Splits
-from glasu.data.preprocessing import make_csr
+from glasu.data.preprocessing import CSR_PARTS, make_csr
 from glasu.records import read_record, to_plain
 
 
@@ -119,7 +119,7 @@ def open_parties(entry: Entry, whole: PartyData | None = None) -> list[PartyData
 
 def _open_party(key: str, facts: PartyFacts, arrays: Mapping[str, NDArray[Any]]) -> PartyData:
     dense = arrays.get("x")
-    sparse = (arrays.get(f"x_{part}") for part in ("data", "indices", "indptr"))
+    sparse = (arrays.get(f"x_{part}") for part in CSR_PARTS)
     checked = CheckedArrays(
         ids=arrays["ids"],
         ids_sha256=facts.ids_sha256,
