@@ -75,7 +75,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Refuse a message of the server, by its header and size, that is too long for this run."""
         raise ProtocolError("the server sent a message, and this purpose has none.")
 
-    def recall(self) -> Result | None:
+    def find_earlier_result(self) -> Result | None:
         """Return the result of an earlier process, if the run is finished everywhere."""
         return None
 
@@ -101,7 +101,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Write the results of this party."""
         raise NotImplementedError
 
-    def hear(self, farewell: Payload) -> None:
+    def take_farewell(self, farewell: Payload) -> None:
         """Take what the server sends with its goodbye."""
 
     def close(self, *, finished: bool) -> None:
@@ -215,7 +215,7 @@ def join(
     options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
     with one_thread_each():
-        if (known := purpose.recall()) is not None:
+        if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()
         try:
@@ -241,7 +241,7 @@ def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dial
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
-        purpose.hear(session.farewell)
+        purpose.take_farewell(session.farewell)
     except Exception as error:
         if purpose.declined is not None:
             session.decline(purpose.declined)

@@ -77,7 +77,7 @@ class ServerPurpose(Generic[Report]):
     def begin(self) -> None:
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""
 
-    def conduct(self, session: ServerSession, perform: ServerPerformer) -> Report:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
         """Lead the conversation with the parties, and return the report."""
         return run_attempts(self, session, perform)
 
@@ -100,7 +100,7 @@ class ServerPurpose(Generic[Report]):
         """Write the report, from the script's result and from what the parties state."""
         raise NotImplementedError
 
-    def farewell(self, report: Report) -> Payload:
+    def build_farewell(self, report: Report) -> Payload:
         """Return what goes with the goodbye to every party."""
         return {}
 
@@ -192,8 +192,8 @@ def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = Ser
         options.log.info("listening on %s:%d, waiting for %s", options.listen.rpartition(":")[0], listener.port, whom)
         options.emit(Listening(listener.port))
         try:
-            report = purpose.conduct(session, performer(session, purpose))
-            session.dismiss(purpose.goodbye_seconds, purpose.farewell(report))
+            report = purpose.run_session(session, performer(session, purpose))
+            session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
             finished = True
         except Exception as error:  # also a full disk or a bug: no party must wait for more
             session.announce_failure(error, purpose.goodbye_seconds)

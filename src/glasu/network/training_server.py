@@ -95,9 +95,9 @@ class TrainingServer(ServerPurpose[RunReport | None]):
             closed=False,
         )
 
-    def conduct(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
         """Run the training; a finished one only answers parties that still need to hear so."""
-        return None if self.is_finished else super().conduct(session, perform)
+        return None if self.is_finished else super().run_session(session, perform)
 
     def rounds(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""

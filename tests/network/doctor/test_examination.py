@@ -21,7 +21,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.network.admission import Admission
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
-from glasu.network.doctor.party import DryRunParty, visit
+from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import server_facts
 from glasu.network.findings import Finding, Verdict
@@ -83,7 +83,7 @@ class Practice:
     def visit(self, name, **changes):
         def work():
             with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
-                return visit(self.purpose(name, **changes))
+                return join_dry_run(self.purpose(name, **changes))
 
         return Role(work, name)
 
