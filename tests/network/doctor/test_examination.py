@@ -169,6 +169,7 @@ def test_without_a_server_a_party_reports_its_own_findings(practice):
     practice.port = 1
     verdict = practice.visit("a", own=[Finding("disk", "good", "room enough")], wait=0.1).outcome()
     assert bad(verdict) == {("a", "server")}
+    assert "is the server running, and do all firewalls open the port?" in verdict.summary()
     assert ("a", "disk") in {(role, finding.check) for role, found in verdict.findings.items() for finding in found}
 
 

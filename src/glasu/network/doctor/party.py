@@ -107,5 +107,7 @@ def join_dry_run(purpose: DryRunParty) -> Verdict:
         try:
             return join(purpose)
         except GlasuError as error:
-            finding = Finding("server", "bad", str(error).rstrip("."))
+            finding, _ = purpose.check_server()
+            if finding.level != "bad":
+                finding = Finding("server", "bad", str(error).rstrip("."))
     return Verdict({purpose.options.kit.name: (*purpose.findings, finding)})
