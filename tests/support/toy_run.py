@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from glasu.errors import ProtocolError
+from glasu.errors import GlasuError, ProtocolError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
@@ -114,12 +114,15 @@ class ToyClientHandshake:
 
     name: str
     checkpoints: Checkpoints
+    decline: GlasuError | None = None  # the answer to every welcome
     welcomed: list[Payload] = field(default_factory=list)
 
     def hello(self) -> Payload:
         return {"name": self.name}
 
     def welcome(self, welcome: Payload) -> None:
+        if self.decline is not None:
+            raise self.decline
         self.welcomed.append(welcome)
 
     def statement(self) -> Payload:
@@ -265,8 +268,7 @@ class ToyParty:
                     result = self._attempt(proposed)
                     session.finish(proposed, {"digest": result})
                     self.after("finish", 0, 0)
-                    session.await_dismissal()
-                    return result
+                    proposed = session.await_attempt()
                 except NewAttempt as another:
                     proposed = another.attempt
             return digest(self.checkpoints[self.toy.num_rounds])

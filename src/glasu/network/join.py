@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import ConfigError, DataError, GlasuError, TransportError
+from glasu.errors import ConfigError, DataError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.compatibility import compare_with_agreed, in_one_line
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.fencing import count_start
-from glasu.network.handshake import Payload
 from glasu.network.options import JoinOptions
 from glasu.network.party_role import PartyPerformer, PartyRole
 from glasu.network.prediction_party import Predicted, PredictionParty, Query
@@ -88,22 +87,6 @@ def _check_name(options: JoinOptions) -> None:
         )
 
 
-class _Declining:
-    """A role's handshake that remembers the error with which the role declined the server's offer."""
-
-    def __init__(self, role: PartyRole) -> None:
-        self._role = role
-        self.hello, self.statement = role.hello, role.statement
-        self.declined: GlasuError | None = None
-
-    def welcome(self, welcome: Payload) -> None:
-        try:
-            self._role.welcome(welcome)
-        except GlasuError as error:
-            self.declined = error
-            raise
-
-
 def _take_part(
     options: JoinOptions,
     role: PartyRole,
@@ -111,9 +94,8 @@ def _take_part(
     dialing: Dialing | None = None,
 ) -> None:
     """Run attempts until the server says that every party is finished."""
-    handshake = _Declining(role)
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
-    session = ClientSession(dialing, handshake)
+    session = ClientSession(dialing, role)
     try:
         session.open()
         session.prepare(role.limits.check)
@@ -121,10 +103,7 @@ def _take_part(
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, role, attempt, performer(session, role))
     except Exception as error:
-        if handshake.declined is not None:
-            session.decline(handshake.declined)
-        else:
-            session.fail(error)
+        session.fail(error)
         raise
     finally:
         session.close()
@@ -140,10 +119,9 @@ def _run_attempt(
         result = drive(script, perform, role.watch)
         perform.count_exchange()
         session.finish(attempt, to_plain(role.finish(result)))
-        session.await_dismissal()
+        return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt
-    return None
 
 
 def read_report(options: JoinOptions) -> dict[str, Any]:
