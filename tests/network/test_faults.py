@@ -266,7 +266,7 @@ def test_a_party_that_repeats_its_last_round_is_not_finished_meanwhile(kits, tmp
     class Noting(TrainingParty):
         def begin(self, attempt):
             script = super().begin(attempt)
-            states.append((self.options.party.name, self.run.state.value.finished))
+            states.append((self.party.name, self.state.value.finished))
             return script
 
     class DyingAtTheEnd(Noting):

@@ -17,13 +17,11 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.network.connection import Dialing
-from glasu.network.join import join_as, join_prediction_as
+from glasu.network.join import PartyPerformer, join
 from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
-from glasu.network.party_role import PartyPerformer
 from glasu.network.prediction_party import PredictionParty, Query
 from glasu.network.prediction_server import PredictionServer
-from glasu.network.serve import serve_as, serve_prediction_as
-from glasu.network.server_role import ServerPerformer
+from glasu.network.serve import ServerPerformer, serve
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
@@ -104,11 +102,11 @@ class Cluster:
         **options: Any,
     ) -> Role:
         """Start the server of a training, and return when it listens."""
-        return self._start_server(lambda ready: serve_as(role(self._serve_options(ready, options)), performer))
+        return self._start_server(lambda ready: serve(role(self._serve_options(ready, options)), performer))
 
     def serve_prediction(self, role: type[PredictionServer] = PredictionServer, **options: Any) -> Role:
         """Start the server of a prediction, and return when it listens."""
-        return self._start_server(lambda ready: serve_prediction_as(role(self._serve_options(ready, options))))
+        return self._start_server(lambda ready: serve(role(self._serve_options(ready, options))))
 
     def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
         observer = changes.get("observer")
@@ -159,11 +157,11 @@ class Cluster:
         """Start a party of a training."""
 
         def work() -> Any:
-            made = role(self._join_options(name, options))
+            used, party = self._join_options(name, options)
+            made = role(used, party)
             if open_line is None:
-                return join_as(made, performer)
-            used = made.options
-            return join_as(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
+                return join(made, performer)
+            return join(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
 
         return self._start_party(name, work)
 
@@ -177,21 +175,20 @@ class Cluster:
     ) -> Role:
         """Start a party of a prediction that requests these nodes."""
         query = Query(np.asarray(nodes, np.int64))
-        return self._start_party(
-            name, lambda: join_prediction_as(role(self._join_options(name, options), query), performer)
-        )
+        return self._start_party(name, lambda: join(role(*self._join_options(name, options), query), performer))
 
-    def _join_options(self, name: str, changes: dict[str, Any]) -> JoinOptions:
-        party = next(party for party in self.parties if party.name == name)
+    def _join_options(self, name: str, changes: dict[str, Any]) -> tuple[JoinOptions, PartyData]:
+        """Return the options and the data of a party; `changes` may hold other data as `party`."""
+        own = next(party for party in self.parties if party.name == name)
         values = {
-            "party": party,
             "server": f"localhost:{self.port}",
             "wait": 60.0,
             **changes,
             "kit": open_kit(self.kits / changes.get("kit", name), "party"),
             "out": self.folder / changes.get("out", name),
         }
-        return JoinOptions(**values)
+        party = values.pop("party", own)
+        return JoinOptions(**values), party
 
     def _start_party(self, name: str, work: Callable[[], Any]) -> Role:
         lines = self.lines.setdefault(name, [])
