@@ -21,7 +21,7 @@ from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.roster import RestartAttempt
+from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
@@ -211,7 +211,9 @@ class ToyServer:
                 self.session.gather()
                 common, digests = self._common()
                 self.state["attempt"] = self.state.get("attempt", 0) + 1
-                self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.check_limits)
+                self.session.begin_attempt(
+                    Attempt(self.state["attempt"], common, tuple(digests), self.toy.check_limits)
+                )
                 for index in range(common, self.toy.num_rounds):
                     self.run_round(index)
                 return self.session.collect_results()
