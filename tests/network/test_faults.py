@@ -16,7 +16,8 @@ from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.runtime.simulation import simulate
-from support.cluster import Cluster, Killed
+from support.cluster import Cluster
+from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 from support.toy_run import breaking_lines
 

@@ -23,7 +23,8 @@ from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Send
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.cluster import NOBODY, Cluster, Killed
+from support.cluster import NOBODY, Cluster
+from support.roles import Killed
 from support.tiny import tiny
 
 ASKED = np.array([20, 3, 11, 3])
@@ -36,7 +37,7 @@ def trained(kits, folder, **keys):
     cluster.run()
     cluster.lines.clear()
     cluster.port = 0
-    return cluster, TrainedModel.of(simulate(parties, config))
+    return cluster, TrainedModel.of(simulate(parties, config).clients)
 
 
 def read(path):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,61 +24,10 @@ from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
 from glasu.report import RunReport
+from support.log_lines import on_log
+from support.roles import Role
 
 NOBODY = np.empty(0, np.int64)
-
-
-class Killed(BaseException):
-    """Ends a role as a signal would, without a message to its peers."""
-
-
-class Role(threading.Thread):
-    """One role in a thread; `outcome` waits for it and returns its result, or raises its error."""
-
-    def __init__(self, work: Callable[[], Any], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._work, self._result, self._error = work, None, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._work()
-        except BaseException as error:
-            self._error = error
-
-    def error(self, seconds: float = 120) -> BaseException | None:
-        self.join(seconds)
-        assert not self.is_alive(), f"{self.name} hangs"
-        return self._error
-
-    def outcome(self, seconds: float = 120) -> Any:
-        error = self.error(seconds)
-        if error is not None:
-            raise error
-        return self._result
-
-
-class Lines(logging.Handler):
-    """Collects the lines of one role's logger."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.INFO)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
-
-
-@contextmanager
-def collected(logger: logging.Logger, lines: list[str]) -> Iterator[None]:
-    """Append the lines of a logger to `lines` while the block lasts."""
-    handler = Lines(lines)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 @dataclass
@@ -138,10 +85,10 @@ class Cluster:
             listens.set()
 
         def run() -> Any:
-            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
+            with on_log(self.lines.setdefault("server", []).append, "glasu.server"):
                 return work(ready)
 
-        role = Role(run, "server")
+        role = Role("server", run)
         while not listens.wait(0.02) and role.is_alive():
             pass
         return role
@@ -194,10 +141,10 @@ class Cluster:
         lines = self.lines.setdefault(name, [])
 
         def run() -> Any:
-            with collected(logging.getLogger(f"glasu.party.{name}"), lines):
+            with on_log(lines.append, f"glasu.party.{name}"):
                 return work()
 
-        return Role(run, name)
+        return Role(name, run)
 
     def predict(self, **requested: Any) -> tuple[Any, dict[str, Any]]:
         """Predict without a fault; parties that are not named request nothing. Every call uses a free port."""

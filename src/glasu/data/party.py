@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from glasu.data.graph import Graph, sort_distinct
 from glasu.data.party_name import check_party_name
-from glasu.data.preprocessing import Features, are_finite, compact_features, mean_length
+from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, mean_length
 from glasu.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -159,7 +159,7 @@ class PartyData:
         if isinstance(features, np.ndarray):
             found["x"] = features
         else:
-            found |= {f"x_{part}": getattr(features, part) for part in ("data", "indices", "indptr")}
+            found |= {f"x_{part}": getattr(features, part) for part in CSR_PARTS}
         if graph.weights is not None:
             found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees reads all weights
         if self.labels is not None:

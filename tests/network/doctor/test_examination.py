@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -29,8 +28,10 @@ from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
-from support.cluster import Cluster, Role, collected
+from support.cluster import Cluster
+from support.log_lines import on_log
 from support.processes import SMALL_RUN
+from support.roles import Role
 from support.tiny import tiny
 from support.warm_process import WarmProcess
 
@@ -60,10 +61,10 @@ class Practice:
         )
 
         def work():
-            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
+            with on_log(self.lines.setdefault("server", []).append, "glasu.server"):
                 return serve(DryRunServer(options, own))
 
-        role = Role(work, "server")
+        role = Role("server", work)
         while not ready.wait(0.02) and role.is_alive():
             pass
         return role
@@ -82,10 +83,10 @@ class Practice:
 
     def visit(self, name, **changes):
         def work():
-            with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
+            with on_log(self.lines.setdefault(name, []).append, f"glasu.party.{name}"):
                 return visit(self.purpose(name, **changes))
 
-        return Role(work, name)
+        return Role(name, work)
 
     def all(self, **changed):
         """Return the verdict, which must be the same at every role."""
