@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,12 @@ def partition_once(
         "edge_fraction": edge_fraction,
         "seed": seed if edge_fraction < 1 else None,
     }
-    return compute_once(
-        cache, about, lambda workspace: partition(whole, num_clients, edge_fraction, seed, workspace), whole
+    # The entry holds no labels and splits: the settings decide the splits, and a prediction needs neither.
+    bare = replace(whole, labels=None, classes=(), splits=None)
+    parties = compute_once(
+        cache, about, lambda workspace: partition(bare, num_clients, edge_fraction, seed, workspace), bare
     )
+    return [replace(party, labels=whole.labels, classes=whole.classes, splits=whole.splits) for party in parties]
 
 
 def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> Facts:
