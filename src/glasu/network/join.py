@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, GlasuError, ProtocolError, TransportError
+from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
@@ -49,19 +49,14 @@ class PartyPurpose(ABC, Generic[Result]):
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
         self.watch = self.telemetry.watch  # adds up the computing time of the script
-        self.declined: GlasuError | None = None  # why this party declined the server's offer
 
     @abstractmethod
     def hello(self) -> Payload:
         """Return the statement of this process about itself. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
-        """Take the offer of a server process, and remember the error if this party declines it."""
-        try:
-            self.accept(read_payload(Welcome, welcome, "the server's welcome"))
-        except GlasuError as error:
-            self.declined = error
-            raise
+        """Take the offer of a server process, or raise GlasuError: the session declines it then."""
+        self.accept(read_payload(Welcome, welcome, "the server's welcome"))
 
     @abstractmethod
     def accept(self, offered: Welcome) -> None:
@@ -243,10 +238,7 @@ def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dial
             attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
         purpose.take_farewell(session.farewell)
     except Exception as error:
-        if purpose.declined is not None:
-            session.decline(purpose.declined)
-        else:
-            session.fail(error)
+        session.fail(error)
         raise
     finally:
         session.close()
@@ -262,7 +254,6 @@ def _run_attempt(
         result = drive(script, perform, purpose.watch)
         perform.count_exchange()
         session.finish(attempt, to_plain(purpose.finish(result)))
-        session.await_dismissal()
+        return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt
-    return None

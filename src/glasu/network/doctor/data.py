@@ -46,7 +46,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
 def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
         return Finding("edges", "warning", "there are none: this party contributes features only")
-    pieces = (graph.indices[graph.indptr[each.start] : graph.indptr[each.stop]] for each in graph.node_pieces())
+    pieces = (graph.indices[indptr[0] : indptr[-1]] for _, indptr in graph.node_pieces())
     wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
         return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
