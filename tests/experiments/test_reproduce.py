@@ -5,13 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +22,7 @@ from glasu.experiments.figures import average_curves
 from glasu.experiments.plan import TABLES, Plan
 from glasu.experiments.settings import METHODS, find_tuned_file, read_settings
 from glasu.files import hold_folder
+from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
@@ -147,36 +144,12 @@ def test_a_quick_look_at_cora_shows_the_papers_order_of_methods(data_root, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path):
-    words = ["reproduce", "accuracy", "--datasets", "demo", "--seeds", "2", "--jobs", "2", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "glasu.cli.main", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    words = ["reproduce", "accuracy", "--datasets", "demo", "--seeds", "2", "--jobs", "2", "--out", tmp_path]
+    process = start_in_group(*words)
     assert process.stderr is not None
     while "test accuracy" not in process.stderr.readline():
         assert process.poll() is None
-    try:
-        if sent == signal.SIGINT:
-            os.killpg(process.pid, sent)  # as a terminal does
-        else:
-            process.send_signal(sent)
-        _, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    deadline = time.monotonic() + 30
-    while _alive(process.pid):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.1)
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert_group_ends(process, sent, code)
 
 
 def test_processes_change_nothing_but_the_time(tmp_path):

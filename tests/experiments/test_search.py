@@ -14,7 +14,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.search import search
 from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
-from support.commands import GLASU
+from support.commands import GLASU, assert_group_ends, start_in_group
 from support.log_lines import on_log
 from support.small import SMALL
 
@@ -190,29 +189,10 @@ for _ in range(2):
 def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_file, tmp_path, sent, code):
     out, space = tmp_path / "out", tmp_path / "space.toml"
     space.write_text("[train]\nnum_rounds = [1, 100_000_000]\nweight_decay = [0.0]")
-    words = [*GLASU, "search", run_file, "--space", space, "--sampler", "grid", "--jobs", "2", "--out", out]
-    process = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = start_in_group("search", run_file, "--space", space, "--sampler", "grid", "--jobs", "2", "--out", out)
     assert process.stderr is not None
     assert "num_rounds=1," in process.stderr.readline()
-    try:
-        if sent == signal.SIGINT:  # a terminal sends it to all processes
-            os.killpg(process.pid, sent)
-        else:
-            process.send_signal(sent)
-        _, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("a process is left")
+    assert_group_ends(process, sent, code)
     kept = rows(out)
     assert len(search(run_file, out, space=space, sampler="grid", trials=1).trials) == 1
     assert rows(out) == kept
