@@ -29,6 +29,7 @@ TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
     "backbone": "glasu.model.backbones:BACKBONES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
+    "method": "glasu.data.methods:METHODS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
 }

@@ -21,9 +21,8 @@ import tomli_w
 
 from glasu import __version__
 from glasu.config import RunConfig
-from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
-from glasu.experiments.space import Point, Space, format_point, label, read_space
+from glasu.experiments.space import Point, Space, format_point, label, read_space, require
 from glasu.files import hold_folder, write_atomically
 from glasu.report import format_percent
 

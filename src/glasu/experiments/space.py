@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.config_section import require, show_value
 from glasu.errors import ConfigError
+from glasu.records import describe
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
 TRIED = 300  # combinations that are checked with RunConfig before a search
 FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
+
+
+def require(condition: bool, value: object, rule: str) -> None:
+    """Raise ConfigError unless the condition holds; the message names the value and the rule."""
+    if not condition:
+        raise ConfigError(f"{value}: {rule}")
 
 
 @dataclass(frozen=True)
@@ -158,14 +164,14 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
     keys: dict[str, Choices | Range] = {}
     for section, items in sections.items():
         require(
-            isinstance(items, dict), f"{source}: {section}={show_value(items)}", "must be in a section such as [train]."
+            isinstance(items, dict), f"{source}: {section}={describe(items)}", "must be in a section such as [train]."
         )
         for key, given in items.items():
             where = f"{section}.{key}"
             if section == "data" or (section == "train" and key in FIXED):
                 rule = "changes the task or the score, so it cannot vary; set it in the run file or with --set."
                 raise ConfigError(f"{source}: {where}: {rule}")
-            keys[where] = _values(given, f"{source}: {where}={show_value(given)}")
+            keys[where] = _values(given, f"{source}: {where}={describe(given)}")
     require(bool(keys), source, "has no key that varies; give a list of choices, or a range {low = ..., high = ...}.")
     space = Space(keys)
     for point in _samples(space):

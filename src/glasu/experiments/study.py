@@ -20,11 +20,11 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from glasu.config_section import show_value
 from glasu.errors import ConfigError, DataError
 from glasu.experiments.space import Choices, Point, Range, Space, format_point
 from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
+from glasu.records import describe
 
 NAME = "glasu search"
 PRUNER = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=MARKS * 3 // 10)
@@ -218,7 +218,7 @@ def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any])
     for key in (*now, *before):
         if before.get(key) != now.get(key):
             raise ConfigError(
-                f"{path}: holds trials of a search with {key}={show_value(before.get(key))}, "
-                f"not {show_value(now.get(key))}; "
+                f"{path}: holds trials of a search with {key}={describe(before.get(key))}, "
+                f"not {describe(now.get(key))}; "
                 "choose another --out, or use the settings of that search."
             )

@@ -14,7 +14,7 @@ from typing import Any
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
 from glasu.data.digest import data_digest
-from glasu.data.methods import METHODS, Prepared, apply_method
+from glasu.data.methods import Prepared, apply_method, method_of
 from glasu.data.party import PartyData
 from glasu.errors import DataError
 from glasu.model.backbones import backbone_class
@@ -87,7 +87,7 @@ def simulate(
             _restore(checkpoints, clients, server, fresh=options.fresh)
             stack.enter_context(checkpoints.running())
         _run_scripts(clients, server, telemetry, checkpoints, options, each)
-    alone = not joint and not METHODS[config.train.method].one_party
+    alone = not joint and not method_of(config).one_party
     report = build_report(
         config,
         telemetry.measurements(None if server is None else server.progress.losses, per_client=alone),

@@ -11,7 +11,7 @@ from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, draw_splits_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
-from glasu.data.methods import METHODS, override_settings
+from glasu.data.methods import method_of, override_settings
 from glasu.data.partition import draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import find_source
@@ -77,7 +77,7 @@ def choose_splits(party: PartyData, split: Split, seed: int, cache: Cache | None
 
 def _divide(config: RunConfig, data: Dataset, cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
-    settings, method = config.data, METHODS[config.train.method]
+    settings, method = config.data, method_of(config)
     if isinstance(data, PartyData):
         if method.one_party:
             return [data]
