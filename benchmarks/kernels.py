@@ -22,6 +22,7 @@ from glasu.model.layers import sparse_product
 from glasu.model.sparse import SparseRows
 from glasu.randomness import split_key
 from glasu.runtime.inprocess import one_thread_each
+from glasu.wire.encodings import SINGLE
 from reference import csr
 from tables import markdown, place, show
 from timing import Work, in_turns, per_call, ratio
@@ -39,7 +40,7 @@ def random_graph(num_nodes: int, degree: int) -> Graph:
 
 def sampled(graph: Graph, sampling: str) -> Work:
     """Return a function that draws four layers from 16 nodes with fan-out 3 and builds the blocks."""
-    adjacency = Adjacency(graph, "symmetric")
+    adjacency = Adjacency(graph, "symmetric", SINGLE)
     draw_edges = draw_neighbors if sampling == "node" else draw_layer
     batch = np.arange(0, graph.num_nodes, graph.num_nodes // 16)[:16]
 

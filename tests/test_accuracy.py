@@ -1,4 +1,4 @@
-"""What the committed settings reach on real data."""
+"""The accuracy of the committed settings on real data."""
 
 from __future__ import annotations
 

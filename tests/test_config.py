@@ -436,7 +436,7 @@ def test_what_only_a_sample_can_obey_is_refused_where_nothing_is_sampled(key):
     (name,) = key
     with pytest.raises(ConfigError, match=f"train.{name}=.*no effect.*sampler=.full.*remove it"):
         TrainConfig(sampler="full", **key)
-    asked = RunConfig(train=TrainConfig(**key))  # "auto": nobody knew yet that nothing would be sampled
+    asked = RunConfig(train=TrainConfig(**key))  # "auto": the sampler was not resolved yet
     config, overridden = resolve(asked, SMALL_GRAPH)
     assert config.train.sampler == "full"
     assert overridden == {f"train.{name}": {"requested": key[name], "used": getattr(TrainConfig(), name)}}

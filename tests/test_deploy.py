@@ -83,7 +83,7 @@ def test_server_and_party_of_one_training_can_run_on_one_machine():
     server, party = (build_parser().parse_args(command(role)) for role in ROLES)
     assert server.kit != party.kit
     assert server.out != party.out
-    assert server.run_file == party.expect  # the settings, which both only read
+    assert server.run_file == party.expect  # the settings, which both roles only read
 
 
 def test_the_server_image_installs_the_server_requirements_and_no_torch():

@@ -52,8 +52,8 @@ def server_path(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def digests(tmp_path_factory, server_path) -> dict[str, dict]:
-    """Return the digests of the weights of all runs."""
+def runs(tmp_path_factory, server_path) -> dict[str, dict]:
+    """Return the digests of the weights and the scores of all runs."""
     words = [sys.executable, "-m", "support.extension_runs", str(tmp_path_factory.mktemp("runs")), server_path]
     done = run(TESTS, *words)
     assert done.returncode == 0, done.stderr
@@ -61,16 +61,31 @@ def digests(tmp_path_factory, server_path) -> dict[str, dict]:
 
 
 def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import what `folder` holds."""
+    """Run a program that can import the modules in `folder`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize("seam", [*CHOICES, "all"])
-def test_a_choice_of_an_extension_trains_alike_in_one_process_and_over_the_network(digests, seam):
-    assert digests[seam]["network"] == digests[seam]["one process"]
-    assert digests[seam]["one process"] != digests["none"]["one process"]
-    assert "torch" not in digests[seam]["versions"]
+def test_a_choice_of_an_extension_trains_alike_in_one_process_and_over_the_network(runs, seam):
+    assert runs[seam]["network"] == runs[seam]["one process"]
+    assert runs[seam]["one process"] != runs["none"]["one process"]
+    assert "torch" not in runs[seam]["versions"]
+
+
+def test_reports_show_the_metrics_that_a_task_declares(runs):
+    found = runs["task"]
+    scores, page = found["scores in one process"], found["page"]
+    assert list(scores) == ["accuracy", "macro_f1", "loss", "top_2_accuracy", "brier", "round"]
+    assert found["scores"] == scores
+    assert scores["accuracy"] <= scores["top_2_accuracy"] <= 1
+    best = max(found["history"], key=lambda entry: entry["val_top_2_accuracy"])
+    assert scores["round"] == best["round"]  # the task's own metric selects the model
+    assert f"test top-2 accuracy {100 * scores['top_2_accuracy']:.1f} %" in found["summary"]
+    assert "<th>Brier score</th>" in page
+    assert f"<td>{scores['brier']:.4g}</td>" in page
+    assert "Validation top-2 accuracy while training" in page
+    assert "brier" not in runs["sampler"]["scores"]
 
 
 @pytest.mark.parametrize("command", OPTIONS)

@@ -13,7 +13,7 @@ SETTERS = {"setattr", "delattr", "setitem", "delitem", "patch", "object", "dict"
 
 
 def find_imports(tree: ast.AST) -> dict[str, str]:
-    """Return what every imported name stands for: {"sessions": "glasu.network.client_session"}."""
+    """Return the module of every imported name: {"sessions": "glasu.network.client_session"}."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

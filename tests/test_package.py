@@ -53,7 +53,9 @@ def test_the_constraints_pin_every_requirement():
 
 
 def test_make_bench_lists_every_benchmark_with_its_question():
-    shown = subprocess.run(["make", "--no-print-directory", "-s", "bench"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-s", "bench"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
     runnable = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main()" in path.read_text()}
     assert set(lines) == runnable

@@ -67,7 +67,7 @@ def test_every_error_is_a_glasu_error():
 def test_a_run_that_fails_has_another_exit_code_than_bad_input():
     codes = {name: getattr(glasu, name).exit_code for name in PUBLIC if name.endswith("Error")}
     assert codes.pop("TrainingError") == 1
-    assert codes.pop("ProtocolError") == 1  # whoever reads a message that cannot be has given good input
+    assert codes.pop("ProtocolError") == 1  # an invalid message is the sender's fault, not the reader's
     assert set(codes.values()) == {2}
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks/results publishes is what the docs print, and what the project claims."""
+"""The figures in benchmarks/results equal those in the docs and support the claims of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: built-in choices, choices of extensions, and what refuses wrong ones."""
+"""The registry: built-in choices, choices of extensions, and refused ones."""
 
 from __future__ import annotations
 

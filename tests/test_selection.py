@@ -1,4 +1,4 @@
-"""Test labels are read once per run, after the model is selected, and decide nothing but the final figure."""
+"""Test labels are read once per run, after the model is selected, and affect only the final score."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small_parties():
 
 
 def with_test_labels_permuted(parties):
-    """Return the parties with the labels of the test nodes dealt anew, alike at all of them."""
+    """Return the parties with permuted labels of the test nodes, the same permutation at all of them."""
     labels, nodes = parties[0].labels.copy(), parties[0].splits.test
     labels[nodes] = np.random.default_rng(0).permutation(labels[nodes])
     assert (labels[nodes] != parties[0].labels[nodes]).mean() > 0.5
@@ -49,10 +49,10 @@ def with_test_labels_permuted(parties):
 
 
 def run(parties, keys):
-    return simulate(parties, settings(keys), clock=lambda: 0.0)  # seconds are all nought and can be compared
+    return simulate(parties, settings(keys), clock=lambda: 0.0)  # all seconds are zero and can be compared
 
 
-# --- nothing but the final figure --------------------------------------------------------------------------------
+# --- only the final score ----------------------------------------------------------------------------------------
 
 
 @of_every_method
@@ -62,7 +62,7 @@ def test_permuting_the_test_labels_changes_nothing_but_the_test_scores(keys):
     first, second = as_they_are.report.to_dict(), permuted.report.to_dict()
     scores, other_scores = first.pop("test"), second.pop("test")
     assert scores.pop("round", None) == other_scores.pop("round", None)
-    assert scores != other_scores  # else nobody has looked at the test labels at all
+    assert scores != other_scores  # otherwise the test labels were never read
     assert first == second  # weights, history, losses, traffic, ledger and all the rest
     assert len(first["history"]) > 1
     for client, other in zip(as_they_are.clients, permuted.clients, strict=True):
@@ -73,7 +73,7 @@ def test_permuting_the_test_labels_changes_nothing_but_the_test_scores(keys):
 
 
 class WatchedLabels:
-    """Labels that write down of which split every reading is; [] is the only way to them."""
+    """Labels that record the split of every access."""
 
     def __init__(self, labels, splits):
         self._labels, self.readings = labels, []
@@ -116,7 +116,7 @@ def test_every_party_reads_the_test_labels_once_after_all_else(keys):
     assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)
     for client in readers:
         readings = client.party.labels.readings
-        assert set(readings) == {"train", "validation", "test"}  # and never two splits at once
+        assert set(readings) == {"train", "validation", "test"}  # and never two splits at the same time
         assert readings[-1] == "test"
         assert readings.count("test") == 1
         assert readings.count("validation") == (evaluations["server"] or evaluations[client.name]) > 1

@@ -65,7 +65,7 @@ class Run:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *words: object) -> None:
-        """Start a role; what it prints is appended to its log."""
+        """Start a role; its output is appended to its log."""
         server = name == "server"
         command = [*(GLASU if server else PARTY), *map(str, words), "--kit", str(self.folder / "kits" / name)]
         command += ["--out", str(self.folder / "runs" / name), "--wait", "120"]
@@ -89,7 +89,7 @@ class Run:
         self.start(name, "join", self.folder / "parties" / name, "--server", f"localhost:{port}", *more)
 
     def finish(self) -> None:
-        """Wait until every role has ended well."""
+        """Wait until every role has exited with code 0."""
         for name, process in self.running.items():
             assert process.wait(240) == 0, self.log(name)
         self.running.clear()

@@ -1,4 +1,4 @@
-"""The methods that GLASU encompasses, each against an implementation of its own."""
+"""The methods that GLASU encompasses, compared with independent implementations."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_standalone_accuracy_is_the_mean_of_the_clients_own():
         own.append((whole.probabilities().argmax(dim=1).numpy() == labels)[nodes].mean())
     assert test.per_client == pytest.approx(tuple(own))
     assert test.accuracy == pytest.approx(np.mean(own))
-    assert len(set(own)) > 1  # else the mean would say nothing
+    assert len(set(own)) > 1  # otherwise the mean would prove nothing
 
 
 def test_standalone_and_no_aggregation_layers_are_the_same_run():
@@ -222,7 +222,7 @@ class Block(nn.Module):
 
 
 def fedbcd(blocks, X, y, rounds, steps, owner):
-    """Liu et al.: exchange the blocks' outputs, then everyone takes Q steps with the others' as they were."""
+    """Liu et al.: exchange the blocks' outputs; then every party takes Q steps with the others' outputs fixed."""
     for _ in range(rounds):
         with torch.no_grad():
             outputs = [block(x) for block, x in zip(blocks, X, strict=True)]
@@ -284,10 +284,10 @@ def test_without_edges_no_sampled_neighbourhood_grows(sampler):
     parties = [replace(one, graph=none) for one in tiny_parties()]
     done = run(settings(aggregation_layers=(1, 3), sampler=sampler, num_rounds=3), parties)
     other = run(settings(aggregation_layers=(1, 3), sampler="full", num_rounds=3), parties)
-    assert_same(done.final, other.final)  # A = I: other rows than the batch's do not matter
+    assert_same(done.final, other.final)  # A = I: only the rows of the batch matter
 
 
-# --- what the method overrode ------------------------------------------------------------------------------------
+# --- overridden settings -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

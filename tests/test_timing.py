@@ -1,4 +1,4 @@
-"""The stopwatch adds up what a clock of our own says."""
+"""The stopwatch adds up the times of a given clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glasu.timing import Stopwatch
 
 @pytest.fixture
 def watch():
-    return Stopwatch(itertools.count().__next__)  # every look at the clock takes a second
+    return Stopwatch(itertools.count().__next__)  # every reading of the clock takes a second
 
 
 def test_an_inner_measurement_is_taken_off_the_outer_one(watch):

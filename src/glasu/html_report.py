@@ -9,10 +9,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.report import HistoryEntry, RunReport, format_percent
+from glasu.model.task import Task, task_of
+from glasu.report import HistoryEntry, RunReport
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
-HEADINGS = ("method", "accuracy", "macro F1", "MB", "exchanges", "seconds", "best at")
 TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
 PLOT = {"displayModeBar": False, "responsive": True}
 STYLE = """
@@ -29,11 +29,16 @@ footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 """
 
 
+def list_headings(task: Task) -> tuple[str, ...]:
+    """Return the headings of a table with one run per row."""
+    return ("method", *(metric.title for metric in task.metrics), "MB", "exchanges", "seconds", "best at")
+
+
 def format_row(report: RunReport) -> tuple[str, ...]:
-    """Format the figures of a run in the order of HEADINGS, without the first."""
+    """Format the figures of a run in the order of `list_headings`, without the first."""
+    metrics = task_of(report.config.train).metrics
     return (
-        format_percent(report.test.accuracy),
-        format_percent(report.test.macro_f1),
+        *(metric.format(report.test.metrics[metric.name]) for metric in metrics),
         f"{report.traffic.total_bytes / 1e6:.1f}",
         f"{report.traffic.exchanges}",
         f"{report.seconds.total:.1f}",
@@ -47,7 +52,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     Args:
         title: the heading.
         introduction: one or two sentences about the runs.
-        reports: name -> report, in display order.
+        reports: name -> report, in display order; all of one task.
     """
     rounds = _draw_curves(reports, "round", "rounds")
     moved = _draw_curves(reports, "bytes", "megabytes sent by all parties")
@@ -57,10 +62,11 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     )
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    score = html.escape(task_of(first.config.train).selected_by.title)
     body = f"""{_render_table(reports)}
-<h2>Validation accuracy while training</h2>
+<h2>Validation {score} while training</h2>
 <div class="plots">{plots}</div>
-<p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation accuracy as dashed
+<p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation {score} as dashed
 lines.</p>
 {_render_parties(reports)}"""
     footer = f"{versions}. Bytes count encoded messages, including evaluation."
@@ -81,7 +87,8 @@ def render_page(title: str, introduction: str, body: str, footer: str) -> str:
 
 
 def _render_table(reports: Mapping[str, RunReport]) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    task = task_of(next(iter(reports.values())).config.train)
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in list_headings(task))
     rows = ""
     for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
         key = f'<span class="key" style="background:{colour}"></span>{html.escape(name)}'
@@ -107,21 +114,23 @@ def _list_colours(reports: Mapping[str, RunReport]) -> list[str]:
 
 def _draw_curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
     figure = go.Figure()
+    metric = task_of(next(iter(reports.values())).config.train).selected_by
+    unit, factor = (" %", 100) if metric.is_share else ("", 1)
     for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
-        accuracy = [100 * entry.metrics["accuracy"] for entry in report.history]
+        scores = [factor * entry.metrics[metric.name] for entry in report.history]
         silent = axis == "bytes" and not report.traffic.messages
         if silent:
-            figure.add_hline(max(accuracy), line={"color": colour, "width": 2, "dash": "dash"})
+            figure.add_hline(max(scores), line={"color": colour, "width": 2, "dash": "dash"})
             continue
         figure.add_trace(
             go.Scatter(
                 x=_list_positions(report.history, axis),
-                y=accuracy,
+                y=scores,
                 name=name,
                 mode="lines+markers",
                 line={"color": colour, "width": 2},
                 marker={"size": 5},
-                hovertemplate="%{y:.1f} %<extra>" + html.escape(name) + "</extra>",
+                hovertemplate=f"%{{y:.1f}}{unit}<extra>" + html.escape(name) + "</extra>",
             )
         )
     figure.update_layout(
@@ -131,7 +140,7 @@ def _draw_curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any
         showlegend=axis == "round",
         legend={"x": 0.98, "y": 0.02, "xanchor": "right", "yanchor": "bottom"},
         xaxis={"title": label, **({"type": "log", "tickvals": TICKS} if axis == "bytes" else {})},
-        yaxis={"title": "validation accuracy (%)"},
+        yaxis={"title": f"validation {metric.title}{' (%)' if unit else ''}"},
         hovermode="x unified" if axis == "round" else "closest",
     )
     return figure

@@ -17,6 +17,7 @@ from typing import Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.model.task import task_of
 from glasu.privacy.ledger import Ledger
 
 
@@ -40,19 +41,22 @@ class JsonRecord(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class SplitScores(JsonRecord):
-    """Scores of the selected model on one split."""
+    """Scores of the selected model on one split. A metric of the task is also an attribute: `scores.accuracy`."""
 
-    accuracy: float
-    macro_f1: float
-    loss: float
-    micro_f1: float | None = None  # multi-label tasks
+    metrics: Mapping[str, float]  # as the task names them
     round: int | None = None  # number of rounds after which this model was reached
-    per_client: tuple[float, ...] | None = None  # standalone: the accuracy of every client
+    per_client: tuple[float, ...] | None = None  # standalone: the first metric of every client
 
-    @classmethod
-    def of(cls, metrics: Mapping[str, float]) -> SplitScores:
-        """Build scores from the metrics of one evaluation."""
-        return cls(**dict[str, Any](metrics))
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics and the other fields on one level."""
+        values = super().to_dict()
+        return {**values.pop("metrics"), **values}
+
+    def __getattr__(self, name: str) -> float:
+        metrics: Mapping[str, float] = self.__dict__.get("metrics", {})  # missing while a copy is being made
+        if name not in metrics:
+            raise AttributeError(f"there is no metric {name!r}; the task has {', '.join(metrics)}.")
+        return metrics[name]
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,10 @@ class RunReport:
 
     def summary(self) -> str:
         """Return the run in one line."""
+        metric = task_of(self.config.train).selected_by
+        test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (
-            f"{self.config.train.method}: test accuracy {format_percent(self.test.accuracy)} "
-            f"(validation {format_percent(self.validation.accuracy)}, {self._selected()}), "
+            f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
         )
@@ -288,11 +293,6 @@ def _to_json_object(report: RunReport | PartyReport) -> dict[str, Any]:
 
 def _to_json(report: RunReport | PartyReport) -> str:
     return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
-
-
-def format_percent(share: float) -> str:
-    """Format a share as a percentage; NaN, which means no data, as a dash."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def to_json_value(value: Any) -> Any:

@@ -344,7 +344,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     assert process.returncode == code
     assert "Traceback" not in errors
     assert ("start the same command again to resume" in errors) == (sent != signal.SIGKILL)
-    assert [path.name for path in out.iterdir()] == ["checkpoints"]  # nothing is written half
+    assert [path.name for path in out.iterdir()] == ["checkpoints"]  # nothing is half written
 
     again = glasu("train", run_file, *settings, "--out", out)
     assert again.returncode == 0, again.stderr
@@ -388,7 +388,7 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
     result = glasu(*other, "--fresh")
     assert result.returncode == 0, result.stderr
     for name in kept:
-        assert name in result.stderr  # even when quiet: nothing is removed without a word
+        assert name in result.stderr  # printed with --quiet too: a removal is never silent
     assert report(out)["config"]["train"]["seed"] == 1
     assert glasu("train", run_file, "--set", "train.seed=1", "--out", tmp_path / "new", "--quiet").returncode == 0
     assert report(out)["weights_sha256"] == report(tmp_path / "new")["weights_sha256"]

@@ -11,6 +11,7 @@ import pytest
 
 from glasu.cli.log import Log
 from glasu.cli.main import Terminated, main
+from glasu.model.task import ACCURACY
 from glasu.network.status import Status
 from glasu.protocol.requests import Evaluated, Evaluating, RoundDone
 from support.commands import glasu, replace_run
@@ -18,7 +19,7 @@ from support.commands import glasu, replace_run
 STATUS = Status(
     round=2, num_rounds=9, attempt=1, loss=0.5, bytes_to_server=1_000_000, bytes_to_clients=2_500_000, seconds=3.25
 )
-EVALUATED = Evaluated(2, "validation", {"accuracy": 0.75, "macro_f1": math.nan}, 0.5, True)
+EVALUATED = Evaluated(2, "validation", {"accuracy": 0.75, "macro_f1": math.nan}, ACCURACY, 0.5, True)
 
 
 def log(role="a", *, log_format="text", quiet=False, **more):
@@ -35,7 +36,7 @@ def test_people_read_lines(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "glasu join: connected to the server.",
         "glasu join: a: round 2/9 done, loss 0.500, 1.00 MB to the server, 2.50 MB back, 3.2 s",
-        "glasu join: round 2: loss 0.500, validation 75.0 %",
+        "glasu join: round 2: loss 0.500, validation accuracy 75.0 %",
     ]
 
 
@@ -85,7 +86,7 @@ def test_programs_read_at_the_end_where_the_results_are(capsys, tmp_path):
     (tmp_path / "report.json").write_text('{"weights_sha256": ["00"], "test": {}}')
     (tmp_path / "prediction.json").write_text("{}")
     log().write_finished(tmp_path / "report.json")
-    assert capsys.readouterr().err == ""  # people have read the summary
+    assert capsys.readouterr().err == ""  # the summary is printed for people only
     log(log_format="json").write_finished(tmp_path / "report.json")
     log(log_format="json").write_finished(tmp_path / "prediction.json", predictions=None)
     training, prediction = (json.loads(line) for line in capsys.readouterr().err.splitlines())

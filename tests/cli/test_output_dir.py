@@ -1,4 +1,4 @@
-"""An --out folder in which something else lies is refused in one line, before anything is written there."""
+"""An --out folder that holds something else is refused in one line, before anything is written to it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_same_command_may_write_to_its_own_folder_again_and_says_so(world):
 
 @pytest.fixture
 def finished(world, tmp_path):
-    """Return the folder of a finished run of its own for this test."""
+    """Return the folder of a finished run that only this test uses."""
     return shutil.copytree(world / "trained", tmp_path / "finished")
 
 
@@ -143,7 +143,7 @@ def test_a_report_that_cannot_be_read_is_not_overwritten(content, world, tmp_pat
 
 
 def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
-    """The old report is gone once the new run starts; it would refuse the same command without --fresh."""
+    """The old report is removed when the new run starts. Without --fresh the command would be refused."""
     command = ["train", world / "run.toml", "--set", "train.learning_rate=1e30", "--out", finished, "--quiet"]
     assert glasu(*command, "--fresh").returncode == 1  # it diverges
     assert not (finished / "report.json").exists()

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a party's files: no id, feature, edge or label stands in the error, nor in the log."""
+"""Errors and logs about a party's files never contain an id, a feature, an edge or a label."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
 
 
 def test_no_function_of_ours_is_left_to_threads_of_pyarrow():
-    """One that is released while the interpreter ends aborts the process: after the right line, and now and then."""
+    """A lock released at interpreter shutdown can abort the process after the correct line was printed."""
     sources = Path(tables.__file__).parents[1].rglob("*.py")
     assert not [path for path in sources if "invalid_row_handler" in path.read_text()]
 

@@ -92,7 +92,7 @@ def test_collecting_in_a_folder_leaves_only_the_graph(tmp_path):
 
 
 def divided_at_once(graph, num_clients, edge_fraction, seed):
-    """Divide the edges with all of them in memory: the plain reading of what `partition` promises."""
+    """Divide the edges with all of them in memory: an independent implementation of `partition`."""
     source, target = graph.edge_index()
     place = {(int(s), int(t)): edge for edge, (s, t) in enumerate(zip(source, target, strict=True))}
     symmetric = all((t, s) in place for s, t in place)
@@ -431,7 +431,7 @@ def test_opening_reads_no_edge_and_no_feature(cache):
 
 def test_opening_allocates_a_few_bytes_per_node_for_any_number_of_edges(cache):
     config = run_config(**{**SIZES, "num_nodes": 20_000, "average_degree": 60.0, "num_features": 30})
-    load(config, cache=cache)  # makes the entries, and imports modules that are imported late
+    load(config, cache=cache)  # makes the entries, and imports modules that are loaded on first use
     tracemalloc.start()
     try:
         parties = load(config, cache=cache).parties
@@ -446,7 +446,7 @@ def print_memory_of_a_partition(folder: str) -> None:
     """Make and divide a graph in small pieces; print the peak of the memory, and the size of the graph."""
     cache = Cache(Path(folder), min_bytes=0, piece_bytes=1 << 17)
     config = run_config(**{**SIZES, "num_nodes": 3000, "average_degree": 400.0, "num_features": 300})
-    load(run_config(**SIZES), cache=cache)  # imports modules that are imported late
+    load(run_config(**SIZES), cache=cache)  # imports modules that are loaded on first use
     tracemalloc.start()
     whole = compute_once(cache, {"kind": "test"}, lambda workspace: draw_graph(config, workspace, chunk=1 << 14))
     parties = partition_once(cache, whole, 3, 0.8, 0)

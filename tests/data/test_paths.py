@@ -1,4 +1,4 @@
-"""Where data sets and converted forms lie."""
+"""The folders of data sets and of converted data."""
 
 from __future__ import annotations
 

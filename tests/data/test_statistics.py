@@ -1,4 +1,4 @@
-"""How data sets are counted, and how they compare with the paper's table."""
+"""The statistics of data sets, compared with the paper's table."""
 
 from __future__ import annotations
 

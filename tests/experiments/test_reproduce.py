@@ -1,4 +1,4 @@
-"""The paper's tables: what is run, what is kept, and what is printed beside the paper's figures."""
+"""The paper's tables: the runs, the stored results, and the output beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(tmp_
     assert not any("test accuracy" in line for line in second)
     assert len(rows(tmp_path)) == 5
     lost = next((tmp_path / "runs").rglob("glasu-4*/seed-0-*.json"))
-    lost.write_text(lost.read_text()[:-40])  # half a file, as a crash of something else might leave it
+    lost.write_text(lost.read_text()[:-40])  # half a file, as another program's crash might leave it
     _, third = run_all(tmp_path, "accuracy")
     assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["5/5 synthetic glasu-4"]
 
@@ -94,7 +94,7 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(tmp_
 
     _, fourth = run_all(tmp_path, "accuracy", plan=Plan(settings=changed))
     assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["5/5 synthetic simulated"]
-    _, fifth = run_all(tmp_path, "accuracy")  # what was there before is there still
+    _, fifth = run_all(tmp_path, "accuracy")  # the earlier results still exist
     assert not any("test accuracy" in line for line in fifth)
     for path in (tmp_path / "runs").rglob("*.json"):  # as an older version of the program wrote them
         stored = json.loads(path.read_text())
@@ -234,7 +234,7 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
     assert [row[7] for row in lazy.rows] == [f"{100 * (1 - moved / bytes_of[0]):.1f}" for moved in bytes_of]
     assert [row[2] for row in stale.rows] == ["66.1", "43.8", "88.9", "> 128"]
     assert [row[6] for row in stale.rows] == ["2 of 2"] * 4
-    assert [row[3] for row in stale.rows] == ["1.0 ± 0.0"] * 4  # one class of three is reached at once
+    assert [row[3] for row in stale.rows] == ["1.0 ± 0.0"] * 4  # one class of three is enough
     assert len(clients.rows) == 7
     assert [row[1] for row in backbones.rows] == ["gcn", "gat", "gcnii"]
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "tables.md").read_text()
@@ -249,7 +249,7 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
 def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
     done, _ = run_all(tmp_path, "stale", plan=Plan(settings=small, stop_at={"synthetic": 1.0}))
     assert {cost for row in done.tables[0].rows for cost in row[3:6]} == {"-"}
-    assert sorted({row["rounds"] for row in rows(tmp_path)}) == ["1", "2", "4", "8"]  # sixteen steps for each
+    assert sorted({row["rounds"] for row in rows(tmp_path)}) == ["1", "2", "4", "8"]  # sixteen steps per setting
     assert {row[6] for row in done.tables[0].rows} == {"0 of 1"}
 
 

@@ -1,4 +1,4 @@
-"""Searches: what counts, what is kept, and that neither a kill nor a second process changes what is found."""
+"""Searches: the selection, the stored trials, and equal results after a kill and with several processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    """Return trials.csv without the seconds, which no two searches share."""
+    """Return trials.csv without the seconds, which differ between searches."""
     with (folder / "trials.csv").open(newline="") as file:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
@@ -223,7 +223,7 @@ def test_an_error_of_a_process_is_the_error_of_the_search(run_file, tmp_path):
     with pytest.raises((DataError, ConfigError), match="none_such"):
         search(run_file, tmp_path / "out", overrides=overrides, space=tmp_path / "grid.toml", jobs=2)
     assert multiprocessing.active_children() == []
-    search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)  # the mended settings are welcome
+    search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)  # the corrected settings are accepted
 
 
 def test_only_evaluations_within_the_budget_count(run_file, tmp_path):
@@ -309,7 +309,7 @@ def test_a_trial_is_worth_the_validation_score_of_its_run(run_file, method, pati
     config, marks = RunConfig.from_toml(run_file, overrides), []
     outcome = run_trial(Terms(config, 1, None), {}, lambda new, score: marks.extend(new) or False)
     report = glasu.train(load_parties(config), config)
-    assert outcome.score == pytest.approx(report.validation.accuracy, rel=1e-12)  # a mean, in the order of arrival
+    assert outcome.score == pytest.approx(report.validation.accuracy, rel=1e-12)  # a mean, in the order of completion
     assert outcome.bytes <= report.traffic["bytes_to_server"] + report.traffic["bytes_to_clients"]
     if report.validation.round is not None:
         assert outcome.best_round == report.validation.round

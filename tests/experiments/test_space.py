@@ -1,4 +1,4 @@
-"""Spaces: what a file may say, and that every point of one is a config that can run."""
+"""Search spaces: valid files, and every point of a space is a valid config."""
 
 from __future__ import annotations
 

@@ -41,13 +41,13 @@ def read_changes(text: str) -> list[Change]:
 
 
 def find_reason(changes: Sequence[Change], setting: str, field: str) -> str | None:
-    """Return the reason that is listed for a difference."""
+    """Return the listed reason for a difference."""
     fits = (reason for name, part, reason in changes if fnmatchcase(setting, name) and fnmatchcase(field, part))
     return next(fits, None)
 
 
 def run_tree(tree: Path, names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run settings with the package of a checkout, in a process of its own."""
+    """Run settings with the package of a checkout, in a separate process."""
     result = folder / "outcomes.json"
     script = Path(__file__).with_name("runs.py").resolve()
     env = {**environment(tree), "GLASU_CACHE": str(folder / "cache")}

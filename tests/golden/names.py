@@ -37,7 +37,7 @@ def _test_functions(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
 
 
 def find_faults(old: list[str], new: list[str], changed: list[str]) -> list[str]:
-    """Return the old names without a successor or reason, and the lines that are wrong themselves."""
+    """Return the old names without a successor or reason, and the invalid lines."""
     faults, explained = [], set()
     for line in changed:
         match = LINE.fullmatch(line)
@@ -51,7 +51,7 @@ def find_faults(old: list[str], new: list[str], changed: list[str]) -> list[str]
             explained.add(match["old"])
     there = Counter(_function(test) for test in new)
     same_place = set(new)
-    for test in sorted(old, key=lambda test: test not in same_place):  # tests that moved take what is left
+    for test in sorted(old, key=lambda test: test not in same_place):  # the remaining names are tests that moved
         name = _function(test)
         if there[name]:
             there[name] -= 1

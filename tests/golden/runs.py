@@ -174,7 +174,7 @@ def _describe(old: Any, new: Any) -> str:
 
 
 def _train_until_killed(tree: Path, out: Path, command: Sequence[str]) -> None:
-    """Train in a process of its own that is killed by SIGKILL while it saves a checkpoint."""
+    """Train in a separate process and kill it with SIGKILL while it saves a checkpoint."""
     arguments = [str(Path(__file__).resolve()), str(tree), "--kill", str(out), *command]
     finished = subprocess.run([sys.executable, *arguments], env=environment(tree), capture_output=True, text=True)
     if finished.returncode != -signal.SIGKILL:
@@ -225,7 +225,7 @@ def _overrides(keys: dict[str, Any]) -> list[str]:
 
 def _write_parties(folder: Path, weighted: bool) -> list[str]:
     """Write three small party folders by hand: one class per node and edge weights, or several labels per node."""
-    draw = random.Random(5)  # its `random` is the same on every machine and in every version of Python
+    draw = random.Random(5)  # its `random` gives the same values on every machine and Python version
     nodes = range(70)
     labels = [[int(draw.random() < 0.4) for _ in CLASSES] for _ in nodes]
     splits = [("train", "validation", "test")[int(draw.random() * 3)] for _ in nodes]
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 outcomes[name] = run(name, Path(folder).resolve(), tree)
-            except Exception as error:  # the other settings are of interest, too
+            except Exception as error:  # run the remaining settings as well
                 outcomes[name] = {"error": f"{type(error).__name__}: {error}"}
     Path(arguments[1]).write_text(json.dumps(outcomes), encoding="utf-8")
     return 0

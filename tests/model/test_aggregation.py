@@ -116,7 +116,7 @@ def test_aggregating_leaves_the_partials_as_they_were(kind):
     np.testing.assert_array_equal(partials, before)
 
 
-# What is special to one of them.
+# Properties of single aggregations.
 
 
 def test_concat_moves_encoded_rows_without_rounding_them_again():

@@ -1,4 +1,4 @@
-"""Backbones: what each says about itself, and what is refused."""
+"""Backbones: their declared properties, and refused settings."""
 
 from __future__ import annotations
 

@@ -23,13 +23,14 @@ from glasu.model.blocks import (
     thin_draw,
 )
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 
 
 def bounded(kind: str) -> Callable[..., Draw]:
-    """Return a draw of up to three neighbours each, of which no more than two new nodes are kept."""
+    """Draw up to three neighbours per node, and keep at most two new nodes."""
 
     def draw_bounded(graph: Graph, targets: np.ndarray, fanout: int, key: int, labels: np.ndarray) -> Draw:
         draw = DRAWS[kind](graph, targets, 3 * fanout, key, labels)
@@ -43,7 +44,7 @@ TARGETS = np.array([0, 2, 3, 7])
 
 
 def random_graph(*, weighted: bool = False, seed: int = 0) -> Graph:
-    """Build a directed graph in which node 0 hears everyone and nodes 10 and 11 hear nobody."""
+    """Build a directed graph in which node 0 has edges from all nodes and nodes 10 and 11 have none."""
     rng = np.random.default_rng(seed)
     source, target = rng.integers(0, NODES, (2, 60))
     source, target = np.append(source, np.arange(NODES)), np.append(target % 10, np.zeros(NODES, int))
@@ -52,7 +53,7 @@ def random_graph(*, weighted: bool = False, seed: int = 0) -> Graph:
 
 
 def dense_matrix(graph: Graph, normalization: str) -> np.ndarray:
-    """Return A(E) of the whole graph, written as in the papers."""
+    """Return the dense A(E) of the whole graph."""
     A = np.zeros((graph.num_nodes, graph.num_nodes))
     source, target = graph.edge_index()
     A[target, source] = 1.0 if graph.weights is None or normalization == "none" else graph.weights
@@ -66,7 +67,7 @@ def dense_matrix(graph: Graph, normalization: str) -> np.ndarray:
 
 
 def block_of(graph: Graph, normalization: str, targets: np.ndarray, nodes: np.ndarray, draw: Draw) -> Block:
-    return Adjacency(graph, normalization, double=True).block(targets, nodes, draw)
+    return Adjacency(graph, normalization, DOUBLE).block(targets, nodes, draw)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -132,7 +133,7 @@ def test_a_block_knows_where_its_rows_stand_among_its_columns(normalization):
 @pytest.mark.parametrize(("double", "dtype"), [(True, np.float64), (False, np.float32)])
 def test_a_block_has_the_precision_that_was_asked_for(double, dtype):
     draw = draw_all(random_graph(), TARGETS)
-    block = Adjacency(random_graph(), "symmetric", double=double).block(TARGETS, draw.nodes, draw)
+    block = Adjacency(random_graph(), "symmetric", DOUBLE if double else SINGLE).block(TARGETS, draw.nodes, draw)
     assert block.matrix.dtype == dtype
 
 
@@ -150,9 +151,9 @@ def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
 
 
 def distance_in_errors(graph: Graph, draw_edges: Callable[..., Draw], normalization: str, *, scaled: bool) -> float:
-    """Return how many standard errors the mean of 800 sampled products lies off the full product, at worst."""
+    """Return the largest distance between the mean of 800 sampled products and the full product, in standard errors."""
     H = np.random.default_rng(1).normal(size=(NODES, 2))
-    adjacency = Adjacency(graph, normalization, double=True)
+    adjacency = Adjacency(graph, normalization, DOUBLE)
     products = []
     for index in range(800):
         draw = draw_edges(graph, TARGETS, 1, Stream(2, "neighbors", round=index).key(), adjacency.labels)
@@ -187,7 +188,7 @@ def test_with_a_fanout_beyond_every_degree_nothing_is_random(draw_edges, normali
     np.testing.assert_allclose(block.matrix.toarray(), expected, rtol=1e-12)
 
 
-# Graphs at the edge of what is allowed.
+# Degenerate graphs.
 
 
 def test_the_degree_of_a_node_does_not_depend_on_heavy_edges_elsewhere():

@@ -21,6 +21,7 @@ from glasu.model.split import ClientModel, input_scale, weights_digest
 from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
+from glasu.wire.encodings import SINGLE
 
 NODES = 8
 
@@ -42,7 +43,7 @@ def model_of(config: ModelConfig, num_clients: int = 3, **changes: object) -> Cl
 def ring_block(normalization: str = "none") -> Block:
     nodes = np.arange(NODES)
     graph = Graph.from_edges(nodes, (nodes + 1) % NODES, NODES)
-    return Adjacency(graph, normalization).block(nodes, nodes, draw_all(graph, nodes))
+    return Adjacency(graph, normalization, SINGLE).block(nodes, nodes, draw_all(graph, nodes))
 
 
 def client_of(index: int, **model: object) -> Client:
@@ -83,7 +84,7 @@ def test_another_layer_drops_others():
 def test_a_share_of_the_values_is_dropped_and_the_rest_scaled_up(rate):
     kept, near = dropout(rate)(torch.ones(200, 100), 0).numpy(), round(256 * rate) / 256
     assert binomtest(int((kept == 0).sum()), kept.size, near).pvalue > 1e-3
-    np.testing.assert_allclose(kept[kept > 0], 1 / (1 - near), rtol=1e-6)  # so that nothing changes on average
+    np.testing.assert_allclose(kept[kept > 0], 1 / (1 - near), rtol=1e-6)  # the expected value stays the same
 
 
 def test_dropped_values_of_a_row_or_column_have_nothing_to_do_with_each_other():

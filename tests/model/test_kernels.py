@@ -1,4 +1,4 @@
-"""Every compiled kernel equals its oracle in numpy, bit for bit, and leaves the labels as it found them."""
+"""Every compiled kernel equals its numpy oracle bit for bit, and restores its scratch array."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from glasu.model.sampler import Sampler, sampler_class
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES = 14
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -47,7 +48,7 @@ def graph_of(kind: str) -> Graph:
         source, target = source % 10, target % 10
     if kind == "no edges":
         source, target = source[:0], target[:0]
-    if kind == "hub":  # node 3 hears everyone
+    if kind == "hub":  # node 3 has edges from all nodes
         source, target = np.arange(NODES), np.full(NODES, 3)
     if kind == "directed":
         return Graph.from_edges(source, target, NODES)
@@ -62,7 +63,7 @@ GRAPHS = ["symmetric", "directed", "isolated", "no edges", "hub"]
 def whole_block(graph: Graph, layer: Layer, targets: np.ndarray | None = None) -> Block:
     targets = np.arange(graph.num_nodes) if targets is None else targets
     draw = draw_all(graph, targets)
-    return Adjacency(graph, layer.normalization).block(targets, draw.nodes, draw)
+    return Adjacency(graph, layer.normalization, SINGLE).block(targets, draw.nodes, draw)
 
 
 @dataclass
@@ -208,12 +209,12 @@ def test_sparse_features_give_what_dense_ones_give_in_pyg(name):
 
 @pytest.mark.parametrize("name", ["gat", "sage"])
 def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(name):
-    """Of a mean over fewer neighbours, the scale deg / drawn makes exactly the mean over the drawn ones."""
+    """With the scale deg / drawn, the block of the mean is exactly the mean over the drawn neighbours."""
     torch.manual_seed(0)
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
     draw = draw_neighbors(graph, targets, 2, 0, make_labels(NODES))
-    block = Adjacency(graph, pair.ours.normalization).block(targets, draw.nodes, draw)
+    block = Adjacency(graph, pair.ours.normalization, SINGLE).block(targets, draw.nodes, draw)
     assert block.matrix.shape == (4, len(draw.nodes))
     assert len(draw.edges) < len(draw_all(graph, targets).edges)
     x = torch.randn(len(draw.nodes), 5)
@@ -317,7 +318,7 @@ def test_the_order_of_a_gcn_layers_products_changes_nothing_but_rounding(rows, c
     rng, layer = np.random.default_rng(0), GCNLayer(width_in, width_out).double()
     source, target = rng.integers(0, columns, 200), rng.integers(0, rows, 200)
     graph, targets = Graph.from_edges(source, target, columns), np.arange(rows)
-    block = Adjacency(graph, "symmetric", double=True).block(targets, np.arange(columns), draw_all(graph, targets))
+    block = Adjacency(graph, "symmetric", DOUBLE).block(targets, np.arange(columns), draw_all(graph, targets))
     hidden = torch.randn(columns, width_in, dtype=torch.float64)
     expected = torch.from_numpy(block.matrix.toarray()) @ hidden @ layer.linear.weight + layer.bias
     torch.testing.assert_close(layer(hidden, None, block), expected)
@@ -335,7 +336,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
         stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
         convolution=custom,
     )
-    train = TrainConfig(sampler="neighbor", batch_size=0)  # whose graph may be too large for one product
+    train = TrainConfig(sampler="neighbor", batch_size=0)  # the graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
     return model, sampler_class(run.train)(run, graph, 0)
 
@@ -410,7 +411,7 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
 
 
 class Spy(nn.Module):
-    """A convolution that counts the rows and edges it is shown."""
+    """A convolution that counts the rows and edges of its input."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -432,7 +433,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more()
     model.layers[0].convolution = spy
     sampler.chunk_rows = 10
     computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
-    assert spy.seen == [(11, 10, 20)] * 3  # ten rows and the one before them; an edge and a loop each
+    assert spy.seen == [(11, 10, 20)] * 3  # ten rows and their predecessor; one edge and one self loop per row
 
 
 def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch):
@@ -441,7 +442,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
     propagate = model.layers[0].propagate
 
     def see(prepared: Tensor, hidden: Tensor | None, initial: Tensor | None, block: Block) -> Tensor:
-        assert hidden is None  # it is prepared, and not read again
+        assert hidden is None  # prepared once, not read again
         seen.append((len(prepared), block.matrix.shape))
         return propagate(prepared, hidden, initial, block)
 

@@ -16,6 +16,7 @@ from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
 from glasu.model.sampler import SAMPLERS, Sampler, sampler_class, training_batch
 from glasu.randomness import Stream
+from glasu.wire.encodings import SINGLE
 
 NODES = 10
 DRAWS = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
@@ -28,7 +29,7 @@ quick = settings(deadline=None, max_examples=60)
 
 
 def star(degree: int) -> Graph:
-    """Return a graph in which node 0 hears nodes 1..degree."""
+    """Return a graph in which node 0 has edges from nodes 1..degree."""
     return Graph.from_edges(np.arange(1, degree + 1), np.zeros(degree, int), degree + 1)
 
 
@@ -38,17 +39,17 @@ def sampler(graph: Graph, client: int = 0, **train: object) -> Sampler:
 
 
 def keys(count: int) -> Iterator[int]:
-    """List the keys of so many rounds."""
+    """List the keys of this number of rounds."""
     return (Stream(5, "neighbors", round=index).key() for index in range(count))
 
 
 def ring(num_nodes: int) -> Graph:
-    """Build directly a graph in which every node hears the four next ones."""
+    """Build a graph in which every node has edges from the next four."""
     around = np.sort((np.arange(num_nodes)[:, None] + np.arange(1, 5)) % num_nodes, axis=1)
     return Graph(np.arange(0, 4 * num_nodes + 1, 4), around.ravel().astype(np.int32))
 
 
-# What every sampler promises.
+# Laws of every sampler.
 
 
 @pytest.mark.parametrize("kind", DRAWS)
@@ -147,7 +148,7 @@ def test_two_nodes_draw_independently_of_each_other():
 
 
 def test_layer_wise_sampling_draws_every_subset_of_the_candidates_equally_often():
-    source, target = np.array([2, 3, 4, 4, 5, 1]), np.array([0, 0, 0, 1, 1, 0])  # node 4 is heard twice, 1 is inside
+    source, target = np.array([2, 3, 4, 4, 5, 1]), np.array([0, 0, 0, 1, 1, 0])  # 4 appears twice, 1 is inside
     graph, labels = Graph.from_edges(source, target, 9), make_labels(9)
     draws = (draw_layer(graph, np.arange(2), 1, key, labels) for key in keys(3000))
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 6)
@@ -159,7 +160,7 @@ def test_shared_sampling_draws_every_subset_of_the_other_nodes_equally_often():
     assert_uniform(Counter(tuple(draw.nodes.tolist()) for draw in draws), 15)
 
 
-# A bound on the nodes: fewer of those that a draw added, with heavier edges.
+# A limit on new nodes: a draw keeps fewer of them and scales their edges up.
 
 
 @pytest.mark.parametrize("kind", DRAWS)
@@ -263,7 +264,7 @@ def test_induced_blocks_use_edges_that_were_not_drawn():
 
 def test_the_full_sampler_uses_all_nodes_and_all_edges_whatever_was_asked_before():
     graph = ring(20)
-    client, fresh = sampler(graph, sampler="full"), Adjacency(graph, "symmetric")
+    client, fresh = sampler(graph, sampler="full"), Adjacency(graph, "symmetric", SINGLE)
     for targets in (np.arange(20), np.array([1, 2]), np.array([3, 4]), np.arange(20), np.array([1, 2])):
         draw = client.draw(targets, 0, 0)
         np.testing.assert_array_equal(draw.nodes, np.arange(20))
@@ -355,11 +356,11 @@ def test_over_the_rounds_every_training_node_is_in_the_batch_equally_often():
     assert_uniform(counts, 10)
 
 
-# Cost: what is drawn costs what it is worth, not what the graph is worth.
+# Cost: a draw costs time in proportion to its own size, not to the size of the graph.
 
 
 def peak_bytes(kind: str, graph: Graph, targets: np.ndarray) -> int:
-    adjacency = Adjacency(graph, "symmetric")  # and its labels, which are made once
+    adjacency = Adjacency(graph, "symmetric", SINGLE)  # and the scratch array, which is allocated once
     tracemalloc.start()
     try:
         draw = DRAWS[kind](graph, targets, 3, 0, adjacency.labels)
@@ -372,6 +373,6 @@ def peak_bytes(kind: str, graph: Graph, targets: np.ndarray) -> int:
 @pytest.mark.parametrize("kind", DRAWS)
 def test_drawing_from_a_hundred_times_larger_graph_needs_no_more_memory(kind):
     targets = np.arange(0, 10_000, 20)
-    peak_bytes(kind, ring(10_000), targets)  # what is allocated once, at the first call
+    peak_bytes(kind, ring(10_000), targets)  # the memory that the first call allocates once
     small, large = (peak_bytes(kind, ring(size), targets) for size in (10_000, 1_000_000))
     assert large < 2 * small

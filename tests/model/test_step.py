@@ -1,4 +1,4 @@
-"""A step computes the values and gradients of the plain network, also if it stops between two layers."""
+"""A step computes the values and gradients of the plain network, even when it pauses between layers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from glasu.model.split import ClientModel
 from glasu.model.step import AutogradStep, Inputs, Step, Steps
 from glasu.model.task import TASKS
 from glasu.randomness import Stream
+from glasu.wire.encodings import DOUBLE, SINGLE
 
 NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
 SIZES = (NODES, 30, 20, 12)  # rows of H[0..L]
@@ -39,7 +40,7 @@ def model_of(dtype: torch.dtype = torch.float64, **keys: object) -> ClientModel:
     ).to(dtype)
     for weight in model.parameters():
         if weight.ndim == 1:
-            nn.init.uniform_(weight, 0.1, 0.2)  # biases, and norms that do something
+            nn.init.uniform_(weight, 0.1, 0.2)  # biases, and norms that change their input
     lay_out_weights(model)
     return model
 
@@ -52,7 +53,7 @@ def block_of(model: ClientModel, layer: int) -> Block:
     rng = np.random.default_rng(layer)
     graph = Graph.from_edges(rng.integers(0, SIZES[layer], 160), rng.integers(0, SIZES[layer], 160), SIZES[layer])
     double = next(model.parameters()).dtype == torch.float64
-    adjacency = Adjacency(graph, model.backbone.normalization, double=double)
+    adjacency = Adjacency(graph, model.backbone.normalization, DOUBLE if double else SINGLE)
     targets = np.sort(rng.permutation(SIZES[layer])[: SIZES[layer + 1]])
     return adjacency.block(targets, np.arange(SIZES[layer]), draw_all(graph, targets))
 
@@ -75,7 +76,7 @@ def fused(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
 
 
 def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
-    """Return the logits with one tape over everything."""
+    """Return the logits, with one autograd graph over all layers."""
     hidden, initial = model.encode(inputs.features, dropout)
     for layer, (block, rows) in enumerate(zip(inputs.blocks, inputs.initial_rows, strict=True)):
         at_rows = None if initial is None else initial[torch.from_numpy(rows)]
@@ -128,7 +129,7 @@ def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
     model.zero_grad(set_to_none=False)
     logits.backward(probe)
     expected = gradients(model)
-    for _ in range(2):  # what a step before left behind does not matter
+    for _ in range(2):  # values left by an earlier step do not matter
         passing = make(model, inputs, dropout)
         torch.testing.assert_close(forward(passing), logits.detach())
         back(passing, probe)

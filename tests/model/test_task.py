@@ -99,7 +99,7 @@ def test_a_probability_of_zero_costs_much_but_not_infinitely_much():
 def test_without_labelled_nodes_no_score_is_a_number(task):
     labels = np.full((2, 3), -1) if task == "multilabel" else np.full(2, -1)
     scores = evaluate(np.full((2, 3), 0.5), labels, task)
-    assert list(scores) == list(TASKS[task].metric_names)
+    assert list(scores) == [metric.name for metric in TASKS[task].metrics]
     assert all(math.isnan(value) for value in scores.values())
 
 
@@ -110,7 +110,7 @@ def test_no_positive_label_and_no_positive_prediction_is_no_division_by_zero():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_score_that_selects_the_model_is_among_those_computed(task):
-    assert TASKS[task].selected_by in TASKS[task].metric_names
+    assert TASKS[task].selected_by in TASKS[task].metrics
 
 
 # The conformance suite: every task passes it.

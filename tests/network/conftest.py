@@ -22,13 +22,13 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here pulls the plug of the machine, so nothing here has to wait for the disk."""
+    """Skip fsync: no test here cuts the power of the machine."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
 @pytest.fixture
 def stopped(kits: Path, tmp_path: Path) -> Cluster:
-    """Return a run of four rounds that the server ended for all after the third."""
+    """Return a run of four rounds that the server ended at all parties after the third."""
     config, parties = tiny(num_rounds=4)
     cluster = Cluster(config, parties, kits, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Which process the server admits, and how it words a refusal."""
+"""Admission of processes by the server, and the text of a refusal."""
 
 from __future__ import annotations
 

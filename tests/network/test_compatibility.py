@@ -189,7 +189,7 @@ def stating(**changes):
 
 
 def told(change):
-    """Return a party that is told something else about the run: `change` returns the fields of the welcome."""
+    """Return a party that receives a changed welcome: `change` returns its fields."""
 
     class Told(TrainingParty):
         def welcome(self, welcome):
@@ -304,7 +304,7 @@ def test_a_party_that_sees_more_or_fewer_parties_does_not_take_part(name, kits, 
     cluster.until("server", "a: prepared")
     error = cluster.join("b", told(TOLD[name])).error()
     assert isinstance(error, RefusalError)
-    if name == "another roster and M":  # it is consistent, but not with the facts of the server
+    if name == "another roster and M":  # the facts agree with each other, but not with the server's
         assert "parties: the server 3, b 2" in str(error)
         assert any(line.split() == ["parties", "3", "2"] for line in cluster.lines["server"])
     else:
@@ -418,7 +418,7 @@ def test_a_party_that_would_run_other_settings_is_refused_alone_with_a_table_at_
     assert f"it would run other settings: train.learning_rate: the server {rate}, b 0.125" in str(error)
     assert error.table[1].split() == ["train.learning_rate", str(rate), "0.125"]
     assert any(line.split() == ["the", "server", "b"] for line in cluster.lines["server"])
-    for role in [cluster.join(name) for name in "abc"]:  # b is back with the right ones
+    for role in [cluster.join(name) for name in "abc"]:  # b reconnects with the right settings
         role.outcome()
     server.outcome()
 
@@ -515,7 +515,7 @@ def test_another_number_of_clients_than_the_roster_has_is_refused(kits, tmp_path
 
 def test_labels_that_are_not_used_are_not_compared(kits, tmp_path):
     config, _ = tiny(labels="b", num_rounds=1)
-    _, parties = tiny()  # all of them have labels
+    _, parties = tiny()  # all parties have labels
     parties = [other_splits(parties[0]), parties[1], other_classes(parties[2])]
     served, _ = Cluster(config, parties, kits, tmp_path).run()
     assert len(served.weights_sha256) == 3

@@ -1,4 +1,4 @@
-"""How a party comes to the server and comes back: with backoff, within its memory, and with a word when it waits."""
+"""A party connects and reconnects: with backoff, with bounded memory, and with a log line while it waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def welcome(**changes):
 
 
 class FakeLine:
-    """A line whose server is the test: it delivers the given events at once, and those of `deliver` later."""
+    """A stream whose server is the test. It delivers the given events immediately, and those of `deliver` later."""
 
     def __init__(self, stream, arrive, events):
         self.stream, self._arrive, self.sent = stream, arrive, []
@@ -54,7 +54,7 @@ class FakeLine:
 
 
 class Server:
-    """The lines that a party opens, and what each of them brings; after the last one, nothing."""
+    """The streams that a party opens, with the events of each. Later streams deliver nothing."""
 
     def __init__(self, *visits):
         self.visits, self.lines, self.pauses, self.log = list(visits), [], [], []
@@ -160,7 +160,7 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     silent = [line for line in server.log if "has been silent for" in line]
     assert len(silent) == 1
     assert SILENT_AFTER <= float(silent[0].split("for ")[1].split(" s")[0]) <= 15
-    server.lines[0].deliver(pack_frame(ACK))  # a sign of life
+    server.lines[0].deliver(pack_frame(ACK))  # a heartbeat
     while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any("answers again" in line for line in server.log)

@@ -1,4 +1,4 @@
-"""A role dies at any moment and is started again: the run ends as if nothing had happened; no other role restarts."""
+"""A role is killed at any moment and restarted: the run ends with the same result, and no other role restarts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def failing(error, round_index=0):
 
 
 def fill_disk(monkeypatch, folder, words=""):
-    """Let every sync of a file below a folder fail whose name contains some words."""
+    """Make fsync fail for every file below a folder whose name contains one of the words."""
 
     def fsync(handle):
         path = Path(f"/proc/self/fd/{handle}").readlink()
@@ -216,7 +216,7 @@ def test_a_full_disk_at_the_server_is_reported_to_all_without_its_path(kits, tmp
     cluster = Cluster(config, parties, kits, tmp_path)
     server, roles = cluster.serve(), [cluster.join(name) for name in "abc"]
     assert f"{tmp_path / 'server' / 'report.json'}: cannot be written" in str(server.error())
-    for role in roles:  # each has its own results, but the run has none
+    for role in roles:  # every party has its results, but the run has none
         error = role.error()
         assert isinstance(error, TrainingError)
         assert "the server failed: report.json cannot be written there (No space left on device)" in str(error)
@@ -328,7 +328,7 @@ def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is
     b = cluster.join("b")
     assert isinstance(cluster.join("c", observer=killing(RoundDone, 1)).error(), Killed)
     for _ in range(3):
-        refused_clone(cluster, "c", "clone of c")  # nor while the party is away
+        refused_clone(cluster, "c", "clone of c")  # nor while the party is disconnected
     for role in (a, b, cluster.join("c")):
         role.outcome()
     assert_same_end(server.outcome(), simulate(parties, config).report)
@@ -439,7 +439,7 @@ def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):
     assert "train.seed = 0 there, 5 here" in str(error)
     server = cluster.serve(config=other, fresh=True)
     assert "Check the server's --out" in str(cluster.join("a").error())
-    assert not any("starting over" in line for line in cluster.lines["server"])  # not before all parties are there
+    assert not any("starting over" in line for line in cluster.lines["server"])  # not before all parties are connected
     for role in [cluster.join(name, fresh=True) for name in "abc"]:
         role.outcome()
     assert any("starting over: removed" in line for line in cluster.lines["server"])
@@ -474,7 +474,7 @@ def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_re
         role.outcome()
     served = server.outcome()
     assert_same_end(served, simulate(parties, config).report)
-    report = again.outcome()  # whether the server knew of its end, or needed it once more
+    report = again.outcome()  # whether or not the server knew that the party had finished
     assert report["weights_sha256"][0] == served.weights_sha256[1]
 
 

@@ -28,7 +28,7 @@ def start(party, times=1):
 
 
 def come(party, fence, *, begun=True):
-    """Start once more and be welcomed; with `begun`, an attempt begins with this process."""
+    """Start again and be admitted; with `begun`, an attempt begins with this process."""
     start(party)
     fence.check("a", describe_process(party.value))
     fence.admit("a", describe_process(party.value))

@@ -50,7 +50,7 @@ SMALL = 20_000  # bytes of a window
 
 
 class Streams(RuleBasedStateMachine):
-    """Two channels and a stream that may lose everything under way, at any moment, against a list."""
+    """Two channels over a stream that can lose all frames in flight at any moment, compared with a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Streams(RuleBasedStateMachine):
                 self.transmit(end, 5)
                 self.deliver(1 - end, 5)
         assert self.arrived == [self.sent[1], self.sent[0]]
-        for end in (0, 1):  # only what one more ack would free is still held
+        for end in (0, 1):  # only frames that one more ack would free are held
             assert self.ends[end].outbox.held <= SMALL
 
 
@@ -154,7 +154,7 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
     assert ROOM <= receiver.waiting <= ROOM + WINDOW + 2 * MAX_FRAME
     assert acknowledged <= ROOM // PIECE_BYTES + 1
     assert not receiver.is_overrun
-    receiver.release(receiver.waiting - OVERHEAD)  # all is used: an ack is due at once
+    receiver.release(receiver.waiting - OVERHEAD)  # the window is used up: an ack is due immediately
     ack = receiver.take_next()
     assert read_frame(ack).acknowledged == receiver.received
 

@@ -1,4 +1,4 @@
-"""--fresh starts over once it is known that the run can begin; until then nothing is removed or forgotten."""
+"""--fresh removes the old run only when the new one can begin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.tiny import assert_same_end, tiny
 
 
 def kept(cluster, name=""):
-    """Return all that lies in the folders, or in one, but for how often the commands were started."""
+    """Return the content of the folders, or of one, without the number of starts."""
     files = {path: path.read_bytes() for path in (cluster.folder / name).rglob("*") if path.is_file()}
     for path in files:
         if path.name == "joining.json":
@@ -40,7 +40,7 @@ def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):
     stopped.port = 0
     report, _ = stopped.run()
     assert_same_end(report, simulate(stopped.parties, stopped.config).report)
-    for name in ("server", *"abc"):  # also who was started again says where it goes on
+    for name in ("server", *"abc"):  # a restarted role logs the round from which it continues too
         assert any("all parties are connected; continuing after round 3." in line for line in stopped.lines[name]), name
 
 
@@ -92,7 +92,7 @@ def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(sto
     stopped.until("server", "b: prepared")
     before = kept(stopped, "a")
     splits = replace(stopped.parties[0].splits, test=stopped.parties[0].splits.test[:-1])
-    other = replace(stopped.parties[0], splits=splits)  # seen only when it is prepared
+    other = replace(stopped.parties[0], splits=splits)  # found only during preparation
     error = stopped.join("a", fresh=True, party=other).error()
     assert isinstance(error, ConfigError)
     assert "splits" in str(error)

@@ -1,21 +1,48 @@
-"""Idle TCP connections take no party's place: they are few, they do not stay, and the run continues meanwhile."""
+"""Idle TCP connections do not displace parties: they are limited and dropped, and the run continues."""
 
 from __future__ import annotations
 
 import resource
 import signal
 import socket
+import time
 from contextlib import ExitStack
 
 import pytest
 
 from glasu.files import raise_descriptor_limit
 from support.processes import SMALL_RUN, Processes, assert_same_report
+from support.raw_party import wait_for
+from support.toy_run import Federation, Toy
 
 
 def open_idle(stack, port, count):
     """Open connections that send nothing; they close with the stack."""
     return [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(count)]
+
+
+def is_open(connection):
+    """Tell whether the peer has not closed a connection."""
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_idle_connections_beyond_the_allowance_are_dropped_and_parties_join(kits):
+    federation = Federation(Toy(), kits)
+    server, early = federation.serve(listen="127.0.0.1:0", max_connections=8), federation.join("a")
+    wait_for(lambda: federation.servers[0].session.connected()["a"])
+    with ExitStack() as stack:
+        idle = open_idle(stack, federation.port, 60)
+        time.sleep(0.5)
+        assert sum(map(is_open, idle)) <= 7  # one is the party's
+        late = [federation.join(name) for name in "bc"]  # they come while all places are taken
+        wait_for(lambda: not any(map(is_open, idle)))
+        federation.finish(server, [early, *late])
 
 
 @pytest.mark.slow

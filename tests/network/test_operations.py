@@ -1,4 +1,4 @@
-"""What an operator sees: a status after every round at every role, and figures for Prometheus at the server."""
+"""Operation: a status file after every round at every role, and metrics for Prometheus at the server."""
 
 from __future__ import annotations
 

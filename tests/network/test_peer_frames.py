@@ -1,4 +1,4 @@
-"""The server's side of the streams: whatever a party sends, somebody hears of it, and nothing hangs or changes."""
+"""The server's side of the streams: every invalid frame is reported, and none hangs or changes the run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
     assert party.last_word().fields["code"] == "invalid_hello"
     assert any(line.startswith("a: not accepted: ") for line in desk.log)
     assert desk.session.connected() == {"a": False, "b": False}
-    assert desk.connect("a").reader.is_alive()  # the right one may come
+    assert desk.connect("a").reader.is_alive()  # the valid message can follow
     wait_for(lambda: desk.session.connected()["a"])
 
 
@@ -250,7 +250,7 @@ def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
 
 # --- messages -----------------------------------------------------------------------------------
 
-OTHERS = {  # what is changed in a key, and what is said about it
+OTHERS = {  # a changed part of a key, and the expected error
     "a run": ({"run": bytes(12)}, "expected Partial for training round 0 layer 0 chunk 0, got .* of run 0000"),
     "a round": ({"round": 2}, "got Partial for training round 2"),
     "a layer": ({"layer": 3}, "got Partial for training round 0 layer 3"),
@@ -473,7 +473,7 @@ def test_a_process_that_cannot_be_remembered_does_not_replace_the_present_one():
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
 def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_partys(number, tmp_path, monkeypatch):
-    """A full disk stops the run. Without a free descriptor the stream is dropped, and the party comes again."""
+    """A full disk stops the run. If no descriptor is free, the stream is dropped and the party reconnects."""
     state = StateFile(tmp_path / "serving.json", ServingRecord())
 
     class Remembering(ToyServerHandshake):
@@ -521,7 +521,7 @@ def test_a_bug_that_a_stream_wakes_is_told_by_its_type_only():
 
 
 class QuickClock:
-    """Moves by half a second whenever it is read."""
+    """A clock that moves by half a second whenever it is read."""
 
     def __init__(self) -> None:
         self._lock, self._now = threading.Lock(), 1000.0
@@ -534,7 +534,7 @@ class QuickClock:
 
 @contextlib.contextmanager
 def waking(session):
-    """Wake whoever waits in a session, again and again."""
+    """Wake the threads that wait in a session, repeatedly."""
     over = threading.Event()
 
     def run():
@@ -571,7 +571,7 @@ def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives()
     with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
         raise role.error
     named = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b to join" in line]
-    assert max(named, default=0.0) <= 200  # it waits for b alone since a arrived, and gives up soon after
+    assert max(named, default=0.0) <= 200  # it waits for b alone since a's message arrived, and soon times out
 
 
 def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
@@ -607,7 +607,7 @@ def test_a_failure_jumps_ahead_of_data_that_waits():
 
 
 def test_a_broadcast_is_encoded_once_for_all_parties():
-    desk = Desk("abcd")  # nobody is connected: the message waits for all
+    desk = Desk("abcd")  # no party is connected: the message waits for all of them
     message = Joint(key(0, 0), np.zeros((1_000_000, 4), np.float32))
     tracemalloc.start()
     try:
@@ -625,7 +625,7 @@ def test_a_broadcast_is_encoded_once_for_all_parties():
 
 @pytest.fixture
 def pausing(monkeypatch):
-    """Return a function that lets the next call of a library function wait, and gives two events: begun, go on."""
+    """Return a function that blocks the next call of a library function; it returns two events: begun, continue."""
 
     def pause(name):
         module, _, function = name.partition(".")
@@ -686,7 +686,7 @@ def about(round_index, layer=0):
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), max_size=60))
 def test_receipts_agree_with_a_plain_model(sequence):
-    """The model keeps everything; what it keeps of the last groups is what the receipts know."""
+    """The reference model keeps all keys. Its last two groups equal the stored ones."""
     receipts, seen, order = Receipts(), {}, []
     for round_index, content in sequence:
         known = round_index in order[-GROUPS:]

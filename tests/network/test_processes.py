@@ -1,4 +1,4 @@
-"""Three parties and the server as processes, as a user starts them; kill -9 whoever, start the same command again."""
+"""Three parties and the server as separate processes; any of them is killed with SIGKILL and started again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_of_two_processes_with_one_kit_exactly_one_takes_part(processes):
     roles = processes(SMALL_RUN.format(rounds=10))
     roles.listen()
     pair = {"a", "clone"}
-    for called in pair:  # at once: nobody knows which of them comes first
+    for called in pair:  # at the same time: their order is random
         roles.start("a", called=called)
     deadline = time.monotonic() + 240
     while not (ended := [called for called in pair if roles.running[called].poll() is not None]):
@@ -100,7 +100,7 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
     roles.finish()
     for name in ("server", *"abc"):
         lines = [json.loads(line) for line in roles.log(name).splitlines() if line.startswith("{")]
-        assert len(lines) == len(roles.log(name).splitlines()) - 1  # but for the summary on standard output
+        assert len(lines) == len(roles.log(name).splitlines()) - 1  # except the summary on standard output
         assert {line["role"] for line in lines} == {name}
         assert [line["round"] for line in lines if line["event"] == "round"] == list(range(1, 41))
         assert [line["event"] for line in lines].index("finished") == len(lines) - 1
@@ -135,7 +135,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     assert "3 nodes" in roles.log("b")
     assert "received no class probabilities" in roles.log("a")
     before = len(roles.log("server"))
-    roles.listen()  # once more, though the training is finished
+    roles.listen()  # again, although the training is finished
     roles.finish()
     finished, listening = roles.log("server")[before:].splitlines()
     assert "this run is finished" in finished
@@ -163,7 +163,7 @@ def test_signals_end_a_role_within_ten_seconds_and_the_same_command_goes_on(proc
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
-    """Each of the four dies once, in random order at random moments, and is started again after two seconds."""
+    """Each of the four roles is killed once, in random order at random moments, and restarted after two seconds."""
     rng = random.Random(seed)
     roles = processes(CORA + f"seed = {seed}\n")
     roles.listen()

@@ -116,7 +116,7 @@ def with_san(it, *names: x509.GeneralName) -> Signed:
 
 
 def with_forged_signature(it):
-    """Return party a's kit with its certificate, in which one bit of the CA's signature is another."""
+    """Return party a's kit with one bit of the CA's signature flipped."""
     kit = open_kit(it.kits / "a")
     content = bytearray(x509.load_pem_x509_certificate(kit.certificate_pem).public_bytes(Encoding.DER))
     content[-1] ^= 1
@@ -124,13 +124,13 @@ def with_forged_signature(it):
 
 
 def with_kit_of(it, name):
-    """Return what calls itself party a's kit, with the certificate and key of another."""
+    """Return a kit that claims to be party a's, with the certificate and key of another party."""
     other = open_kit(it.kits / name)
     return it.kit_of(other.certificate_pem, other.key_pem)
 
 
 URI = x509.UniformResourceIdentifier
-REJECTED = {  # by gRPC in the TLS handshake, which calls no code of ours: the party finds out itself
+REJECTED = {  # gRPC refuses it in the TLS handshake without calling our code: the party finds the reason itself
     "self-signed": lambda it: it.kit_with(self_signed()),
     "of another CA": lambda it: it.kit_with(issue(make_authority(NOW), "a", (), NOW, 30)),
     "expired": lambda it: it.kit_with(issue(it.authority(), "a", (), NOW - 9 * DAY, 2)),
@@ -139,7 +139,7 @@ REJECTED = {  # by gRPC in the TLS handshake, which calls no code of ours: the p
     "the server's own": lambda it: with_kit_of(it, "server"),
     "with a forged signature": with_forged_signature,
 }
-NOT_SERVED = {  # by the server, and the reason in its log
+NOT_SERVED = {  # the server refuses it and logs the reason
     "of somebody else": (lambda it: issue(it.authority(), "x", (), NOW, 30), "'x' is not on the roster"),
     "a party's of its own": (lambda it: with_san(it, URI("glasu:party:x")), "'x' is not on the roster"),
     "without a name": (with_san, "names neither a party nor the server"),
@@ -180,7 +180,7 @@ def test_party_bs_kit_in_the_place_of_as_is_party_b(serving):
 
 
 def connect_raw(serving, key=None):
-    """Open a TLS connection with party a's certificate, perhaps with another key, and expect to be cut off."""
+    """Open a TLS connection with party a's certificate, optionally with another key; expect it to be closed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(serving.kits / "a" / "ca.pem")
     context.set_alpn_protocols(["h2"])
@@ -199,7 +199,7 @@ def test_a_key_of_another_certificate_opens_no_connection(serving):
     own, other = open_kit(serving.kits / "a"), open_kit(serving.kits / "b")
     assert isinstance(serving.answer(replace(own, key_pem=other.key_pem)), Disconnection)
     assert serving.serves_nobody()
-    assert serving.log == []  # gRPC does not even begin; other clients are not so careful, as the next test shows
+    assert serving.log == []  # gRPC refuses to start; other clients do not check, see the next test
 
 
 def test_a_peer_that_signs_with_another_key_than_its_certificates_is_refused(serving, tmp_path):

@@ -36,11 +36,22 @@ def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
     assert_same_run(served, simulate(parties, config).report)
 
 
-@pytest.mark.parametrize("keys", [{}, {"aggregation": "concat"}, {"sampler": "neighbor"}], ids=str)
+CHUNKED = [
+    {"aggregation": "mean"},
+    {"aggregation": "concat", "sampler": "neighbor"},
+    {"labels": "b", "precision": "int8", "sampler": "neighbor"},
+    {"labels": "b", "precision": "bf16", "aggregation": "concat"},
+    {"backward": "joint", "num_local_steps": 1, "precision": "int8", "aggregation": "concat"},
+    {"backward": "joint", "num_local_steps": 1, "precision": "int8", "labels": "b"},
+    {"precision": "fp64"},
+]
+
+
+@pytest.mark.parametrize("keys", CHUNKED, ids=str)
 def test_chunks_over_the_network_give_the_weights_of_one_chunk_in_one_process(keys, kits, tmp_path):
     config, parties = tiny(**keys)
     whole = simulate(parties, config).report
-    served, _ = Cluster(config.replace(wire={"chunk_rows": 5}), parties, kits, tmp_path).run()
+    served, _ = Cluster(config.replace(wire={"chunk_rows": 3}), parties, kits, tmp_path).run()
     assert served.weights_sha256 == whole.weights_sha256
     assert (served.losses, served.test) == (whole.losses, whole.test)
     assert served.traffic["exchanges_by_phase"] == whole.traffic["exchanges_by_phase"]

@@ -1,4 +1,4 @@
-"""Sessions over real loopback streams with mutual TLS: whatever breaks, every party ends with the same bytes."""
+"""Sessions over loopback with mutual TLS: after any broken stream, every party ends with the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reason why a run ends is heard on a slow line too, ahead of data that waits."""
+"""The reason for the end of a run overtakes queued data on a slow connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOON = 12.0  # seconds: gRPC and the sockets hold a few MB
 
 
 def forward_slowly(target):
-    """Pass bytes to a port and back, no faster than the rate; return the port to connect to."""
+    """Forward bytes to a port and back, limited to the rate; return the port to connect to."""
     listener = socket.create_server(("localhost", 0))
 
     def pump(source, sink):
@@ -52,7 +52,7 @@ def forward_slowly(target):
 
 @pytest.fixture
 def running(kits):
-    """Return a server session and a party's session over a slow line, in a running attempt without limits."""
+    """Return a server session and a party's session over a slow connection, in a running attempt without deadlines."""
     desk = Desk("a")
     with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()

@@ -24,7 +24,7 @@ from support.cluster import Cluster
 from support.tiny import assert_same_end, tiny
 
 ROLES = ("server", "a", "b", "c")
-SLOW = 0.05  # seconds that a checkpoint takes here, so that a role that does not wait for it is noticed
+SLOW = 0.05  # seconds per checkpoint: a role that does not wait for it is detected
 
 
 def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_role=TrainingParty):
@@ -65,7 +65,7 @@ def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_rol
 
 
 def find_early(done, num_rounds):
-    """Return the roles that sent a message of a round before their checkpoint of the rounds until then was durable."""
+    """Return the roles that sent a message of a round before their checkpoint of the earlier rounds was durable."""
     return {
         (name, index)
         for name, order in done.items()
@@ -143,7 +143,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
     last.write_bytes(content)
     server = stopped.serve()
     error = stopped.join("b").error()
-    assert isinstance(error, GlasuError)  # it has none left, and sets nobody back
+    assert isinstance(error, GlasuError)  # it has no checkpoint left; the other roles keep theirs
     assert "none in common" in str(error)
     assert sum("is damaged or was exchanged" in line for line in stopped.lines["b"]) == 2
     last.write_bytes(older.read_bytes())
@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_stops_the_run_in_so_many_words_and_costs_nothing(na
         assert re.search("start the same commands? again", str(error)), who
         assert name == "server" or who == "b" or "party 'b'" in str(error)
     found = sorted(path.name for path in folder.iterdir())
-    assert found == [f"round-{index:08d}.checkpoint" for index in (1, 2)]  # and nothing that was begun
+    assert found == [f"round-{index:08d}.checkpoint" for index in (1, 2)]  # and no temporary file
     report, _ = cluster.run()
     assert_same_end(report, simulate(parties, config).report)
     assert any("continuing after round 2." in line for line in cluster.lines["server"])

@@ -73,7 +73,7 @@ def test_an_event_that_cannot_happen_now_is_refused_and_changes_nothing(name, da
 
 
 class Run(RuleBasedStateMachine):
-    """A server and three parties that follow the tables: what must hold between the two at any moment."""
+    """A server and three parties that follow the tables, and the invariants that hold between them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The transport: only the right certificate is served, and every failure has a code, in every supported gRPC."""
+"""The transport: only valid certificates are served, and every failure has a code in every supported gRPC version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODES = {  # of every scenario, by gRPC's words alone
     "nothing_listens_at_ip": ConnectionCode.NOTHING_LISTENS,
     "unknown_name": ConnectionCode.UNKNOWN_NAME,
     "server_of_other_ca": ConnectionCode.SERVER_OF_OTHER_CA,
-    "own_certificate_of_other_ca": ConnectionCode.CLOSED,  # with TLS 1.3 gRPC knows no more; `probe` does
+    "own_certificate_of_other_ca": ConnectionCode.CLOSED,  # with TLS 1.3 gRPC reports no reason; `probe` finds it
     "own_certificate_expired": ConnectionCode.CLOSED,
     "own_certificate_is_a_servers": ConnectionCode.CLOSED,
     "server_of_other_name": ConnectionCode.SERVER_OF_OTHER_NAME,
@@ -99,7 +99,7 @@ def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
 
 @pytest.fixture
 def desk(kits):
-    """Return a session with a listener at `desk.port`; nobody is connected."""
+    """Return a session with a listener at `desk.port` and no connected party."""
     found = Desk("abc")
     with Listener(found.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()
@@ -177,7 +177,7 @@ def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
         for _ in range(12)
     ]
     assert ended.get(timeout=60).code is ConnectionCode.BUSY
-    assert isinstance(answer(open_kit(kits / "b"), desk.port), bytes)  # b is served at once
+    assert isinstance(answer(open_kit(kits / "b"), desk.port), bytes)  # b is served immediately
     for _ in silent[1:]:
         assert isinstance(ended.get(timeout=60), Disconnection)  # the last of them after HELLO_WITHIN
     assert any(f"no hello within {HELLO_WITHIN:.0f} s" in line for line in desk.log)
@@ -185,7 +185,7 @@ def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
 
 
 def first_bytes(context, port):
-    """Return what the server says after a TLS handshake; nothing where it hangs up, which must not take long."""
+    """Return the server's bytes after a TLS handshake; empty if it closes the connection, which must be quick."""
     with socket.create_connection(("localhost", port), timeout=20) as plain:
         try:
             with context.wrap_socket(plain, server_hostname="localhost") as secure:
@@ -196,7 +196,7 @@ def first_bytes(context, port):
 
 
 def tls(kits, flaw):
-    """Return the TLS of a party that has this flaw, or none."""
+    """Return the TLS context of a party with this flaw, or without one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(kits / "a" / "ca.pem")
     context.set_alpn_protocols(["h2"])

@@ -34,5 +34,5 @@ def made(factory: pytest.TempPathFactory, name: str, now: datetime) -> Path:
 
 @pytest.fixture
 def copy(kits: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that copies one of the kits, to be spoilt."""
+    """Return a function that copies one of the kits, for a test that damages it."""
     return lambda name: Path(shutil.copytree(kits / name, tmp_path / name))

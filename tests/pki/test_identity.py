@@ -25,7 +25,7 @@ CHARACTERS = st.one_of(st.sampled_from(string.ascii_letters + " -_.%:@,=~"), st.
 
 
 def legal(name: str) -> bool:
-    """The rule, said a second time: what a file may be called and a log may show."""
+    """An independent statement of the rule for names in file names and logs."""
     return (
         1 <= len(name) <= 100
         and len(name.encode(errors="replace")) <= 200

@@ -28,7 +28,7 @@ def out(kits: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return mode and digest of every file and the mode of every folder, but for the lock's."""
+    """Return mode and digest of every file and the mode of every folder, without the lock file."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mode,

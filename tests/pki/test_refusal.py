@@ -52,7 +52,7 @@ def odd(
     issuer: x509.Name | None = None,
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None,
 ) -> bytes:
-    """A certificate that `issue` would not make, signed all the same."""
+    """A signed certificate that `issue` would not make."""
     public = (key or ec.generate_private_key(ec.SECP256R1())).public_key()
     name = issuer or signer.certificate.subject
     builder = x509.CertificateBuilder(name, name, public, x509.random_serial_number(), NOW - DAY, NOW + DAY)

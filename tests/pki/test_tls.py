@@ -1,4 +1,4 @@
-"""Kits in the hands of others: OpenSSL's command, Python's TLS 1.3, gRPC's mutual TLS."""
+"""Kits used by independent programs: the openssl command, Python's TLS 1.3, gRPC's mutual TLS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def openssl(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def expired(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation whose kits were valid for one day, a week ago, while its CA still is."""
+    """A federation whose kits expired six days ago and whose CA is still valid."""
     out = tmp_path_factory.mktemp("expired")
     provision(out, ["a"], ["localhost"], days=1, now=datetime.now(UTC) - 7 * DAY)
     return out
@@ -108,7 +108,7 @@ def context(folder: Path, side: int, *, with_certificate: bool = True) -> ssl.SS
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> str:
-    """Let both sides meet in memory and send a byte each way; return the version of TLS, or raise what failed."""
+    """Connect both sides in memory and send a byte each way; return the TLS version, or raise the error."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_side=False, server_hostname=host),
@@ -155,7 +155,7 @@ def test_a_server_or_a_party_of_another_ca_is_refused(kits, foreign):
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(context(kits / "server", SERVER_SIDE), context(foreign / "a", CLIENT_SIDE))
     client = context(foreign / "a", CLIENT_SIDE)
-    client.load_verify_locations(kits / "a" / "ca.pem")  # it knows our CA, but ours does not know it
+    client.load_verify_locations(kits / "a" / "ca.pem")  # it trusts our CA, but our CA did not sign it
     with pytest.raises(ssl.SSLCertVerificationError, match="self-signed certificate in certificate chain"):
         handshake(context(kits / "server", SERVER_SIDE), client)
 
@@ -172,7 +172,7 @@ def test_a_server_kit_cannot_join_and_a_party_kit_cannot_serve(kits):
     with pytest.raises(ssl.SSLCertVerificationError, match="unsuitable certificate purpose"):
         handshake(context(kits / "server", SERVER_SIDE), context(kits / "server", CLIENT_SIDE))
     careless = context(kits / "b", CLIENT_SIDE)
-    careless.check_hostname = False  # even a client that compares no names sees the purpose
+    careless.check_hostname = False  # even a client that checks no names checks the purpose
     with pytest.raises(ssl.SSLCertVerificationError, match="unsuitable certificate purpose"):
         handshake(context(kits / "a", SERVER_SIDE), careless)
 
@@ -184,7 +184,7 @@ def test_a_server_under_a_name_that_it_was_not_provisioned_for_is_refused(kits):
 
 @contextmanager
 def serving(kit: Kit) -> Iterator[int]:
-    """Serve one method over gRPC with mutual TLS that tells the caller its name, or why it is not served."""
+    """Serve one gRPC method with mutual TLS that returns the caller's name or the reason for its refusal."""
 
     def answer(request: bytes, call: Any) -> bytes:
         presented = call.auth_context()["x509_pem_cert"][0]
@@ -207,7 +207,7 @@ def serving(kit: Kit) -> Iterator[int]:
 
 
 def who_am_i(port: int, credentials: grpc.ChannelCredentials, host: str = "localhost") -> tuple[str, str]:
-    """Call the server once; return the status and what it answered."""
+    """Call the server once; return the status and the answer."""
     options = [("grpc.ssl_target_name_override", host)] if host not in ("localhost", "127.0.0.1") else []
     target = f"{'localhost' if options else host}:{port}"
     with grpc.secure_channel(target, credentials, options) as channel:
@@ -304,5 +304,5 @@ def test_grpc_speaks_tls_1_2_unless_told_not_to(kits, mode, versions):
 
 def test_too_late_to_require_tls_1_3_is_told(monkeypatch):
     monkeypatch.delenv("GRPC_SSL_CIPHER_SUITES", raising=False)
-    for _ in range(2):  # asking again does not make it earlier
+    for _ in range(2):  # a second call returns the same time
         assert not require_tls_1_3()  # this file has imported grpc

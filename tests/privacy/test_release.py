@@ -232,7 +232,7 @@ def test_another_message_has_other_noise(other):
 
 @pytest.mark.parametrize("again", REPEATS, ids=["incarnation", "attempt"])
 def test_a_release_redone_after_a_restart_is_the_same_bytes(again):
-    """Two noises on one value would let the receiver average them away."""
+    """If one value got two different noises, the receiver could average them."""
     value = torch.randn(7, 3)
     first, second = (noisy_release().tensor("representation", value, key).payload for key in (KEY, again))
     assert first.tobytes() == second.tobytes()
@@ -255,7 +255,7 @@ def test_noise_is_normal_with_the_deviation_asked_for():
     assert abs(drawn.mean()) < 5 * 2.5 / len(drawn) ** 0.5
     assert drawn.std() == pytest.approx(2.5, rel=0.03)
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
-    halves = np.split(drawn, 2)  # Box and Muller make them out of the same pairs
+    halves = np.split(drawn, 2)  # the Box-Muller transform makes both from the same pairs
     assert abs(np.corrcoef(*halves)[0, 1]) < 0.04
     assert abs(np.corrcoef(*np.square(halves))[0, 1]) < 0.04
 

@@ -30,7 +30,7 @@ def quick(**keys):
 
 
 def outcome(config, parties, rows):
-    """Return a run in chunks of so many rows, and its messages."""
+    """Return a run with chunks of this number of rows, and its messages."""
     seen = []
 
     def carry(message):

@@ -1,4 +1,4 @@
-"""Rounded tensors on the wire: one rounding each way, the same values at every reader; the laws of the model hold."""
+"""Rounded tensors on the wire: one rounding per direction, the same values at every reader, and valid gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quick(**keys):
 
 
 def recorded(config, parties=None, **keys):
-    """Run and return what passed by: {kind: {(phase, round, layer, chunk): {sender: payload}}}, and the run."""
+    """Return the traffic {kind: {(phase, round, layer, chunk): {sender: payload}}} and the run."""
     seen = defaultdict(lambda: defaultdict(dict))
 
     def carry(message):
@@ -101,7 +101,7 @@ def test_class_probabilities_travel_as_computed(precision):
         assert {payload.dtype.str for one in seen[kind].values() for payload in one.values()} == {"<f4"}
 
 
-# --- the laws of the model hold for what was sent ------------------------------------------------------------------
+# --- the laws of the model hold for the sent values ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ROUNDED)

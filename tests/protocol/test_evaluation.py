@@ -110,7 +110,7 @@ def test_the_prediction_is_the_mean_of_the_clients_probabilities(layers):
     whole = Monolith(model.config, parties, model.weights)
     hidden = whole.forward()
     own = torch.stack([whole.logits(m, hidden[m]).softmax(dim=1) for m in range(3)])
-    assert (own[0] - own[1]).abs().max() > 1e-3  # the classifiers have come to differ
+    assert (own[0] - own[1]).abs().max() > 1e-3  # the classifiers differ by now
     np.testing.assert_allclose(model.predict_proba(parties), own.mean(dim=0).detach(), rtol=1e-10)
 
 
@@ -166,7 +166,7 @@ def test_a_client_refuses_a_mean_that_holds_no_class_probabilities(number):
         run(config, tiny_parties(), carry=replacing_scores(JointScores, None, number))
 
 
-# --- when, on which nodes, and what is chosen --------------------------------------------------------------------
+# --- schedule, nodes and selection -------------------------------------------------------------------------------
 
 
 def with_labels(parties, labels):
@@ -221,7 +221,7 @@ def test_a_history_entry_tells_the_loss_of_its_round_the_scores_and_the_bytes_so
 
 
 def search(**keys):
-    """Run with a rate so high that the validation accuracy goes up and down; return run and accuracies by round."""
+    """Run with a high learning rate, so that validation scores vary; return run and accuracies by round."""
     config = settings(aggregation_layers=(1, 3), evaluate_every=1, optimizer="adam", **keys)
     done = run(config, tiny_parties(num_nodes=40, seed=5))
     found = [event for event in done.events if isinstance(event, Evaluated) and event.split == "validation"]
@@ -257,7 +257,7 @@ def test_a_run_stops_at_the_first_evaluation_that_reaches_the_score_asked_for(ag
     first = next(index for index, score in enumerate(scores) if score >= goal)
     stopped = simulate(parties, settings(**keys, stop_at=goal)).report
     assert [entry["val_accuracy"] for entry in stopped.history] == scores[: first + 1]
-    assert 0 < first < 13  # neither at once nor never
+    assert 0 < first < 13  # neither immediately nor never
     assert stopped.validation.round == first + 1
 
 

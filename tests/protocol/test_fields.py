@@ -1,4 +1,4 @@
-"""Fields of messages: they become sections and come back, and a section that is not theirs is refused."""
+"""Fields of messages: they are written to sections and read back, and a wrong section is refused."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_the_joint_gradient_is_that_of_the_summed_losses_of_one_whole_model(back
     expected = whole.gradients(sum(whole.losses().values()))
     assert_same(gradients(done.clients), expected)
     matrices = [value for own in expected for key, value in own.items() if key.endswith("weight")]
-    assert all(matrix.abs().max() > 1e-7 for matrix in matrices)  # the law is not empty
+    assert all(matrix.abs().max() > 1e-7 for matrix in matrices)  # the compared gradients are not zero
 
 
 @pytest.mark.parametrize("layers", SOME_LAYERS)

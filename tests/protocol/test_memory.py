@@ -1,4 +1,4 @@
-"""A training round costs what its batch costs, however large the graph is."""
+"""The memory of a training round depends on its batch, not on the size of the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.monolith import run, settings
 
 
 class Enough(Exception):  # noqa: N818
-    """The round that is measured is over."""
+    """The measured round is complete."""
 
 
 def large_parties(num_nodes):
@@ -39,7 +39,7 @@ def parties():
 
 
 def peak_of_one_round(parties, **keys):
-    """Return the peak of what one round of all clients and the server allocates, after two rounds of warming up."""
+    """Return the peak allocation of one round of all clients and the server, after two warm-up rounds."""
     config = settings(
         **{"num_layers": 2, "aggregation_layers": (0, 1), "batch_size": 16, "fanout": 2, "num_rounds": 100, **keys}
     )

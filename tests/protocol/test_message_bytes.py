@@ -173,11 +173,11 @@ def test_decoded_arrays_can_be_written_to_and_do_not_share_the_received_bytes():
     np.testing.assert_array_equal(decode(data).value, 1)
 
 
-# Anything else is refused, by ProtocolError alone.
+# Any other bytes raise ProtocolError and no other exception.
 
 
 def decodes(data: bytes) -> bool:
-    """Tell whether the bytes are a message; any exception but ProtocolError fails the test."""
+    """Return whether the bytes are a message; any exception except ProtocolError fails the test."""
     try:
         decode(data)
     except ProtocolError:
@@ -339,13 +339,13 @@ def test_the_layout_of_header_and_sections_has_no_gaps_that_depend_on_the_machin
     assert SECTION.size == 12
 
 
-# No code in what is received.
+# Received bytes never run code.
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
 
 
 def unsafe(source: str) -> list[str]:
-    """List what could run code that comes as data: pickles by any name, eval and exec, loaders that unpickle."""
+    """List calls that could run received code: pickle under any name, eval, exec, loaders that unpickle."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -152,7 +152,7 @@ def test_evaluation_nodes_that_cannot_be_are_refused_before_a_loop_reads_them():
         run(config, tiny_parties(owner="b"), carry=carry)
 
 
-# --- what travels ------------------------------------------------------------------------------------------------
+# --- traffic -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layers", [(1, 3), ALL_LAYERS])

@@ -125,11 +125,11 @@ def test_others_minimise_the_product_with_the_one_gradient_of_the_round_and_the_
     start = done.initial if before_last is None else before_last.final
     whole = Monolith(config, parties, done.initial)
     batch = whole.train_nodes
-    parts = [whole_partial(whole, m)[batch].detach() for m in range(3)]  # as they were sent
+    parts = [whole_partial(whole, m)[batch].detach() for m in range(3)]  # the values that were sent
     torch.testing.assert_close(joints[0], whole.aggregate(parts), rtol=1e-12, atol=1e-12)
     leaf = joints[0].requires_grad_()
     torch.testing.assert_close(G, torch.autograd.grad(whole.loss(1, leaf), leaf)[0], rtol=1e-12, atol=1e-14)
-    now = Monolith(config, parties, start)  # as the weights are when the last step begins
+    now = Monolith(config, parties, start)  # the weights at the start of the last step
     expected = []
     for m in range(3):
         H = merge(whole, extract(whole, joints[0].detach(), parts[m], m), whole_partial(now, m)[batch], m)
@@ -173,7 +173,7 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
 
 
 def gate(clip=None, noise=0.0, bits=None):
-    """Return what replaces the plain gate of a client."""
+    """Return the gate that replaces a client's plain gate."""
     perturbations = [GaussianNoise(noise, b"secret")] if noise else []
     perturbations += [Grid(bits)] if bits is not None else []
     return Release(
@@ -231,7 +231,7 @@ def test_in_local_updates_the_own_part_is_clipped_but_neither_noised_nor_rounded
     for m, spy in enumerate(spies):
         clean = whole.partial(m, 1, whole.partial(m, 0, *whole.start(m)), None).detach()
         lengths = clean.norm(dim=1, keepdim=True)
-        assert (lengths > 0.8).any()  # the clip has something to do
+        assert (lengths > 0.8).any()  # some values are clipped
         clipped = clean * torch.minimum(torch.tensor(1.0), 0.8 / lengths)
         torch.testing.assert_close(spy.merged[0][1], clipped, rtol=1e-12, atol=1e-12)
         sent = seen[0, 1, m]
@@ -248,7 +248,7 @@ def test_behind_a_gate_training_is_algorithm_1_with_the_tensors_that_were_sent(a
     parties = tiny_parties(owner=None if labels == "all" else labels)
     protect = behind(clip=2.0) if labels == "b" else behind(clip=0.8, noise=0.2, bits=6)
     done = run(config, parties, scatter=16, arrange=protect, carry=with_valid_scores(carry))
-    norm = 2.0 if labels == "b" else 0.8  # G passes the gate too: 2.0 leaves it as it is
+    norm = 2.0 if labels == "b" else 0.8  # G passes the gate too; a clip of 2.0 does not change it
     whole = Monolith(config, parties, done.initial)
     algorithm_1(
         whole,

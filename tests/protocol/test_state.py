@@ -74,7 +74,7 @@ class Killed(Exception):  # noqa: N818
 
 
 def summary(clients, server, events):
-    """Return what must not depend on interruptions."""
+    """Return the results that must not depend on interruptions."""
     tests = [event.metrics for event in events if isinstance(event, Evaluated) and event.split == "test"]
     return {
         "best": [client.progress.best_weights for client in clients],
@@ -129,7 +129,7 @@ def test_a_run_rebuilt_after_every_round_ends_with_the_same_bits(name):
     for _ in states:
         *_, found, (state,) = unbroken(config, parties, state, stop_after_round=True)
         seen += found
-    clients, server, found, rest = unbroken(config, parties, state)  # nothing left but the test
+    clients, server, found, rest = unbroken(config, parties, state)  # only the test remains
     assert not rest
     assert_same_outcome(summary(clients, server, found), expected)
     assert [(event.round, event.metrics, event.loss) for event in seen] == [
@@ -222,7 +222,7 @@ def test_a_servers_state_of_other_parties_is_refused():
 
 
 def test_a_restarted_client_makes_the_same_noise_again():
-    """The same rounds in another incarnation: the same bytes leave, and nobody can average the noise away."""
+    """The same rounds in another incarnation send the same bytes, so the noise cannot be averaged away."""
     config, parties = case("adam")
 
     def released(incarnation):

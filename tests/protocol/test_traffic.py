@@ -22,7 +22,7 @@ def evaluation_bytes(config, rows, precision, owner):
     """Return the bytes of one evaluation: (to the server, to the clients)."""
     layers, wide = config.model.aggregation_layers, HIDDEN * (M if config.model.aggregation == "concat" else 1)
     up = down = 0
-    if owner:  # the owner says which nodes; the others propose empty sets
+    if owner:  # the owner proposes the nodes; the others propose empty sets
         up += M * (HEADER + SECTION) + NODE * rows
         down += M * (HEADER + SECTION + NODE * rows)
     for layer in layers:

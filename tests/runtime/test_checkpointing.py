@@ -1,4 +1,4 @@
-"""A state is saved whole or not at all, read back as it was, and a damaged or foreign file is noticed."""
+"""A state is saved completely or not saved, is read back unchanged, and a damaged or foreign file is refused."""
 
 from __future__ import annotations
 

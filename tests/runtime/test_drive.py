@@ -96,7 +96,7 @@ def test_an_error_of_the_script_is_passed_on_and_stops_the_watch():
 
 
 class Seconds:
-    """A clock that only moves when someone spends time."""
+    """A clock that moves only when a test advances it."""
 
     def __init__(self):
         self.now = 0.0
@@ -109,7 +109,7 @@ class Seconds:
 
 
 def busy(clock, *seconds):
-    """Compute for so many seconds before each request and before the end."""
+    """Compute for this number of seconds before each request and before the end."""
     *before, last = seconds
     for each in before:
         clock.spend(each)

@@ -1,4 +1,4 @@
-"""Clients compute at once, one torch thread each, and nothing of it can be seen in the result."""
+"""Clients compute in parallel, with one torch thread per client, and the result does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to others is left alone: their labels, and their files."""
+"""Runs do not change the caller's labels and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulation that is broken off at any message and started again ends as if nothing had happened."""
+"""A simulation that is interrupted at any message and restarted ends with the same result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def info(caplog):
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch):
-    """Nothing here pulls the plug of the machine, so nothing here has to wait for the disk."""
+    """Skip fsync: no test here cuts the power of the machine."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -57,7 +57,7 @@ def case(name) -> tuple[RunConfig, list]:
 
 
 def crash_at(number: int):
-    """Return what a wire does that breaks at its `number`-th message, and the list of what went through it."""
+    """Return a carrier that raises at its `number`-th message, and the list of carried messages."""
     carried: list = []
 
     def carry(message):
@@ -70,7 +70,7 @@ def crash_at(number: int):
 
 
 def outcome(report):
-    """Return what must not depend on interruptions."""
+    """Return the results that must not depend on interruptions."""
     counted = ("bytes", "exchanges", "seconds")
     history = [{key: value for key, value in entry.to_dict().items() if key not in counted} for entry in report.history]
     return report.weights_sha256, report.test, report.validation, report.losses, history
@@ -88,7 +88,7 @@ def test_a_run_broken_at_every_message_goes_on_to_the_same_end(name, tmp_path, c
 
 
 def broken_at(name, tmp_path, caplog, places):
-    """Break a run at some of its messages, or at every one, and compare its end with that of an unbroken run."""
+    """Interrupt a run at some or all of its messages, and compare its end with an uninterrupted run."""
     config, parties = case(name)
     carry, carried = crash_at(-1)
     unbroken = outcome(simulate(parties, config, carry=carry, workers=1).report)
@@ -233,7 +233,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_older_one_used(kind, tmp_path, 
 
 
 def only_checkpoint(tmp_path, number):
-    """Break a run off, leave its newest checkpoint alone, and damage that."""
+    """Interrupt a run, keep only its newest checkpoint, and damage it."""
     config, parties = case("full")
     with pytest.raises(CrashError):
         simulate(parties, config, carry=crash_at(number)[0], checkpoints=tmp_path)

@@ -129,7 +129,7 @@ def test_messages_that_travel_as_bytes_give_the_same_weights(keys, precision):
 
 
 def awkward_parties(owner=None):
-    """Return a hub, isolated nodes, loops and duplicates; a party without edges; a party with one feature.
+    """Return awkward parties: high degree, isolated nodes, self loops, duplicates, no edges, one feature.
 
     No training node has the last class.
     """
@@ -320,7 +320,7 @@ class NoMore(Exception):  # noqa: N818
 
 
 def serve(*turns, names="abc", **keys):
-    """Let a server read turns of one message per party; return its answers. It first expects round 0, layer 1."""
+    """Give a server one message per party and turn; return its answers. It first expects round 0, layer 1."""
     server = Server(settings(aggregation_layers=(1, 3), **keys), list(names), Sizes(24, 6, 6), RUN)
     answers, left = [], list(turns)
 
@@ -635,7 +635,7 @@ def test_a_party_that_has_stopped_keeps_its_figures_in_the_history():
         assert entry["val_accuracy"] == pytest.approx(np.mean(found))
     assert len(report.losses) == max(lengths.values())
     last = max(events.values(), key=len)
-    assert report.losses[-1] == pytest.approx(last[-1].loss)  # the others do not train any more
+    assert report.losses[-1] == pytest.approx(last[-1].loss)  # the other parties have stopped
 
 
 def test_the_observer_hears_of_every_round_and_every_evaluation():

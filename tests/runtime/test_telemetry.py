@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import pytest
 
+from glasu.model.task import ACCURACY
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Evaluated, RoundDone
@@ -24,7 +25,7 @@ def tensor(kind, client, phase=Phase.TRAINING):
 
 def validation(round_index, accuracy, party=None, *, improved=False):
     metrics = {"accuracy": accuracy, "macro_f1": accuracy, "loss": 1 - accuracy}
-    return Evaluated(round_index, "validation", metrics, 0.5, improved, party)
+    return Evaluated(round_index, "validation", metrics, ACCURACY, 0.5, improved, party)
 
 
 class Clock:

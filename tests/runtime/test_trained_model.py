@@ -130,7 +130,7 @@ def test_a_model_is_read_from_its_folder_or_from_the_folder_of_the_run(folder):
     assert np.array_equal(inside.predict_proba(parties), outside.predict_proba(parties))
 
 
-# --- which nodes -------------------------------------------------------------------------------------------------
+# --- requested nodes ---------------------------------------------------------------------------------------------
 
 
 def test_nodes_are_asked_for_by_position_or_by_a_mask():
@@ -207,7 +207,7 @@ def test_of_pooled_columns_the_names_are_compared_too():
         model.predict_proba([parties[0], replace(parties[1], feature_names=("p", "q", "r", "s", "t")), parties[2]])
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- refused models ----------------------------------------------------------------------------------------------
 
 
 def test_other_parties_than_those_that_trained_are_refused():
@@ -312,7 +312,7 @@ def test_weights_of_another_party_are_refused(folder):
 
 
 def test_weights_of_another_run_are_refused(folder, tmp_path):
-    """Same parties, same shapes, another seed: nothing but the digest tells them apart."""
+    """The same parties and shapes with another seed: only the digest differs."""
     other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])))
     other.save(tmp_path / "other")
     (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
@@ -398,7 +398,7 @@ def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_as
     parties = tiny_parties()
     model = TrainedModel.of(simulate(parties, config))
     assert model.config.train.sampled_evaluation
-    nodes = np.array([17, 3, 22, 0, 9, 3])  # in no order, one of them twice
+    nodes = np.array([17, 3, 22, 0, 9, 3])  # unsorted, with one duplicate
     expected = Monolith(model.config, parties, model.weights).probabilities().numpy()
     np.testing.assert_allclose(model.predict_proba(parties, nodes), expected[nodes], rtol=1e-9)
     meter = TrafficCounter()

@@ -33,7 +33,7 @@ NOBODY = np.empty(0, np.int64)
 
 
 class Killed(BaseException):
-    """Ends a role as a signal would: it tells no peer."""
+    """Ends a role as a signal would, without a message to its peers."""
 
 
 class Role(threading.Thread):
@@ -218,7 +218,7 @@ class Cluster:
             time.sleep(0.02)
 
     def end(self, *roles: Role) -> None:
-        """Let the server end the run, because the test has seen enough."""
+        """Let the server end the run."""
         self.serving[-1].stop("enough")
         for role in roles:
             assert "enough" in str(role.error())

@@ -1,4 +1,4 @@
-"""Commands run through their entry point in this process, and a command of the test's own."""
+"""Commands run through their entry point in this process, and a fake command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ evaluate_every = 2
 
 @dataclass(frozen=True)
 class Fake:
-    """fake: a command with the arguments of another and work of the test's own."""
+    """A fake command: the arguments of another command with a function of the test."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]

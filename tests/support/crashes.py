@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Crash(BaseException):
-    """Stands for the end of the process."""
+    """Stands for a crash of the process."""
 
 
 class _Countdown:

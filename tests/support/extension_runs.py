@@ -1,6 +1,6 @@
-"""Train with each choice of an extension, in one process and over the network; print the weights' digests as JSON.
+"""Train with each choice of an extension, in one process and over the network; print parts of the reports as JSON.
 
-It runs as a process of its own, because an extension stays loaded until its process ends. The parties are threads of
+It runs as a separate process, because an extension stays loaded until its process ends. The parties are threads of
 this process. Each server is a process in the environment that the arguments describe.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from glasu import registry
 from glasu.config import RunConfig
+from glasu.html_report import render_report
 from glasu.pki.provision import provision
 from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
@@ -71,7 +72,7 @@ def main(folder: Path, path: str) -> None:
     registry.load_extension(EXTENSION)
     base, parties = tiny(num_rounds=2, sampler="neighbor", num_layers=2, aggregation_layers=(0, 1))
     provision(folder / "kits", [party.name for party in parties], ["localhost"])
-    digests = {}
+    found = {}
     for name in (*CHOICES, "all"):
         config = change(base, *(CHOICES if name == "all" else (name,)))
         out = folder / name
@@ -86,14 +87,20 @@ def main(folder: Path, path: str) -> None:
         finally:
             server.kill()
             server.communicate()
+        report = simulate(parties, config).report
         served = json.loads((out / "server" / "report.json").read_text())
-        digests[name] = {
+        found[name] = {
             "network": served["weights_sha256"],
             "versions": served["versions"],
-            "one process": list(simulate(parties, config).report.weights_sha256),
+            "scores": served["test"],
+            "one process": list(report.weights_sha256),
+            "scores in one process": report.to_dict()["test"],
+            "history": report.to_dict()["history"],
+            "summary": report.summary(),
+            "page": render_report("A run", "", {"glasu": report}),
         }
-    digests["none"] = {"one process": list(simulate(parties, base).report.weights_sha256)}
-    print(json.dumps(digests))
+    found["none"] = {"one process": list(simulate(parties, base).report.weights_sha256)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ NAME = "test"  # of the SuperLink in Flower's config
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
+    """Return a free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -39,7 +39,7 @@ def write_node_key(path: Path) -> None:
 
 
 class Fleet:
-    """The processes of one deployment; all that they write lies below `folder`."""
+    """The processes of one deployment; they write below `folder`."""
 
     def __init__(self, folder: Path, kits: Path) -> None:
         self.folder, self.kits, self.port, self.stream_port = folder, kits, free_port(), free_port()
@@ -52,7 +52,7 @@ class Fleet:
             f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{ca}"\n'
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
-        self.environment = {  # without what glasu told the gRPC of this process: a user's shell does not have it
+        self.environment = {  # without the gRPC variables that glasu set in this process
             **inherited,
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -61,7 +61,7 @@ class Fleet:
         }
 
     def start(self, name: str, *words: object) -> None:
-        """Start a process in a group of its own, so that its children can be ended with it."""
+        """Start a process in its own process group, so its children can be ended with it."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [str(BIN / str(words[0])), *map(str, words[1:])],
@@ -87,7 +87,7 @@ class Fleet:
             time.sleep(0.1)
 
     def flwr(self, *words: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """Give one command to the SuperLink."""
+        """Run one command against the SuperLink."""
         return subprocess.run(
             [str(BIN / "flwr"), *map(str, words)],
             env=self.environment,
@@ -99,7 +99,7 @@ class Fleet:
         )
 
     def superlink(self) -> None:
-        """Start the SuperLink with TLS, the server's kit saying who it is, and wait until it answers."""
+        """Start the SuperLink with the certificate of the server's kit, and wait until it answers."""
         kit = self.kits / "server"
         self.start(
             "superlink",
@@ -116,12 +116,12 @@ class Fleet:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def register(self, name: str) -> None:
-        """Make a node's keys known to the SuperLink."""
+        """Register a node's keys at the SuperLink."""
         done = self.flwr("supernode", "register", self.folder / f"{name}.pub", NAME)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def supernode(self, name: str, **changes: str) -> None:
-        """Start a party's SuperNode; who it is, its own config and kit say."""
+        """Start a party's SuperNode with its own config and kit."""
         own = {
             "party": str(self.folder / "parties" / name),
             "kit": str(self.kits / name),
@@ -151,7 +151,7 @@ class Fleet:
         return found[1]
 
     def since(self, name: str) -> str:
-        """Return what a process has written since `begin`."""
+        """Return the output of a process since `begin`."""
         return self.log(name)[self.marks[name] :]
 
     def commands(self) -> list[str]:
@@ -172,7 +172,7 @@ class Fleet:
         return " ".join(f"{key}='{value}'" for key, value in own.items())
 
     def stop(self) -> None:
-        """End everything, nodes first, and whatever they had started."""
+        """End all processes and their children, SuperNodes first."""
         for process in reversed(self.running.values()):
             process.terminate()
         deadline = time.monotonic() + 15

@@ -57,7 +57,7 @@ def serve(kit: Kit, handle: Callable[[Iterator[bytes], Any], Iterator[bytes]]) -
 
 @contextmanager
 def answer_plainly(answer: bytes) -> Iterator[int]:
-    """Listen without TLS, send the answer to everyone and hang up; yields the port."""
+    """Listen without TLS, send the answer to every client and close; yields the port."""
     with socket.create_server(("localhost", 0)) as listener:
 
         def run() -> None:
@@ -76,7 +76,7 @@ def answer_plainly(answer: bytes) -> Iterator[int]:
 
 @contextmanager
 def forward(port: int) -> Iterator[tuple[int, threading.Event, threading.Event]]:
-    """Forward one connection to a port; yields the own port, an event that freezes it, and one that cuts it."""
+    """Forward one connection to a port; yields its port, an event that freezes it, and one that closes it."""
     freeze, cut = threading.Event(), threading.Event()
     with socket.create_server(("localhost", 0)) as listener:
 

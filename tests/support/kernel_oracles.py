@@ -102,7 +102,7 @@ def fill_block(
     positions: Ids,
 ) -> None:
     sources, counts = indices[edges], np.diff(starts)
-    own: Array = targets  # right where all nodes are there: then a node's position is its number
+    own: Array = targets  # correct if all nodes are present: then a node's position is its number
     others = sources
     if len(nodes) < len(labels):
         labels[nodes] = np.arange(len(nodes))

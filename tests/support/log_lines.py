@@ -1,4 +1,4 @@
-"""Look at the log of the library while a block runs."""
+"""Read the log of the library while a block runs."""
 
 from __future__ import annotations
 

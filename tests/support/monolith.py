@@ -314,7 +314,7 @@ def assert_same(
 
 
 def identical(got: Sequence[Mapping[str, Tensor]], expected: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Tell whether two lists of named tensors agree bit for bit."""
+    """Return whether two lists of named tensors agree bit for bit."""
     return all(
         list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
         for mine, theirs in zip(got, expected, strict=True)

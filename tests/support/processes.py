@@ -44,7 +44,7 @@ class Processes:
         self.started: dict[str, int] = {}
 
     def start(self, name: str, *more: str, called: str = "") -> None:
-        """Give the command of a role, the first time or again, or in another folder of its own."""
+        """Return the command of a role, optionally in another folder."""
         called = called or name
         kit, out = self.kits / name, self.folder / called
         words = (
@@ -92,14 +92,14 @@ class Processes:
         assert self.attempts()[-1] >= reached - 1
 
     def attempts(self) -> list[int]:
-        """Return the rounds after which the run went on, in the order of its attempts."""
+        """Return the rounds after which the run continued, in the order of its attempts."""
         return [
             int(found)
             for found in re.findall(r"all parties are connected; continuing after round (\d+)", self.log("server"))
         ]
 
     def finish(self) -> dict:
-        """Wait for everyone, and return the server's report."""
+        """Wait for all roles, and return the server's report."""
         for name, process in self.running.items():
             assert process.wait(300) == 0, self.log(name)
         return json.loads((self.folder / "server" / "report.json").read_text())

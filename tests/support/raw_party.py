@@ -1,4 +1,4 @@
-"""A party made of raw frames, without gRPC: tests say what it sends and read what the server answers."""
+"""A party made of raw frames, without gRPC: tests choose its frames and read the server's answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RawParty:
         self.heard.extend(map(read_frame, self.stream.outgoing()))
 
     def send(self, *frames: bytes) -> None:
-        """Send frames as they are."""
+        """Send unchanged frames."""
         for frame in frames:
             self._incoming.put(frame)
 
@@ -70,7 +70,7 @@ class RawParty:
         return [read_control(frame.body) for frame in list(self.heard) if frame.kind == CONTROL]
 
     def last_word(self) -> Control:
-        """Return what the server said last, when it has closed the stream."""
+        """Return the server's last message after it has closed the stream."""
         self.writer.join(20)
         assert not self.writer.is_alive()
         return self.controls()[-1]
@@ -118,7 +118,7 @@ def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnection:
-    """Connect with a kit over gRPC, say hello, and return the first thing that comes back."""
+    """Connect with a kit over gRPC, send a hello, and return the first answer."""
     arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
     stream = Stream(threading.Condition())
     stream.send(hello())

@@ -1,4 +1,4 @@
-"""Aggregations that keep what a client extracts and merges."""
+"""Aggregations that record the tensors a client extracts and merges."""
 
 from __future__ import annotations
 

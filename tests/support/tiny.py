@@ -90,7 +90,7 @@ def tiny(**keys: Any) -> tuple[RunConfig, list[PartyData]]:
 
 
 def assert_same_end(served: Any, simulated: Any) -> None:
-    """Assert that a run over the network, however often it was interrupted, found what the simulation found."""
+    """Assert that a run over the network, interrupted or not, has the results of the simulation."""
     assert served.weights_sha256 == simulated.weights_sha256
     assert served.losses == simulated.losses
     assert (served.test, served.validation) == (simulated.test, simulated.validation)
@@ -100,7 +100,7 @@ def assert_same_end(served: Any, simulated: Any) -> None:
 
 
 def assert_same_run(served: Any, simulated: Any) -> None:
-    """Assert that an unbroken run over the network also cost what the simulation cost."""
+    """Assert that an uninterrupted run over the network has the traffic of the simulation."""
     assert_same_end(served, simulated)
     assert served.traffic == simulated.traffic
     costs = [[(entry["bytes"], entry["exchanges"]) for entry in run.history] for run in (served, simulated)]

@@ -126,7 +126,7 @@ class ToyClientHandshake:
 
 
 class Role(threading.Thread):
-    """A role in a thread of its own, with its result or error."""
+    """A role in a separate thread, with its result or error."""
 
     def __init__(self, name: str, action: Callable[[], Any]) -> None:
         super().__init__(name=f"toy-{name}", daemon=True)
@@ -148,7 +148,7 @@ class Role(threading.Thread):
 
 
 class Killed(BaseException):
-    """Ends a role as a crash would: without a word to anybody."""
+    """Ends a role as a crash would, without a message."""
 
 
 class ToyServer:
@@ -162,6 +162,7 @@ class ToyServer:
         *,
         listen: str = "localhost:0",
         handshake: ToyServerHandshake | None = None,
+        max_connections: int | None = None,
         after: Callable[[str, int, int], None] = lambda what, round_index, chunk: None,
         **options: Any,
     ) -> None:
@@ -173,6 +174,7 @@ class ToyServer:
             state: survives a restart: the number of the last attempt, the last round.
             listen: the address.
             handshake: decides who takes part.
+            max_connections: of TCP; None: the default of the listener.
             after: called after every receive and broadcast; raises Killed to crash.
             options: of the session.
         """
@@ -181,7 +183,7 @@ class ToyServer:
         self.handshake = handshake or ToyServerHandshake()
         options = {"wait": 20.0, **options}
         self.session = ServerSession(toy.parties, self.handshake, RUN, log=logger(self.log), **options)
-        self.listener = Listener(self.session.host, open_kit(kits / "server"), listen)
+        self.listener = Listener(self.session.host, open_kit(kits / "server"), listen, max_connections)
         self.port = self.listener.port
         self.listener.start()
 
@@ -207,7 +209,7 @@ class ToyServer:
                 self.state["attempt"] = self.state.get("attempt", 0) + 1
                 self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.check_limits)
                 for index in range(common, self.toy.num_rounds):
-                    self._round(index)
+                    self.run_round(index)
                 return self.session.collect_results()
             except RestartAttempt:
                 self.log.append("restart")
@@ -217,7 +219,7 @@ class ToyServer:
         common = max(int(index) for index in set.intersection(*(set(own) for own in rounds)))
         return common, [own[str(common)] for own in rounds]
 
-    def _round(self, index: int) -> None:
+    def run_round(self, index: int) -> None:
         for chunk in range(self.toy.chunks):
             partials = self.session.receive(Receive((Partial,), key(index, chunk)))
             self.after("receive", index, chunk)
@@ -283,14 +285,14 @@ class ToyParty:
             del self.checkpoints[later]
         self.session.confirm(proposed)
         for index in range(proposed.round, self.toy.num_rounds):
-            own = self._round(index, own, proposed.number)
+            own = self.run_round(index, own, proposed.number)
             self.checkpoints[index + 1] = own
             for old in sorted(self.checkpoints)[:-2]:
                 del self.checkpoints[old]
             self.after("save", index, 0)
         return digest(own)
 
-    def _round(self, index: int, own: np.ndarray, attempt: int) -> np.ndarray:
+    def run_round(self, index: int, own: np.ndarray, attempt: int) -> np.ndarray:
         for chunk in range(self.toy.chunks):
             self.session.send(Partial(key=key(index, chunk, self.client, attempt), value=own[chunk]))
             self.after("send", index, chunk)
@@ -321,7 +323,7 @@ def logger(lines: list[str]) -> logging.Logger:
 
 @dataclass
 class Federation:
-    """A toy run: a server, its parties, and what survives their crashes."""
+    """A toy run: a server, its parties, and the state that survives crashes."""
 
     toy: Toy
     kits: Path
@@ -330,19 +332,13 @@ class Federation:
     servers: list[ToyServer] = field(default_factory=list)
     parties: dict[str, list[ToyParty]] = field(default_factory=dict)
 
-    outside: int = 0  # port of a server in another process
-
     @property
     def port(self) -> int:
-        return self.outside or self.servers[-1].port
-
-    def connect_to(self, port: int) -> None:
-        """Join a server in another process."""
-        self.outside = port
+        return self.servers[-1].port
 
     def serve(self, **options: Any) -> Role:
         listen = f"localhost:{self.port}" if self.servers else "localhost:0"
-        server = ToyServer(self.toy, self.kits, self.state, listen=listen, **options)
+        server = ToyServer(self.toy, self.kits, self.state, **{"listen": listen, **options})
         self.servers.append(server)
         return Role("server", server.serve)
 
@@ -359,7 +355,7 @@ class Federation:
 
 
 def breaking_lines(limits: Sequence[int | None]) -> Callable[..., Line]:
-    """Return an `open_line` whose lines break after so many frames in both directions together; None: never."""
+    """Return an `open_line` whose streams break after this number of frames in both directions; None: never."""
     left, lock = list(limits), threading.Lock()
 
     def open_line(kit: Any, address: str, stream: Any, arrive: Any) -> Line:

@@ -1,4 +1,4 @@
-"""How tensors travel: what arrives is near what was sent, the same at every reader, and hides nothing."""
+"""Encodings: decoded tensors are near the encoded ones, the same at every reader, and NaN stays visible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, compute_dtype, encodings_of, use_for_all_kinds
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
@@ -56,7 +56,8 @@ def test_what_is_sent_is_a_matrix_of_as_many_rows_that_decodes_to_the_shape_it_h
         assert encoding.find_error(payload) == ""
         decoded = encoding.decode(payload)
         assert decoded.shape == value.shape
-        assert decoded.dtype == ("<f8" if encoding.name == "fp64" else "<f4")
+        assert decoded.dtype == encoding.compute_dtype
+        assert np.array_equal(decoded, value) or not encoding.is_exact
         assert np.isfinite(decoded).all()
 
     law()
@@ -99,7 +100,7 @@ def test_decoding_leaves_the_received_bytes_as_they_were(encoding):
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_blocks_of_columns_keep_their_bytes_side_by_side_and_taken_apart(encoding):
-    """What `concat` makes of encoded partials is what they say, side by side: nothing is rounded twice."""
+    """`concat` of encoded partials is their exact concatenation: nothing is rounded twice."""
     parts = [normal(5, WIDTH, scale) for scale in (1.0, 1e-3, 1e6)]
     payloads = [encoding.encode(part, KEY) for part in parts]
     joint = np.concatenate(payloads, axis=1)
@@ -269,7 +270,7 @@ def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
     assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.06
 
 
-# What the config asks for
+# Encodings of a config
 
 
 @pytest.mark.parametrize(
@@ -286,12 +287,13 @@ def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(prec
     found = encodings_of(config)
     assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
     assert set(found) == set(use_for_all_kinds(Plain()))
+    assert compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
         assert found["representation"] == Int8(48)
         assert found["gradient"] == Int8(48, stochastic=True, seed=9)
 
 
-# What the server computes with encoded tensors
+# The server's computations with encoded tensors
 
 
 def payloads_of(encoding: Encoding, count: int, columns: int = WIDTH, scale: float = 1.0) -> list[np.ndarray]:

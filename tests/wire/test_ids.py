@@ -1,4 +1,4 @@
-"""Node sets as bytes: lossless, one encoding per set, and nothing but a ProtocolError for any other bytes."""
+"""Node sets as bytes: lossless, one encoding per set, and a ProtocolError for any other bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ node_sets = st.sets(st.one_of(st.sampled_from(EDGES), st.integers(0, 500), st.in
 
 
 def by_hand(nodes: list[int]) -> bytes:
-    """Write the gaps one by one, as the module's docstring says."""
+    """Write the gaps one by one, as the module's docstring specifies."""
     result, before = bytearray(), -1
     for node in nodes:
         gap, before = node - before - 1, node

@@ -1,4 +1,4 @@
-"""One key names one message: whatever travels twice under a key is the same bytes."""
+"""One key names one message: two messages with the same key have the same bytes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_key_says_who_sends():
         assert str(key._replace(client=client)).endswith("from server")
 
 
-# --- the server's checks on what belongs together ------------------------------------------------------------------
+# --- the server's checks of one exchange ---------------------------------------------------------------------------
 
 
 def test_metrics_that_disagree_between_parties_are_refused():
@@ -145,7 +145,7 @@ def test_node_sets_of_different_numbers_of_rounds_are_refused():
 
 
 class Witness(TrafficCounter):
-    """Remembers what was sent under which key."""
+    """Remembers the bytes of every key."""
 
     def __init__(self, contents):
         super().__init__()

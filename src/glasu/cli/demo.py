@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.progress import show_progress
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
-    from glasu.html_report import HEADINGS, format_row, render_report
+    from glasu.html_report import format_row, list_headings, render_report
+    from glasu.model.task import task_of
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         write_atomically(out / folder / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
     table = Table(title=TITLE)
-    for heading in HEADINGS:
+    for heading in list_headings(task_of(base.train)):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for name, report in reports.items():
         table.add_row(name, *format_row(report))

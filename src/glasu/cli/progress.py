@@ -27,10 +27,10 @@ SILENCE = 30.0  # seconds between two lines about one long evaluation, without a
 
 def describe_evaluation(event: Evaluated) -> str:
     """Return the result of an evaluation as one line."""
-    score = event.metrics.get("micro_f1", event.metrics["accuracy"])
+    metric = event.selected_by
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
     who = f"{event.party}: " if event.party else ""
-    return f"{who}{loss}{event.split} {100 * score:.1f} %"
+    return f"{who}{loss}{event.split} {metric.title} {metric.format(event.metrics[metric.name])}"
 
 
 def describe_progress(event: Evaluating) -> str:

@@ -14,7 +14,8 @@ from glasu import __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
-from glasu.report import RunReport, format_percent
+from glasu.model.task import ACCURACY
+from glasu.report import RunReport
 
 EPOCH = 4  # increased when a change of the program changes results; older results are run again
 CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # stored for every evaluation
@@ -55,7 +56,7 @@ class Result:
         """Return the run in one line."""
         row = self.row
         found = (
-            f"test accuracy {format_percent(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
+            f"test accuracy {ACCURACY.format(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
         )
         return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
 

@@ -1,4 +1,4 @@
-"""Search for settings by validation accuracy, optionally within a byte budget, and write the best as a run file."""
+"""Search for settings by their validation score, optionally within a byte budget, and write the best as a run file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Point, Space, format_point, label, read_space, require
 from glasu.files import hold_folder, write_atomically
-from glasu.report import format_percent
+from glasu.model.task import Metric, task_of
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial
@@ -46,8 +46,9 @@ class SearchResult:
 
     def summary(self) -> str:
         """Return the search in one line."""
+        metric = task_of(self.config.train).selected_by
         return (
-            f"best of {_count_states(self.trials)}: validation {format_percent(self.score)} with "
+            f"best of {_count_states(self.trials)}: validation {metric.title} {metric.format(self.score)} with "
             f"{format_point(self.point)}; see {self.best_file}"
         )
 
@@ -136,7 +137,7 @@ def _run(options: _Search, jobs: int) -> SearchResult:
     def on_finish(trial: FinishedTrial) -> None:
         finished = study.list_finished()
         best = _write(options, finished)
-        log.info("%s", _describe(trial, len(finished), options.trials, best))
+        log.info("%s", _describe(trial, len(finished), options.trials, best, task_of(options.config.train).selected_by))
 
     with open_study(options.out / "study.db", _settings(options)) as storage:
         first = options.space.point_of(options.config)
@@ -157,15 +158,15 @@ def _run(options: _Search, jobs: int) -> SearchResult:
     return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
 
 
-def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None) -> str:
+def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None, metric: Metric) -> str:
     """Return a finished trial as one line."""
     found = trial.outcome
-    score = "-" if found.score is None else format_percent(found.score)
-    leader = "" if best is None or best.outcome.score is None else f", best {format_percent(best.outcome.score)}"
+    score = "-" if found.score is None else metric.format(found.score)
+    leader = "" if best is None or best.outcome.score is None else f", best {metric.format(best.outcome.score)}"
     cost = f", {found.bytes / 1e6:.1f} MB" if found.bytes else ""
     reason = f": {found.note}" if found.note else ""
     return (
-        f"trial {trial.number} ({done} of {planned}) {found.state}: validation {score}{leader}"
+        f"trial {trial.number} ({done} of {planned}) {found.state}: validation {metric.title} {score}{leader}"
         f"{cost}, {found.seconds:.1f} s; {format_point(trial.point)}{reason}"
     )
 

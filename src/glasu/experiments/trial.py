@@ -184,11 +184,10 @@ class _Run:
                 raise _RunEnded
 
     def _record(self, event: Evaluated) -> None:
-        from glasu.model.task import task_of
         from glasu.protocol.state import Selection
 
         train, party = self.config.train, event.party
-        score = event.metrics[task_of(train).selected_by]
+        score = event.metrics[event.selected_by.name]
         if math.isnan(score):
             raise DataError(
                 "a search compares validation scores, and the data has no validation nodes; see data.split."

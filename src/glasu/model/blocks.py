@@ -7,7 +7,7 @@ a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.ran
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,10 +190,9 @@ class Adjacency:
     symmetric: D^-1/2 (A + I) D^-1/2 with D counting the self loop; mean: D^-1 A, no self loops; none: A + I.
     """
 
-    def __init__(self, graph: Graph, normalization: Normalization, *, double: bool = False) -> None:
-        self.graph, self.normalization = graph, normalization
+    def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:
+        self.graph, self.normalization, self.dtype = graph, normalization, dtype
         self.labels = make_labels(graph.num_nodes)
-        self.dtype = np.dtype(np.float64) if double else np.dtype(np.float32)
         self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":

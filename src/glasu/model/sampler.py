@@ -32,6 +32,7 @@ from glasu.model.blocks import (
     thin_draw,
 )
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
+from glasu.wire.encodings import compute_dtype
 
 LOGGER = logging.getLogger("glasu.model")
 DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
@@ -82,7 +83,7 @@ class Sampler(ABC):
         normalization = normalization or backbone.normalization
         self.train, self.graph, self.client = config.train, graph, client
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
-        self.adjacency = Adjacency(graph, normalization, double=config.wire.precision == "fp64")
+        self.adjacency = Adjacency(graph, normalization, compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
         if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
             LOGGER.warning(

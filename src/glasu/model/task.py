@@ -5,8 +5,10 @@ This module imports without torch. The server reads the metric names, the select
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,11 +28,34 @@ Scores = NDArray[Any]  # shape (n, C): one row per node, one column per output o
 Labels = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A number that measures predictions against labels."""
+
+    name: str  # in report.json
+    title: str  # in tables and lines for people
+    is_share: bool = True  # in 0..1, and shown as a percentage
+
+    def format(self, value: float) -> str:
+        """Format a value; NaN, which means no data, as a dash."""
+        if math.isnan(value):
+            return "-"
+        return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
+
+
+ACCURACY, MACRO_F1, MICRO_F1 = (
+    Metric("accuracy", "accuracy"),
+    Metric("macro_f1", "macro F1"),
+    Metric("micro_f1", "micro F1"),
+)
+LOSS = Metric("loss", "loss", is_share=False)
+
+
 class Task(ABC):
     """A learning task. Subclass it and register the class to add a task."""
 
-    metric_names: ClassVar[tuple[str, ...]]  # in the order of the message
-    selected_by: ClassVar[str]  # the metric whose best value on the validation nodes selects the model
+    metrics: ClassVar[tuple[Metric, ...]]  # in the order of the message; reports list the first for every client
+    selected_by: ClassVar[Metric]  # its greatest value on the validation nodes selects the model
     label_form: ClassVar[str]  # for errors: "party 'a' has <label_form> per node"
 
     # Labels and examples.
@@ -76,7 +101,11 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
-        """Return the metrics, in the order of `metric_names`; nodes with an unknown label (-1) do not count."""
+        """Return the metrics, in the order of `metrics`; nodes with an unknown label (-1) do not count."""
+
+    def unknown_metrics(self) -> dict[str, float]:
+        """Return the metrics of nodes without a known label: NaN."""
+        return {metric.name: math.nan for metric in self.metrics}
 
     # Predictions.
 
@@ -97,8 +126,8 @@ class Task(ABC):
 class Multiclass(Task):
     """Every node has one class: softmax and cross-entropy."""
 
-    metric_names = ("accuracy", "macro_f1", "loss")
-    selected_by = "accuracy"
+    metrics = (ACCURACY, MACRO_F1, LOSS)
+    selected_by = ACCURACY
     label_form = "one label"
 
     def accepts(self, labels: Labels) -> bool:
@@ -130,7 +159,7 @@ class Multiclass(Task):
     def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
         scores, labels = _with_known_labels(scores, labels)
         if not len(labels):
-            return dict.fromkeys(self.metric_names, float("nan"))
+            return self.unknown_metrics()
         classes = np.arange(scores.shape[1])
         truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
         accuracy = float((truth & predicted).any(axis=1).mean())
@@ -155,8 +184,8 @@ class Multilabel(Task):
     The accuracy is the share of correct yes-or-no decisions.
     """
 
-    metric_names = ("accuracy", "macro_f1", "micro_f1", "loss")
-    selected_by = "micro_f1"
+    metrics = (ACCURACY, MACRO_F1, MICRO_F1, LOSS)
+    selected_by = MICRO_F1
     label_form = "one column of 0 and 1 per class"
 
     def accepts(self, labels: Labels) -> bool:
@@ -182,7 +211,7 @@ class Multilabel(Task):
     def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
         scores, labels = _with_known_labels(scores, labels)
         if not len(labels):
-            return dict.fromkeys(self.metric_names, float("nan"))
+            return self.unknown_metrics()
         truth, predicted = labels == 1, scores > 0.5
         hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {

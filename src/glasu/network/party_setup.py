@@ -19,6 +19,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.report import versions
 from glasu.timing import Clock, Stopwatch
+from glasu.wire.encodings import compute_dtype
 
 LAYER_BYTES = 16 << 10  # memory of the objects of one layer, however narrow it is
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
@@ -85,7 +86,7 @@ def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = N
         max_memory: the allowed number of bytes; None: half of this machine's memory.
     """
     model, limit = config.model, total_memory() // 2 if max_memory is None else max_memory
-    size = 8 if config.wire.precision == "fp64" else 4
+    size = compute_dtype(config).itemsize
     weights = model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden)
     copies = 5 if config.train.optimizer == "adam" else 3
     needed = size * (copies * weights + 2 * party.num_nodes * model.hidden) + model.num_layers * LAYER_BYTES

@@ -229,7 +229,7 @@ class TrainingParty:
 
 def _read_scores(metrics: Mapping[str, float]) -> SplitScores | None:
     """Return the test scores; None at a client without labels."""
-    return SplitScores(**metrics) if metrics else None  # type: ignore[arg-type]
+    return SplitScores(metrics) if metrics else None
 
 
 def limits_of(client: Client) -> Limits:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glasu.privacy.ledger import Ledger
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Kind, Plain
+from glasu.wire.encodings import Encoding, Kind
 from glasu.wire.message_key import Key
 
 
@@ -115,7 +115,7 @@ class Release:
     @property
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
-        return not self.perturbations and isinstance(self.encodings["representation"], Plain)
+        return not self.perturbations and self.encodings["representation"].is_exact
 
     def clip(self, partial: Tensor) -> Tensor:
         """Apply clipping, the differentiable part of a release. LocalUpdate needs it too."""

@@ -129,7 +129,7 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Scrip
 
 def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
     """Return the metrics, which must be equal at all parties with labels."""
-    names = server.task.metric_names
+    names = [metric.name for metric in server.task.metrics]
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
         expected = names if server.owner in (-1, client) else ()

@@ -26,6 +26,7 @@ from glasu.model.step import Inputs, Step, Steps
 from glasu.model.task import task_of
 from glasu.protocol.sample import Sample
 from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.wire.encodings import compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
 
@@ -47,6 +48,7 @@ class NodeData:
     has_labels: bool
     scale: float  # factor of the features
     stored: NDArray[np.float32] | SparseRows
+    dtype: torch.dtype
     all_rows: Hidden | None = field(default=None, repr=False)  # kept for sampler "full", which reads them every round
 
     @classmethod
@@ -54,11 +56,7 @@ class NodeData:
         """Prepare the data of a party; `scale` replaces the input scale of the config."""
         stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         factor = input_scale(config.model, party.mean_length()) if scale is None else scale
-        return cls(config, party, has_labels, factor, stored)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64 if self.config.wire.precision == "fp64" else torch.float32
+        return cls(config, party, has_labels, factor, stored, getattr(torch, compute_dtype(config).name))
 
     @property
     def num_nodes(self) -> int:

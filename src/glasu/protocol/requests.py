@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from glasu.model.task import Metric
 from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key
 
@@ -90,6 +91,7 @@ class Evaluated:
     round: int
     split: str
     metrics: dict[str, float]
+    selected_by: Metric  # the metric that selects the model
     loss: float | None = None
     improved: bool = False
     party: str | None = None  # set where parties train alone

@@ -50,7 +50,8 @@ def client_script(client: Client) -> Script[None]:
     test = client_evaluation(client, client.config.train.num_rounds + 1, "test")
     progress.test_metrics, _ = yield Timed(test, "evaluation")
     if progress.selection is not None:
-        yield Evaluated(progress.selection.best_round, "test", progress.test_metrics, party=client.name)
+        best, task = progress.selection.best_round, client.learner.task
+        yield Evaluated(best, "test", progress.test_metrics, task.selected_by, party=client.name)
 
 
 def client_rounds(client: Client) -> Script[None]:
@@ -129,10 +130,11 @@ def _client_selection(client: Client, loss: float | None) -> Script[None]:
     evaluation = client_evaluation(client, progress.round, "validation")
     metrics, verdict = yield Timed(evaluation, "evaluation")
     if progress.selection is not None:
-        progress.selection = progress.selection.after(metrics[client.learner.task.selected_by], progress.round)
+        selected_by = client.learner.task.selected_by
+        progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
         improved = progress.selection.best_round == progress.round
         progress.stopped = progress.selection.stops(train)
-        yield Evaluated(progress.round, "validation", metrics, loss, improved, client.name)
+        yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, client.name)
     else:
         improved, progress.stopped = verdict.improved, verdict.stop
     if improved:
@@ -145,7 +147,7 @@ def server_script(server: Server) -> Script[None]:
         yield from server_rounds(server)
     round_index = server.config.train.num_rounds + 1
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_test)
-    yield Evaluated(server.progress.selection.best_round, "test", metrics)
+    yield Evaluated(server.progress.selection.best_round, "test", metrics, server.task.selected_by)
     key = server.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=False, stop=True))
 
@@ -193,8 +195,9 @@ def _server_selection(server: Server, loss: float) -> Script[None]:
     """Evaluate on validation nodes, and tell the clients whether the model is the best so far."""
     progress, train = server.progress, server.config.train
     metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    progress.selection = progress.selection.after(metrics[server.task.selected_by], progress.round)
+    selected_by = server.task.selected_by
+    progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
     improved, progress.stopped = progress.selection.best_round == progress.round, progress.selection.stops(train)
-    yield Evaluated(progress.round, "validation", metrics, loss, improved)
+    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
     key = server.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))

@@ -92,4 +92,4 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
         task = task_of(self.model_.config.train)
-        return task.evaluate(self.predict_proba(parties, nodes), party.labels[nodes])[task.selected_by]
+        return task.evaluate(self.predict_proba(parties, nodes), party.labels[nodes])[task.selected_by.name]

@@ -254,7 +254,7 @@ class Telemetry:
 
         Args:
             split: "validation" or "test".
-            per_client: also return the accuracy of every party.
+            per_client: also return the first metric of every party.
         """
         found = []
         for evaluations in self._evaluations.values():
@@ -263,9 +263,9 @@ class Telemetry:
         mean = {name: sum(entry.metrics[name] for entry in found) / len(found) for name in found[0].metrics}
         rounds = {entry.round for entry in found}
         return SplitScores(
-            **mean,
+            mean,
             round=rounds.pop() if len(rounds) == 1 else None,
-            per_client=tuple(entry.metrics["accuracy"] for entry in found) if per_client else None,
+            per_client=tuple(next(iter(entry.metrics.values())) for entry in found) if per_client else None,
         )
 
     def history(self) -> tuple[HistoryEntry, ...]:

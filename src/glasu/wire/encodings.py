@@ -6,10 +6,11 @@ encoding the same message again gives the same bytes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,26 @@ from glasu.wire.message_key import Key
 
 Array = NDArray[Any]
 Kind = Literal["representation", "gradient", "probabilities"]
+SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 
 
-class Encoding(Protocol):
+class Encoding(ABC):
     """Converts the rows of a matrix to bytes and back. The bytes of a row do not depend on other rows."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    is_exact = False  # whether receivers decode the encoded values bit for bit
 
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the encoded array."""
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The precision in which clients compute, if representations have this encoding."""
+        return SINGLE
+
+    @abstractmethod
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         """Return the array to send.
 
@@ -46,10 +59,13 @@ class Encoding(Protocol):
             payload: the received array.
             columns: the number of values in a row, if the receiver knows it.
         """
+        return self._find_dtype_error(payload) or _find_width_error(columns, payload.shape[1])
 
+    @abstractmethod
     def is_finite(self, payload: Array) -> bool:
         """Return whether a valid array contains neither NaN nor infinity."""
 
+    @abstractmethod
     def decode(self, payload: Array) -> Array:
         """Return the values of a valid array."""
 
@@ -65,28 +81,37 @@ class Encoding(Protocol):
             keys: the keys of the messages that will carry the result.
             first_row: the position of the rows in their tensor.
         """
+        total = _add([self.decode(payload) for payload in payloads], divisor)
+        return [self.encode(total, keys[0], first_row)] * len(keys)
 
     def row_bytes(self, columns: int) -> int:
         """Return the encoded size of a row."""
+        return columns * self.dtype.itemsize
+
+    def _find_dtype_error(self, payload: Array) -> str:
+        if payload.ndim == 2 and payload.dtype == self.dtype:
+            return ""
+        form = {1: "a vector", 2: "a matrix"}.get(payload.ndim, f"{payload.ndim} dimensions")
+        return f"expected a matrix of {self.dtype.str[1:]}, got {form} of {payload.dtype.str[1:]}"
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Little-endian floats, unchanged."""
+class Plain(Encoding):
+    """Little-endian floats, unchanged. Clients compute in the same precision."""
 
     name: str = "fp32"
+    is_exact = True
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        return _FLOATS[self.name]
+        return DOUBLE if self.name == "fp64" else SINGLE
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        return self.dtype
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         return np.ascontiguousarray(value, self.dtype)
-
-    def find_error(self, payload: Array, columns: int | None = None) -> str:
-        if payload.dtype == self.dtype and payload.ndim == 2 and columns in (None, payload.shape[1]):
-            return ""
-        return _find_dtype_error(self.dtype, payload) or _find_width_error(columns, payload.shape[1])
 
     def is_finite(self, payload: Array) -> bool:
         return bool(np.logical_and.reduce(np.isfinite(payload), axis=None))
@@ -94,18 +119,13 @@ class Plain:
     def decode(self, payload: Array) -> Array:
         return payload
 
-    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        return [_add(payloads, divisor)] * len(keys)
-
-    def row_bytes(self, columns: int) -> int:
-        return columns * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
-class BFloat16:
+class BFloat16(Encoding):
     """The upper half of a 32-bit float, rounded to nearest, half to even. NaN and infinity are kept."""
 
     name: str = "bf16"
+    dtype = np.dtype("<u2")
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         value = np.ascontiguousarray(value, "<f4")
@@ -116,9 +136,6 @@ class BFloat16:
             upper[unknown] = 0x7FC0
         return upper
 
-    def find_error(self, payload: Array, columns: int | None = None) -> str:
-        return _find_dtype_error(_HALVES, payload) or _find_width_error(columns, payload.shape[1])
-
     def is_finite(self, payload: Array) -> bool:
         return bool(((payload & 0x7F80) != 0x7F80).all())
 
@@ -126,16 +143,9 @@ class BFloat16:
         bits: Array = payload.astype("<u4") << 16
         return bits.view("<f4")
 
-    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        total = _add([self.decode(payload) for payload in payloads], divisor)
-        return [self.encode(total, keys[0], first_row)] * len(keys)
-
-    def row_bytes(self, columns: int) -> int:
-        return 2 * columns
-
 
 @dataclass(frozen=True)
-class Int8:
+class Int8(Encoding):
     """8-bit multiples of a step. Every `width` values of a row form a block: a float32 step, then `width` integers.
 
     The step is max|value| / 127, the integers lie in -127..127. The step precedes its integers, so blocks of columns
@@ -151,6 +161,7 @@ class Int8:
     stochastic: bool = False
     seed: int = 0
     name: str = "int8"
+    dtype = np.dtype("|i1")
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         rows, count = len(value), value.shape[1] // self.width
@@ -176,7 +187,7 @@ class Int8:
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
         block = _STEP_BYTES + self.width
-        if error := _find_dtype_error(_BYTES, payload):
+        if error := self._find_dtype_error(payload):
             return error
         if payload.shape[1] == 0 or payload.shape[1] % block:
             return f"expected rows of one or more times {block} bytes, got {payload.shape[1]}"
@@ -197,9 +208,9 @@ class Int8:
         return values.reshape(len(payload), blocks.shape[1] * self.width)
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        total = _add([self.decode(payload) for payload in payloads], divisor)
         if not self.stochastic:
-            return [self.encode(total, keys[0], first_row)] * len(keys)
+            return super().combine(payloads, divisor, keys, first_row)
+        total = _add([self.decode(payload) for payload in payloads], divisor)
         return [self.encode(total, key, first_row) for key in keys]  # every message has its own rounding
 
     def row_bytes(self, columns: int) -> int:
@@ -222,8 +233,6 @@ class Int8:
         return (drawn + np.float32(0.5)) * np.float32(2.0**-16)
 
 
-_FLOATS: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp64": np.dtype("<f8")}
-_HALVES, _BYTES = np.dtype("<u2"), np.dtype("|i1")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
@@ -241,13 +250,6 @@ def _add(arrays: Sequence[Array], divisor: int) -> Array:
         if divisor != 1:
             total /= divisor
     return total
-
-
-def _find_dtype_error(dtype: np.dtype[Any], payload: Array) -> str:
-    if payload.ndim == 2 and payload.dtype == dtype:
-        return ""
-    form = {1: "a vector", 2: "a matrix"}.get(payload.ndim, f"{payload.ndim} dimensions")
-    return f"expected a matrix of {dtype.str[1:]}, got {form} of {payload.dtype.str[1:]}"
 
 
 def _find_width_error(expected: int | None, columns: int) -> str:
@@ -290,3 +292,8 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
     return encodings
+
+
+def compute_dtype(config: RunConfig) -> np.dtype[Any]:
+    """Return the precision in which clients compute."""
+    return encodings_of(config)["representation"].compute_dtype

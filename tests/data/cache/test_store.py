@@ -25,7 +25,7 @@ from glasu.errors import DataError
 ABOUT = {"kind": "test", "seed": 1}
 
 
-SETTLED = -(10**18)  # every file counts as unchanged for long
+SETTLED = -(10**18)  # every file counts as old enough to be trusted
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, sett
     monkeypatch.setattr(hashlib, "file_digest", lambda *args: reads.append(1) or digest(*args))
     for _ in range(2):
         content(cache, source, read)
-    assert len(reads) == 2  # the file is a moment old: it could change without a new time stamp
+    assert len(reads) == 2  # the file is too new: it could change without a new time stamp
     for _ in range(3):
         content(settled, source, read)
     assert len(reads) == 3

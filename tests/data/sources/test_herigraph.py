@@ -39,7 +39,7 @@ def table(path, columns, rows, separator="\t"):
 
 
 def value(node, column):
-    """Return the image feature that tells node and column."""
+    """Return an image feature that encodes node and column."""
     return node + column / 1000
 
 

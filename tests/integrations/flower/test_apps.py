@@ -1,4 +1,4 @@
-"""What the ServerApp and the ClientApp do when something is not as it should be; without a SuperLink."""
+"""Faults in the ServerApp and the ClientApp, tested without a SuperLink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE = {"party": "/secret/place", "server": "localhost:1", "kit": "/secret/kit"}
 
 
 class FakeGrid:
-    """A SuperLink with some nodes that gives back what a test wants."""
+    """A SuperLink with some nodes. It returns the replies that the test provides."""
 
     def __init__(self, nodes=(), replies=(), taken=None):
         self.nodes, self.replies, self.taken, self.pushed = nodes, list(replies), taken, []

@@ -1,4 +1,4 @@
-"""A command that a Flower process starts ends with it, and has a gRPC of its own."""
+"""A command that a Flower process starts ends with it, and does not share its gRPC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def serve(tmp_path: Path) -> list[str]:
-    """Return the words of a server that waits for a party which never comes."""
+    """Return the command of a server that waits for a party in vain."""
     provision(tmp_path / "kits", ["a"], ["localhost"])
     (tmp_path / "run.toml").write_text(SETTINGS)
     words = ["serve", str(tmp_path / "run.toml"), "--listen", "127.0.0.1:0"]

@@ -53,7 +53,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def in_one_process(folder: Path, *overrides: str) -> list[str]:
-    parties = load_parties(RunConfig.from_toml(folder / "run.toml"))  # what lies in the folders, whatever the seed is
+    parties = load_parties(RunConfig.from_toml(folder / "run.toml"))  # the folders' content does not depend on the seed
     return list(simulate(parties, RunConfig.from_toml(folder / "run.toml", overrides)).report.weights_sha256)
 
 
@@ -108,14 +108,14 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
     finally:
         aside.rename(manifest)
     assert "this party could not take part; see the log of its SuperNode" in said
-    assert str(fleet.folder / "parties") not in said  # where a party's data lies is its own affair
+    assert str(fleet.folder / "parties") not in said  # only the party knows the path of its data
     assert str(manifest) in fleet.log("c")
     said = fleet.run("again").stdout
     assert weights_of(fleet.folder, "again", "server") == in_one_process(fleet.folder), said
 
 
 def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
-    run = fleet.begin("stopped", set="train.num_rounds=1200")  # so many that it lasts until `flwr stop` has started
+    run = fleet.begin("stopped", set="train.num_rounds=1200")  # enough rounds to last until `flwr stop` has started
     fleet.wait(lambda: all("round 5/1200 done" in fleet.since(name) for name in NAMES), "five rounds are done")
     assert len(fleet.commands()) == 4
     assert fleet.flwr("stop", run, "test").returncode == 0

@@ -1,4 +1,4 @@
-"""What decides who a party is: its node's own config; a message can name a session, and nothing else."""
+"""The config of the SuperNode decides which party it is. A message can only name a session."""
 
 from __future__ import annotations
 

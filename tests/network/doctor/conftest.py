@@ -1,4 +1,4 @@
-"""Kits for the parties whom the doctor sees."""
+"""Kits for the parties of a dry run."""
 
 from __future__ import annotations
 

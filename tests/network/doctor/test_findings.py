@@ -30,7 +30,7 @@ LOG = logging.getLogger("glasu.test")
 
 
 def now():
-    """Return the time when it is asked for: kits are made later than this module is read."""
+    """Return the present time; the kits are made after this module is imported."""
     return datetime.now(UTC)
 
 
@@ -67,7 +67,7 @@ def test_a_disk_must_have_room_for_checkpoints(free, level, tmp_path, monkeypatc
     assert finding.level == level
     assert "need 1.0 MB" in finding.said
     assert finding.said.endswith("or choose another --out") == (level == "bad")
-    (tmp_path / "joining.json").write_text("{}")  # a run that goes on here cannot go on elsewhere
+    (tmp_path / "joining.json").write_text("{}")  # a run in progress in this folder cannot continue in another
     assert machine.check_disk(tmp_path, 1_000_000).said.endswith("; free some space") == (level == "bad")
 
 
@@ -159,7 +159,7 @@ def test_good_data_is_good_and_its_sizes_stay_in_the_log(caplog):
 
 
 def opened(party, graph):
-    """Return a party with a graph that nobody has checked, as one that was stored."""
+    """Return a party with an unchecked graph, as it would be read from a cache."""
     changed = replace(party)
     object.__setattr__(changed, "graph", graph)
     return changed

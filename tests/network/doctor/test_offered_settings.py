@@ -1,4 +1,4 @@
-"""A dry run at a party that cannot read the server's settings still reports to everybody."""
+"""A dry run reports to all roles even if a party cannot read the server's settings."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glasu import registry
 from glasu.config import RunConfig
@@ -16,7 +17,7 @@ from glasu.model.aggregation import Aggregation
 from glasu.model.backbones import Backbone
 from glasu.model.blocks import Draw, NodeSet
 from glasu.model.sampler import Sampler
-from glasu.model.task import Multiclass
+from glasu.model.task import Metric, Multiclass
 from glasu.wire.encodings import Array, Encoding, Kind, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key
 
@@ -66,13 +67,14 @@ class Sum(Aggregation):
         return encoding.combine(payloads, 1, keys, first_row)
 
 
-class Ring:
+class Ring(Encoding):
     """Fixed-point integers modulo 2^32. The server adds them without decoding; the divisor is part of the row.
 
     Encodings of this kind can be masked: masks that cancel modulo 2^32 leave the sum unchanged.
     """
 
     name = "ring"
+    dtype = np.dtype("<u4")
     step = 2.0**-16
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -82,10 +84,9 @@ class Ring:
         return np.hstack([np.ones((len(value), 1), "<u4"), numbers])
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
-        if payload.dtype != np.dtype("<u4") or payload.ndim != 2:
-            return f"expected a matrix of u4, got {payload.ndim} dimensions of {payload.dtype.str[1:]}"
-        if columns not in (None, payload.shape[1] - 1):
-            return f"expected {columns} columns, got {payload.shape[1] - 1}"
+        expected = None if columns is None else columns + 1
+        if error := super().find_error(payload, expected):
+            return error
         return "" if (payload[:, 0] > 0).all() else "expected a positive divisor, got 0"
 
     def is_finite(self, payload: Array) -> bool:
@@ -101,7 +102,7 @@ class Ring:
         return [np.hstack([row, total]).astype("<u4")] * len(keys)
 
     def row_bytes(self, columns: int) -> int:
-        return 4 * (columns + 1)
+        return super().row_bytes(columns + 1)
 
 
 def ring_encodings(config: RunConfig) -> Mapping[Kind, Encoding]:
@@ -109,7 +110,7 @@ def ring_encodings(config: RunConfig) -> Mapping[Kind, Encoding]:
 
 
 class TwoMatrices(Backbone):
-    """Layers that add a node's own row, times a matrix of its own, to the mean of its neighbours' rows."""
+    """Layers that add a node's own row, times a second matrix, to the mean of its neighbours' rows."""
 
     normalization = "mean"
 
@@ -122,16 +123,31 @@ class TwoMatrices(Backbone):
         return hidden.tanh()
 
 
-class Smoothed(Multiclass):
-    """Cross-entropy with smoothed labels. The macro F1 selects the model, and a prediction states its probability."""
+TOP_2 = Metric("top_2_accuracy", "top-2 accuracy")
+BRIER = Metric("brier", "Brier score", is_share=False)
 
-    selected_by = "macro_f1"
+
+class Smoothed(Multiclass):
+    """Cross-entropy with smoothed labels, and two metrics more. A prediction states its probability."""
+
+    metrics = (*Multiclass.metrics, TOP_2, BRIER)
+    selected_by = TOP_2
     smoothing = 0.1
 
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
         from support.my_extension.layers import smoothed_loss
 
         return smoothed_loss(logits, labels, self.smoothing)
+
+    def evaluate(self, scores: Array, labels: NDArray[np.int64]) -> dict[str, float]:
+        known = labels >= 0
+        if not known.any():
+            return self.unknown_metrics()
+        scores, labels = scores[known].astype(np.float64), labels[known]
+        likeliest = np.argsort(scores, axis=1)[:, -2:]
+        errors = scores - (labels[:, None] == np.arange(scores.shape[1]))
+        own = {"top_2_accuracy": (likeliest == labels[:, None]).any(axis=1).mean(), "brier": (errors**2).sum(1).mean()}
+        return {**super().evaluate(scores, labels), **{name: float(value) for name, value in own.items()}}
 
     def describe(self, scores: Array, classes: Sequence[str]) -> list[str]:
         names = super().describe(scores, classes)
