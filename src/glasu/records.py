@@ -17,7 +17,7 @@ X | Y                            the first alternative that fits
 Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a least and a greatest value
 Annotated[str, Choice(...)]      one of the names of a seam
-Annotated[X, Length(...)]        X, with a greatest length
+Annotated[X, Length(...)]        X, with a least and a greatest length
 any other class                  an instance of it, which the caller has put there
 """
 
@@ -124,9 +124,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Length:
-    """The greatest length of a string, list or object."""
+    """The lengths that a string, list or object may have."""
 
     most: int
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,8 +293,9 @@ class _Reader:
 
     def read_annotated(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         inner, rule = typing.get_args(annotation)
-        if isinstance(rule, Length) and isinstance(value, (str, list, Mapping)) and len(value) > rule.most:
-            return self.fault(FaultCode.SIZE, path, f"has length {len(value)}, and at most {rule.most} is allowed")
+        length = len(value) if isinstance(rule, Length) and isinstance(value, (str, list, Mapping)) else None
+        if length is not None and not rule.least <= length <= rule.most:
+            return self.fault(FaultCode.SIZE, path, f"has length {length} and must have {rule.least} to {rule.most}")
         if isinstance(rule, Choice):
             if isinstance(value, str) and registry.is_choice(rule.seam, value):
                 return value
