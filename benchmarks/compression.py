@@ -17,10 +17,9 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
-from glasu.experiments.plan import Run
+from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import Result, load_result
-from glasu.experiments.settings import read_settings
 from glasu.experiments.tables import format_spread, mean, percentages
 from glasu.runtime.simulation import simulate
 from tables import markdown

@@ -1,6 +1,8 @@
 """Every error that GLASU raises on purpose. The command line prints it as one line and exits with its code."""
 
+import copyreg
 from collections.abc import Sequence
+from typing import Any
 
 
 class GlasuError(Exception):
@@ -22,6 +24,10 @@ class GlasuError(Exception):
         """
         super().__init__(message)
         self._public, self.party = public, party
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without a call of `__init__`, whose arguments differ between the errors."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def public_message(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from glasu.experiments.plan import Plan
-from glasu.experiments.results import CURVE, Result
+from glasu.experiments.results import Result
 from glasu.experiments.tables import Table, group_by_cell, mean
 from glasu.html_report import COLOURS, PLOT, TICKS, render_page
 
@@ -72,8 +72,8 @@ def average_curves(results: Sequence[Result], axis: str) -> tuple[list[float], l
     at: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         for point in result.curve:
-            entry = dict(zip(CURVE, point, strict=True))
-            at[entry["round"]].append((entry[axis] / (1e6 if axis == "bytes" else 1), 100 * entry["val_accuracy"]))
+            position = getattr(point, axis) / (1e6 if axis == "bytes" else 1)
+            at[point.round].append((position, 100 * point.val_accuracy))
     whole = [at[step] for step in sorted(at) if len(at[step]) == len(results)]  # evaluations that every seed has
     return [mean(x for x, _ in points) for points in whole], [mean(y for _, y in points) for points in whole]
 

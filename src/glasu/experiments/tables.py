@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from glasu.experiments import paper
 from glasu.experiments.plan import CLIENT_COUNTS, RELATIONS, Plan, Run
-from glasu.experiments.results import CURVE, Result
+from glasu.experiments.results import Result
 
 DASH = "-"
 COST = ("MB", "exchanges", "CPU s", "seeds")
@@ -193,9 +193,12 @@ def _stale(cells: Cells) -> Table:
         there = [result for result in results if result.row.validation_accuracy >= goal]
         theirs = paper.STALE.get(run.dataset, {}).get(Q)
         known = DASH if theirs is None else "> 128" if math.isinf(theirs) else f"{theirs:,.1f}"
-        ends = [dict(zip(CURVE, result.curve[-1], strict=True)) for result in results]
-        scales = {"round": 1, "bytes": 1e6, "seconds": 1}
-        figures = [[end[name] / scale for end in ends] for name, scale in scales.items()]
+        ends = [result.curve[-1] for result in results]
+        figures: list[list[float]] = [
+            [end.round for end in ends],
+            [end.bytes / 1e6 for end in ends],
+            [end.seconds for end in ends],
+        ]
         costs = (format_spread(values) if len(there) == len(results) else DASH for values in figures)
         rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *costs, f"{len(there)} of {len(results)}"))
     goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())

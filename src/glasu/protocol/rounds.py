@@ -134,7 +134,8 @@ def _client_selection(client: Client, loss: float | None) -> Script[None]:
         progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
         improved = progress.selection.best_round == progress.round
         progress.stopped = progress.selection.stops(train)
-        yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, client.name)
+        last = progress.stopped or progress.round == train.num_rounds
+        yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, client.name, last)
     else:
         improved, progress.stopped = verdict.improved, verdict.stop
     if improved:
@@ -198,6 +199,7 @@ def _server_selection(server: Server, loss: float) -> Script[None]:
     selected_by = server.task.selected_by
     progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
     improved, progress.stopped = progress.selection.best_round == progress.round, progress.selection.stops(train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
+    last = progress.stopped or progress.round == train.num_rounds
+    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, last=last)
     key = server.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))

@@ -108,6 +108,7 @@ def train(
     observer: Observer | None = None,
     workers: int | None = None,
     checkpoints: str | Path | None = None,
+    clock: Clock = read_clock,
 ) -> RunReport:
     """Train one model over all parties in this process and return the report.
 
@@ -119,12 +120,15 @@ def train(
         workers: clients that compute at the same time; by default one per core. The number changes no bit.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
+        clock: returns seconds. The default is the time of day without the time to compile kernels;
+            `time.process_time` counts CPU seconds.
     """
     options = SimulationOptions(
         convolution=convolution,
         observer=observer,
         workers=workers,
         checkpoints=None if checkpoints is None else Path(checkpoints),
+        clock=clock,
     )
     return simulate(parties, config or RunConfig(), options).report
 
@@ -225,6 +229,8 @@ def _run_scripts(
     def observe(event: Event) -> None:
         telemetry.observe(event)
         if options.observer is not None:
+            if not isinstance(event, Evaluating):
+                event = replace(event, bytes=telemetry.traffic.total_bytes)
             options.observer(event)
 
     def perform_for_server(action: Save | Event) -> None:
