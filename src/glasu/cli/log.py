@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 @contextmanager
 def show_log(prefix: str = "", *, quiet: bool = False) -> Iterator[None]:
     """Write the log of the library to standard error during the block; if quiet, only warnings and errors."""
-    handler = _LineHandler(prefix)
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    handler = _LineHandler(logging.WARNING if quiet else logging.INFO)
+    handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
     logger = logging.getLogger("glasu")
     level = logger.level
     logger.addHandler(handler)
@@ -43,14 +42,10 @@ def show_log(prefix: str = "", *, quiet: bool = False) -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """Prints the message of a record as one line."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self._prefix = prefix
+    """Prints every record as one line. A progress bar replaces `sys.stderr`, so it is looked up for each line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_lines([f"{self._prefix}{record.getMessage()}"])
+        print_lines([self.format(record)])
 
 
 class Log(logging.Handler):
@@ -121,7 +116,7 @@ class Log(logging.Handler):
     def _write(self, line: str, event: str, **fields: Any) -> None:
         with self._write_lock:
             if self._as_json:
-                sys.stderr.write(format_event(self._command, event, self._now(), role=self._role, **fields) + "\n")
-                sys.stderr.flush()
+                line = format_event(self._command, event, self._now(), role=self._role, **fields)
             else:
-                print_lines([f"glasu {self._command}: {line}"])
+                line = f"glasu {self._command}: {line}"
+            print_lines([line])
