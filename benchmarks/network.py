@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -157,7 +158,8 @@ class Run:
     report: dict[str, Any]
     memory: list[int]
     peak: int
-    whole: float  # from the first command to the last exit
+    whole: float  # seconds from the first command to the last exit
+    cpu: float  # seconds of all processes, user and system
 
     @property
     def seconds(self) -> float:
@@ -165,14 +167,14 @@ class Run:
 
 
 class Place:
-    """A folder with kits and the data of the parties."""
+    """A folder with kits and the data of the parties; `environment` is that of all commands."""
 
-    def __init__(self, folder: Path, settings: str) -> None:
-        self.folder, self.settings = folder, settings
-        said = glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # one line per party
+    def __init__(self, folder: Path, settings: str, environment: dict[str, str] | None = None) -> None:
+        self.folder, self.settings, self.environment = folder, settings, environment
+        said = self._glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # one line per party
         folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
         self.parties = [Path(name).name for name in folders]
-        glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
+        self._glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
 
     def run_file(self, rounds: int) -> Path:
         path = self.folder / f"{rounds}.toml"
@@ -182,23 +184,24 @@ class Place:
     def alone(self, rounds: int) -> Run:
         """Train in one process."""
         with tempfile.TemporaryDirectory() as out:
-            path, start = self.run_file(rounds), time.perf_counter()
-            glasu("train", path, "--out", out, "--quiet")
-            return Run(json.loads((Path(out) / "report.json").read_text()), [], 0, time.perf_counter() - start)
+            path, start, spent = self.run_file(rounds), time.perf_counter(), cpu_of_children()
+            self._glasu("train", path, "--out", out, "--quiet")
+            report = json.loads((Path(out) / "report.json").read_text())
+            return Run(report, [], 0, time.perf_counter() - start, cpu_of_children() - spent)
 
     def apart(self, rounds: int, line: Line = LOOPBACK) -> Run:
         """Train between four processes; the parties connect through a link."""
-        start, memory, peak = time.perf_counter(), [], 0
+        start, spent, memory, peak = time.perf_counter(), cpu_of_children(), [], 0
         with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
             words = ["serve", self.run_file(rounds), "--listen", "127.0.0.1:0", *self._common("server", out)]
             log = stack.enter_context((Path(out) / "log").open("w+"))
-            server = stack.enter_context(started(words, log))
+            server = stack.enter_context(self._started(words, log))
             port = listening(Path(out) / "log", server)
             port = port if line == LOOPBACK else Relay(port, line).port
             parties = []
             for name in self.parties:
                 words = ["join", self.folder / "parties" / name, "--server", f"localhost:{port}"]
-                parties.append(stack.enter_context(started([*words, *self._common(name, out)], log)))
+                parties.append(stack.enter_context(self._started([*words, *self._common(name, out)], log)))
             for now, most in watched(server):
                 memory.append(now)
                 peak = most
@@ -207,10 +210,30 @@ class Place:
             if server.wait() or any(party.wait() for party in parties):
                 raise SystemExit((Path(out) / "log").read_text())
             whole = time.perf_counter() - start
-            return Run(json.loads((Path(out) / "server" / "report.json").read_text()), memory, peak, whole)
+            report = json.loads((Path(out) / "server" / "report.json").read_text())
+            return Run(report, memory, peak, whole, cpu_of_children() - spent)
 
     def _common(self, role: str, out: str) -> list[str | Path]:
         return ["--kit", self.folder / "kits" / role, "--out", Path(out) / role, "--quiet"]
+
+    def _glasu(self, *words: object) -> str:
+        """Run a command and return its output; if it fails, exit with its error message."""
+        command = [*GLASU, *map(str, words)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return done.stdout
+
+    @contextlib.contextmanager
+    def _started(self, words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command, and end it when the block ends."""
+        command = [*GLASU, *map(str, words)]
+        with subprocess.Popen(command, env=self.environment, stdout=log, stderr=log) as process:
+            try:
+                yield process
+                process.wait(600)
+            finally:
+                process.kill()
 
     def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
         """Return the median seconds, the exchanges and the bytes of a round, in one process (None) or four."""
@@ -225,23 +248,10 @@ class Place:
         return statistics.median(found), spent[0], spent[1] + spent[2]
 
 
-def glasu(*words: object) -> str:
-    """Run a command and return its output; if it fails, exit with its error message."""
-    done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return done.stdout
-
-
-@contextlib.contextmanager
-def started(words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command, and end it when the block ends."""
-    with subprocess.Popen([*GLASU, *map(str, words)], stdout=log, stderr=log) as process:
-        try:
-            yield process
-            process.wait(600)
-        finally:
-            process.kill()
+def cpu_of_children() -> float:
+    """Return the CPU seconds, user and system, of the processes that this one has started and waited for."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def listening(log: Path, server: subprocess.Popen[bytes]) -> int:

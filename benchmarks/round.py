@@ -8,13 +8,11 @@ optimiser.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from glasu.config import DataConfig, RunConfig
@@ -22,22 +20,15 @@ from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.protocol.learner import Batch
 from glasu.runtime.inprocess import one_thread_each
+from paper import dense_twin, paper_settings
 from reference import PlainRounds, PyGPasses, by_dict
 from tables import markdown, place, show
-from timing import Timing, in_turns, paper_settings, per_call, ratio, timed_rounds
+from timing import Timing, in_turns, per_call, ratio, timed_rounds
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
 PLAIN_ROUNDS = 4  # per turn
 HIDDEN = 192
 SIZE, COPIED = 768, 2**24  # matrix size and number of copied values of the peak measurements
-
-
-def dense_twin(party: PartyData) -> PartyData:
-    """Return the party with dense features; PartyData would store sparse ones."""
-    twin = copy.copy(party)
-    dense = party.features if isinstance(party.features, np.ndarray) else party.features.toarray()
-    object.__setattr__(twin, "features", dense)
-    return twin
 
 
 @dataclass(frozen=True)

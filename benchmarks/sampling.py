@@ -28,9 +28,10 @@ from glasu.data.sources.reddit import STAND_IN
 from glasu.model.blocks import Draw
 from glasu.model.sampler import Sampler, sampler_class, training_batch
 from glasu.runtime.inprocess import one_thread_each
+from paper import paper_settings
 from reference import PlainRounds, by_dict, induced_block
 from tables import markdown, place, show
-from timing import in_turns, paper_settings, per_call, ratio
+from timing import in_turns, per_call, ratio
 
 
 def lean_round(config: RunConfig, samplers: Sequence[Sampler], training: np.ndarray, index: int) -> None:

@@ -20,8 +20,9 @@ from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.data.sources.synthetic import draw_graph
 from glasu.runtime.inprocess import one_thread_each
+from paper import paper_settings
 from tables import markdown, place, show
-from timing import PHASES, Timing, paper_settings, timed_rounds
+from timing import PHASES, Timing, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.protocol.client import Client
 from glasu.protocol.learner import Batch
@@ -18,8 +18,8 @@ from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
+from paper import WINDOW
 
-WINDOW = 16  # rounds whose node sets are drawn together; only whole windows are timed
 PHASES = ("sampling", "compute", "communication")
 Work = Callable[[], object]
 
@@ -45,22 +45,6 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[
 def ratio(others: Sequence[float], own: Sequence[float]) -> float:
     """Return the median over the turns of the other time divided by our own."""
     return statistics.median(other / mine for other, mine in zip(others, own, strict=True))
-
-
-def paper_settings(**train: object) -> RunConfig:
-    """Return K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
-    keys = {
-        "num_rounds": 4 * WINDOW + 1,
-        "num_local_steps": 4,
-        "batch_size": 16,
-        "sampler": "neighbor",
-        "fanout": 2,
-        "evaluate_every": 10**6,
-        "evaluate_nodes": 64,
-        "sampled_evaluation": True,
-        "prefetch": WINDOW,
-    }
-    return RunConfig(model=ModelConfig(hidden=192), train=TrainConfig(**{**keys, **train}))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

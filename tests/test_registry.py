@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -35,7 +36,7 @@ def run(program: str, *paths: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seam", registry.TABLES)
+@pytest.mark.parametrize("seam", FIELDS)
 def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuses_another(seam):
     kind, section, key = FIELDS[seam]
     for name in registry.choices(seam):
@@ -167,6 +168,59 @@ def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
         tmp_path,
     )
     assert printed.split() == ["gatv2", "2"]
+
+
+RECORD = """
+import sys
+from pathlib import Path
+from glasu import RunConfig, TrainedModel, load_parties, registry
+from glasu.errors import ConfigError
+from glasu.runtime.simulation import SimulationOptions, simulate
+registry.load_extension("other_extension")
+out = Path(sys.argv[1])
+
+def resume():
+    config = RunConfig.from_dict({
+        "data": {"name": "demo"},
+        "train": {"num_rounds": 2, "evaluate_every": 2, "checkpoint_every": 1, "fanout": 2},
+        "model": {"backbone": "gatv2", "hidden": 8, "num_layers": 2, "aggregation_layers": [1]},
+    })
+    return simulate(load_parties(config), config, SimulationOptions(checkpoints=out))
+
+def attempt(action):
+    try:
+        action()
+    except ConfigError as error:
+        print(error)
+
+if out.exists():
+    attempt(lambda: TrainedModel.load(out / "model"))
+    registry.load_extension("my_extension")
+    attempt(lambda: TrainedModel.load(out / "model"))
+    attempt(resume)
+else:
+    out.mkdir()
+    registry.load_extension("my_extension")
+    done = resume()
+    TrainedModel.of(done).save(out / "model")
+    print([text for name, text in done.report.versions.items() if "extension" in name])
+"""
+
+
+def test_reports_models_and_checkpoints_record_the_extension_that_the_settings_use(tmp_path):
+    (tmp_path / "other_extension.py").write_text("")  # loaded, but not used
+    (tmp_path / "my_extension.py").write_text(EXTENSION)
+    record = RECORD.replace("sys.argv[1]", repr(str(tmp_path / "run")))
+    (written,) = ast.literal_eval(run(record, tmp_path))
+    digest = written.removeprefix("1.2 sha256:")
+    (missing,) = run(record, tmp_path).splitlines()  # the unchanged source resumes and loads the model
+    assert f"model.toml: was written with the extension my_extension 1.2 ({digest[:16]}..)" in missing
+    assert "load it with --extension my_extension" in missing
+    (tmp_path / "my_extension.py").write_text(EXTENSION + "# changed\n")
+    _, model, checkpoint = run(record, tmp_path).splitlines()
+    for line, file in ((model, "model.toml"), (checkpoint, "round-00000001.checkpoint")):
+        assert f"{file}: was written with the extension my_extension 1.2 ({digest[:16]}..), and" in line
+        assert "train again with --fresh" in line
 
 
 def test_an_installed_extension_is_found_by_its_entry_point_when_a_name_is_unknown(tmp_path):

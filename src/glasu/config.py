@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import tomllib
@@ -274,8 +275,18 @@ class RunConfig:
                 del base["data"][other]
         return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
+    def extensions(self) -> tuple[registry.Extension, ...]:
+        """Return the extensions that the settings use, sorted by name."""
+        sections: list[Checked] = [getattr(self, part.name) for part in dataclasses.fields(self)]
+        found = {registry.find_extension(*choice) for section in sections for choice in section.choices().items()}
+        return tuple(sorted(found - {None}, key=str))  # type: ignore[arg-type]
+
     def digest(self) -> str:
         """Return the SHA-256 of the settings, in hexadecimal. The location of the data is not included."""
+        return self._digest
+
+    @functools.cached_property  # every checkpoint holds it
+    def _digest(self) -> str:
         settings = self.to_dict()
         for key in WHERE:
             del settings["data"][key]

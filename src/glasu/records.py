@@ -151,6 +151,16 @@ class Checked:
             raise ConfigError(" ".join(f"{fault}." for fault in reader.faults))
         self._check()
 
+    def choices(self) -> dict[str, str]:
+        """Return the chosen implementation of every seam that a field names."""
+        return {
+            rule.seam: getattr(self, name)
+            for name, hint in type_hints(typing.cast(Any, type(self))).items()
+            for option in (hint, *typing.get_args(hint))  # the alternatives of a union
+            for rule in getattr(option, "__metadata__", ())
+            if isinstance(rule, Choice)
+        }
+
     def _check(self) -> None:
         """Raise ConfigError if two values do not fit together."""
 
@@ -448,4 +458,4 @@ def describe(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

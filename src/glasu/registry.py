@@ -14,10 +14,12 @@ No message can name one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,7 @@ from glasu.errors import ConfigError, GlasuError
 TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
     "backbone": "glasu.model.backbones:BACKBONES",
+    "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "method": "glasu.data.methods:METHODS",
     "sampler": "glasu.model.sampler:SAMPLERS",
@@ -46,6 +49,9 @@ class Extension:
     name: str  # of the module
     version: str  # empty: the module states none
     digest: str  # SHA-256 of the source files, in hexadecimal
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.name, self.version, f"({self.digest[:16]}..)")))
 
 
 def choices(seam: str) -> tuple[str, ...]:
@@ -98,6 +104,7 @@ def load_extension(name: str) -> Extension:
     return _load_extension(name, "")
 
 
+@functools.cache  # this reads the entry points of every installed package
 def load_entry_points() -> None:
     """Load the extensions that installed packages offer in the entry-point group "glasu.extensions"."""
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -107,6 +114,37 @@ def load_entry_points() -> None:
 def extensions() -> tuple[Extension, ...]:
     """Return the loaded extensions, sorted by name. The handshake compares them."""
     return tuple(_extensions[name] for name in sorted(_extensions))
+
+
+def find_extension(seam: str, name: str) -> Extension | None:
+    """Return the loaded extension whose module or package implements a choice; None for the choices of GLASU."""
+    target = _registered[seam].get(name, "")
+    module = target.partition(":")[0] if isinstance(target, str) else str(getattr(target, "__module__", ""))
+    packages = [module, *(module.rsplit(".", parts)[0] for parts in range(1, module.count(".") + 1))]
+    return next((_extensions[package] for package in packages if package in _extensions), None)
+
+
+def require_extensions(needed: Iterable[Extension], source: str) -> None:
+    """Refuse a file that was written with an extension that is not loaded now, or not in the same version and source.
+
+    Args:
+        needed: the extensions that wrote the file.
+        source: the path of the file, for the error.
+    """
+    for extension in needed:
+        if extension.name not in _extensions:
+            load_entry_points()
+        loaded = _extensions.get(extension.name)
+        if loaded is None:
+            raise ConfigError(
+                f"{source}: was written with the extension {extension}, which is not loaded; load it with "
+                f"--extension {extension.name}, in Python with registry.load_extension."
+            )
+        if loaded != extension:
+            raise ConfigError(
+                f"{source}: was written with the extension {extension}, and {loaded} is loaded; restore that "
+                "source, or train again with --fresh."
+            )
 
 
 def resolve(target: str, what: str) -> Any:

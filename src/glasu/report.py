@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,7 +250,7 @@ def build_report(
         seconds=measured.seconds,
         weights_sha256=tuple(weights_sha256),
         privacy=_privacy(config, ledgers),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
 
 
@@ -277,8 +277,12 @@ def build_party_report(
         seconds=seconds,
         weights_sha256=(weights_sha256,),
         privacy=_privacy(config, [ledger]),
-        versions=versions(),
+        versions=versions() | _list_extensions(config),
     )
+
+
+def _list_extensions(config: RunConfig) -> dict[str, str]:
+    return {f"extension {each.name}": f"{each.version} sha256:{each.digest}".strip() for each in config.extensions()}
 
 
 def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> PrivacySummary:
@@ -310,6 +314,14 @@ def versions() -> dict[str, str]:
     """Return the package versions that determine the bits of a run. A server may have neither torch nor scipy."""
     found = {"python": platform.python_version(), "glasu": __version__}
     for package in ("torch", "torch_geometric", "numpy", "scipy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+        if (version := _find_version(package)) is not None:
+            found[package] = version
     return found
+
+
+@functools.cache  # reading a version parses the whole description of a package
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -7,13 +7,13 @@ import pytest
 from glasu.network.admission import Admission
 from glasu.network.facts import server_facts
 from glasu.network.fencing import REMEMBERED, count_start, describe_process, note_welcome
-from glasu.network.frames import CONTROL_BYTES, pack_control
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code, Hello, Prepared, Process
+from glasu.network.frames import CONTROL_BYTES
+from glasu.network.handshake import Code, Hello, Prepared, Process, RefusalError
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.run_folder import open_joining, open_serving
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.records import to_plain
 from glasu.report import versions
+from support.controls import pack_control
 from support.tiny import tiny
 
 FACTS = server_facts(versions(), "training", parties=2)

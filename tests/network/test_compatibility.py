@@ -23,10 +23,9 @@ from glasu.network.compatibility import (
     two_columns,
 )
 from glasu.network.facts import LABELS, server_facts
-from glasu.network.handshake import RefusalError
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.join import join
 from glasu.network.options import JoinOptions
-from glasu.network.payloads import Code
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove

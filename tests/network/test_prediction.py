@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data.folders import write_party
-from glasu.data.query_ids import find_query_nodes
+from glasu.data.folders import find_query_nodes, write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.network.compatibility import config_for_network
-from glasu.network.handshake import RefusalError
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.party_role import PartyPerformer
-from glasu.network.payloads import Code
 from glasu.network.prediction_party import PredictionParty
 from glasu.network.prediction_server import PredictionServer
 from glasu.pki.provision import add

@@ -11,8 +11,7 @@ import pytest
 
 from glasu.errors import CheckpointError, DataError
 from glasu.network.facts import server_facts
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Process, Welcome, read_payload
+from glasu.network.handshake import Code, Finished, Hello, Prepared, Process, RefusalError, Welcome, read_payload
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from glasu.registry import Extension

@@ -122,8 +122,8 @@ def test_a_tensor_of_many_windows_passes_without_deadlock_in_bounded_memory(kits
     most = {"waiting": 0, "held": 0}
 
     def watch(what, round_index, chunk):
-        for peer in federation.servers[0].session.host._roster.peers.values():
-            channel = peer.conversation.channel
+        for peer in federation.servers[0].session.roster.peers.values():
+            channel = peer.channel
             most["waiting"] = max(most["waiting"], channel.waiting)
             most["held"] = max(most["held"], channel.outbox.held)
 

@@ -93,10 +93,8 @@ class Processes:
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""
-        return [
-            int(found)
-            for found in re.findall(r"all parties are connected; continuing after round (\d+)", self.log("server"))
-        ]
+        found = re.findall(r"all parties are connected; (?:continuing after round (\d+)|starting)", self.log("server"))
+        return [int(round_index or 0) for round_index in found]
 
     def finish(self) -> dict:
         """Wait for all roles, and return the server's report."""

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from glasu.errors import ProtocolError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.roster import RestartAttempt
+from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import Head

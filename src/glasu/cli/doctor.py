@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,10 +86,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _at_server(args: argparse.Namespace) -> Verdict:
-    if args.log_format == "json":
-        os.environ.setdefault(
-            "GRPC_VERBOSITY", "NONE"
-        )  # gRPC's own lines are not JSON; it reads this when it is loaded
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.compatibility import config_for_network
@@ -140,8 +135,6 @@ def _check_metrics(text: str, listen: str) -> Finding:
 
 
 def _at_party(args: argparse.Namespace) -> Verdict:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the session explains failed connections itself
-
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.doctor.folder import check_joining_folder

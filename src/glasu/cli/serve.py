@@ -8,7 +8,6 @@ With --predict it serves one prediction instead and writes prediction.json.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -76,8 +75,6 @@ def run(args: argparse.Namespace) -> None:
     if args.predict and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
         raise ConfigError(f"{extra} is an option of training; remove it for a prediction.")
-    if args.log_format == "json":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines are not JSON
     config = read_config(args)
 
     from glasu.cli.log import Log

@@ -17,10 +17,9 @@ from glasu.network.compatibility import (
 )
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Payload, RefusalError
-from glasu.network.payloads import SAME_VERSION, Code, Hello, Prepared, Welcome, read_payload
+from glasu.network.handshake import SAME_VERSION, Code, Hello, Payload, Prepared, RefusalError, Welcome, read_payload
+from glasu.network.log_lines import printable
 from glasu.network.roster import RestartAttempt
-from glasu.network.sanitize import printable
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.records import to_plain
 

@@ -18,9 +18,8 @@ from glasu.data.methods import method_of
 from glasu.errors import ConfigError
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import SAME_VERSION, Code
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.handshake import SAME_VERSION, Code, RefusalError
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.registry import Extension
 from glasu.wire.message_key import RUN_BYTES
 
@@ -303,9 +302,7 @@ def in_one_line(differences: Sequence[Difference]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        return (
-            ", ".join(printable(f"{each.name} {each.version} ({each.digest[:16]}..)", 64) for each in value) or MISSING
-        )
+        return ", ".join(printable(str(each), 64) for each in value) or MISSING
     text = MISSING if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text
 

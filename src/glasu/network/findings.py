@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from glasu.network.facts import Facts
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.records import Length
 
 TOGETHER = "server/parties"  # the findings of a comparison; no party can have this name

@@ -6,9 +6,10 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.compatibility import compare_with_agreed, in_one_line
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.fencing import count_start
 from glasu.network.handshake import Payload
 from glasu.network.options import JoinOptions

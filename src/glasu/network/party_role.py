@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from glasu.network.client_session import ClientSession, ProposedAttempt
-from glasu.network.handshake import ClientHandshake
-from glasu.network.payloads import Finished
+from glasu.network.client_session import ClientSession
+from glasu.network.control import ProposedAttempt
+from glasu.network.handshake import ClientHandshake, Finished
 from glasu.protocol.limits import Limits
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Receive, Save, Script, Send
@@ -72,8 +72,8 @@ class PartyPerformer:
                 role.telemetry.sent_to_server(message)
                 with role.telemetry.watch.measure("communication"):
                     self.session.send(message)
-            case Save(state):
-                role.save(state)
+            case Save(take_state):
+                role.save(take_state())
             case _:
                 role.observe(request)
         return None

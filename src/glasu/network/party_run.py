@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from glasu.data.digest import data_digest
 from glasu.errors import CheckpointError, DataError
-from glasu.network.client_session import ProposedAttempt
+from glasu.network.control import ProposedAttempt
 from glasu.network.fencing import note_welcome
+from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
 from glasu.network.run_folder import CHECKPOINTS, check_party_folder, open_joining
-from glasu.network.sanitize import printable
 from glasu.protocol.client import Client
 from glasu.protocol.state import ClientState
+from glasu.registry import Extension
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 
@@ -38,7 +38,7 @@ class PartyRun:
         self._options = options
         self.state = open_joining(options.out, options.party.name)
         self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
-        self._data = data_digest(options.party)
+        self._data = options.party.data_digest()
         if not self.fresh:
             check_party_folder(options.out, self.state.value, self._data, options.run)
         self._saver: Saver | None = None  # None until the run begins
@@ -76,7 +76,7 @@ class PartyRun:
         self.state.update(run=client.identity.run.hex(), digest=client.config.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
-        store = self._store()
+        store = self._store(client.config.extensions())
         store.remove_partial_files()
         self._saver = Saver(store)
 
@@ -111,7 +111,7 @@ class PartyRun:
             self.state.update(closed=True)
             self._store().clear()
 
-    def _store(self) -> Store:
-        """Return the checkpoints of the run that joining.json names."""
+    def _store(self, extensions: tuple[Extension, ...] = ()) -> Store:
+        """Return the checkpoints of the run that joining.json names; `extensions` is for writing."""
         owner = f"party {self._options.party.name} in run {self.state.value.run}"
-        return Store(self._options.out / CHECKPOINTS, owner)
+        return Store(self._options.out / CHECKPOINTS, owner, extensions)

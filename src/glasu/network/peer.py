@@ -5,15 +5,14 @@ Nothing here locks. The session calls everything with its lock held.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from glasu.errors import EquivocationError
-from glasu.network.frames import Assembler, Channel
+from glasu.network.frames import Channel
 from glasu.network.handshake import Payload
 from glasu.network.states import PeerEvent, PeerState, StateMachine, peer_machine
 from glasu.network.transport import Stream
-from glasu.protocol.messages import Message
+from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
 GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
@@ -52,72 +51,6 @@ class Receipts:
         return True
 
 
-class Arrival:
-    """The place of a message in an inbox, taken when its last piece came; the message follows when it is decoded."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.message: Message | None = None
-
-
-class Inbox:
-    """Messages of one party in the order of their frames. Their bytes count as waiting in the party's channel."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._arrivals: deque[Arrival] = deque()
-        self.receipts = Receipts()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing waits or is being decoded: the next message is the one that is expected now."""
-        return not self._arrivals
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next message can be taken."""
-        return bool(self._arrivals) and self._arrivals[0].message is not None
-
-    def reserve(self, size: int) -> Arrival:
-        """Keep a place for a message that is decoded without the lock, so that streams cannot change the order."""
-        arrival = Arrival(size)
-        self._arrivals.append(arrival)
-        self._channel.hold(size)
-        return arrival
-
-    def fill(self, arrival: Arrival, message: Message, digest: bytes) -> None:
-        """Put the message in its place, or drop a repeat."""
-        if self.receipts.take(message.key, digest):
-            arrival.message = message
-        elif arrival in self._arrivals:
-            self._arrivals.remove(arrival)
-            self._channel.release(arrival.size)
-
-    def pop(self) -> Message:
-        """Take the next message; `is_ready` must hold."""
-        arrival = self._arrivals.popleft()
-        self._channel.release(arrival.size)
-        assert arrival.message is not None
-        return arrival.message
-
-    def clear(self) -> None:
-        """Drop all messages and receipts: another attempt begins."""
-        while self._arrivals:
-            self._channel.release(self._arrivals.popleft().size)
-        self.receipts = Receipts()
-
-
-class Conversation:
-    """What one process of a party and this server have exchanged, over all streams between them."""
-
-    def __init__(self, process: str) -> None:
-        """Begin; `process` is the name that the party's session gave itself."""
-        self.process = process
-        self.channel = Channel()
-        self.inbox = Inbox(self.channel)
-        self.assembler = Assembler()
-
-
 @dataclass(eq=False)
 class Peer:
     """One party, as the server sees it."""
@@ -127,9 +60,11 @@ class Peer:
     away_since: float  # when it lost its last stream, or the run began
     stream: Stream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
-    conversation: Conversation = field(default_factory=lambda: Conversation(""))
+    channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
+    receipts: Receipts = field(default_factory=Receipts)
+    expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
-    result: Payload | None = None  # its report when it finished
+    result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
     def state(self) -> PeerState:
@@ -142,8 +77,13 @@ class Peer:
     @property
     def has_heard_all(self) -> bool:
         """Return whether its process has acknowledged every frame."""
-        return self.conversation.channel.outbox.held == 0
+        return self.channel.outbox.held == 0
 
-    def send_control(self, kind: str, **fields: object) -> None:
+    def clear(self) -> None:
+        """Drop all messages, pieces and receipts: another attempt begins."""
+        self.channel.clear()
+        self.receipts = Receipts()
+
+    def send_control(self, message: object) -> None:
         """Send a control message in the sequence: it arrives, over this stream or a later one."""
-        self.conversation.channel.outbox.put_control(kind, **fields)
+        self.channel.outbox.put_control(message)

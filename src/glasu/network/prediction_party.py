@@ -16,16 +16,15 @@ from glasu.config import resolve
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError, DataError
 from glasu.model.blocks import NodeSet
-from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import compare_settings, derive_attempt_run, read_offered_config, refuse_settings
+from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts, digest_names
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Code, Finished, Hello, Payload, Prepared, RefusalError, Welcome, read_payload
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, party_facts
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Welcome, read_payload
 from glasu.network.run_folder import open_joining
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import write_named
 from glasu.network.training_party import limits_of
 from glasu.protocol.client import Client

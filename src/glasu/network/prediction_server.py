@@ -12,8 +12,8 @@ from glasu.config import resolve
 from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network, derive_attempt_run
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions
-from glasu.network.payloads import Finished
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
 from glasu.network.server_role import Plan
 from glasu.network.state_file import write_named

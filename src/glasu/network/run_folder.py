@@ -31,6 +31,8 @@ class FolderCode(enum.StrEnum):
 class FolderError(ConfigError):
     """The --out folder holds something else."""
 
+    code: FolderCode
+
     def __init__(self, code: FolderCode, message: str) -> None:
         super().__init__(message)
         self.code = code

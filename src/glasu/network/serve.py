@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from glasu.errors import GlasuError, TrainingError
+from glasu.network.control import describe_start
+from glasu.network.handshake import Finished, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving
-from glasu.network.payloads import Finished, read_payload
 from glasu.network.prediction_server import PredictionServer, ServerPredictionReport
+from glasu.network.roster import RestartAttempt
 from glasu.network.server_role import ServerPerformer, ServerRole
-from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.server_session import ServerSession
 from glasu.network.status import View
 from glasu.network.training_server import TrainingServer
 from glasu.network.transport import Listener
@@ -115,9 +117,7 @@ def _run_attempts(
             plan = role.plan()
             with waiting:
                 session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
-            options.log.info(
-                "attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round
-            )
+            options.log.info("attempt %d: all parties are connected; %s.", plan.attempt, describe_start(plan.round))
             result = drive(plan.script, perform, role.telemetry.watch, "communication")
             with waiting:
                 results = session.collect_results()

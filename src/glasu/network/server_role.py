@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from glasu.network.admission import Admission
-from glasu.network.payloads import Finished
+from glasu.network.handshake import Finished
 from glasu.network.server_session import ServerSession
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
@@ -95,8 +95,8 @@ class ServerPerformer:
                 self._count_exchange(messages[0].key, rides=rides)
                 with role.telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
-            case Save(state):
-                role.save(state)
+            case Save(take_state):
+                role.save(take_state())
             case _:
                 role.observe(request)
         return None

@@ -10,20 +10,19 @@ from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import TransportError
 from glasu.model.split import weights_digest
-from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import (
     compare_with_agreed,
     read_offered_config,
     refuse_settings,
     refuse_unfit_for_network,
 )
+from glasu.network.control import ProposedAttempt, describe_start
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Code, Finished, Hello, Payload, Prepared, RefusalError, Welcome, read_payload
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_run import PartyRun
 from glasu.network.party_setup import build_client, check_memory, label_facts, party_facts, resolve_for_party
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Welcome, read_payload
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.network.state_file import write_named
 from glasu.network.status import Status
 from glasu.protocol.client import Client
@@ -163,7 +162,7 @@ class TrainingParty:
         self._attempt = attempt.number
         client.identity.attempt = attempt.number % ATTEMPTS
         self.options.log.info(
-            "attempt %d: all parties are connected; continuing after round %d.", attempt.number, attempt.round
+            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round)
         )
         return client_script(client)
 

@@ -11,8 +11,8 @@ from glasu.errors import CheckpointError
 from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Finished, Prepared
 from glasu.network.options import ServeOptions
-from glasu.network.payloads import Finished, Prepared
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
 from glasu.network.server_role import Plan
 from glasu.network.state_file import write_named
@@ -51,7 +51,7 @@ class TrainingServer:
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, self.config, kit.roster)
         run = self.state.value.run if self.resumes else secrets.token_hex(RUN_BYTES)
         self.run = str(run)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}"))
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", self.config.extensions()))
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         self.admission = Admission(
             server_facts(versions(), "training", parties=len(kit.roster)),

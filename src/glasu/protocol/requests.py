@@ -7,7 +7,7 @@ they were sent, at the server per client.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,9 +54,13 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Save:
-    """Save a state. It must be durable before the next message leaves this role. The result is None."""
+    """Save a state. It must be durable before the next message leaves this role. The result is None.
 
-    state: Any  # ClientState or ServerState
+    A runtime that saves calls `take_state` before it resumes the script. One that does not save never calls it: copying
+    the weights takes longer than some rounds.
+    """
+
+    take_state: Callable[[], Any]  # -> ClientState or ServerState
 
 
 @dataclass(frozen=True)

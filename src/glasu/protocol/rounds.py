@@ -90,7 +90,7 @@ def client_window(client: Client, samples: Sequence[Sample]) -> Script[None]:
         if is_evaluation_due(train, progress.round):
             yield from _client_selection(client, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
-            yield Save(client.state())
+            yield Save(client.state)
         yield RoundDone(sample.round, loss, client.name)
         if progress.stopped:
             return
@@ -186,7 +186,7 @@ def server_window(server: Server, window: range, sizes: dict[tuple[int, int], in
         if is_evaluation_due(train, progress.round):
             yield from _server_selection(server, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
-            yield Save(server.state())
+            yield Save(server.state)
         yield RoundDone(index, loss)
         if progress.stopped:
             return

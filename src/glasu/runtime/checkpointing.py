@@ -30,6 +30,7 @@ from safetensors.numpy import load, save
 from glasu.errors import CheckpointError, ConfigError, DataError
 from glasu.files import retry_without_descriptors, write_atomically
 from glasu.records import RecordError, parse_json, read_record, to_plain
+from glasu.registry import Extension, require_extensions
 
 MAGIC, SCHEMA = b"GLCP", 2
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
@@ -107,6 +108,7 @@ class About:
 
     round: int
     owner: str  # role and run; a file in the wrong folder is recognised by it
+    extensions: tuple[Extension, ...]  # that the run uses
     state: Any
 
 
@@ -114,10 +116,10 @@ class OldSchemaError(ConfigError):
     """A checkpoint was written by another version of this program."""
 
 
-def pack(round_index: int, owner: str, state: Any) -> bytes:
+def pack(round_index: int, owner: str, extensions: tuple[Extension, ...], state: Any) -> bytes:
     """Return the content of a checkpoint file."""
     arrays, facts = to_arrays(state)
-    body = save(arrays, {"glasu": json.dumps(to_plain(About(round_index, owner, facts)))})
+    body = save(arrays, {"glasu": json.dumps(to_plain(About(round_index, owner, extensions, facts)))})
     return HEAD.pack(MAGIC, SCHEMA, _digest(SCHEMA, body)) + body
 
 
@@ -156,12 +158,19 @@ def _read_about(body: bytes) -> About:
 class Store:
     """The checkpoints of one owner in one folder: the last two, one file each."""
 
-    def __init__(self, folder: Path, owner: str) -> None:
-        self.folder, self.owner = folder, owner
+    def __init__(self, folder: Path, owner: str, extensions: tuple[Extension, ...] = ()) -> None:
+        """Use a folder.
+
+        Args:
+            folder: of the checkpoints.
+            owner: role and run.
+            extensions: that the run uses; every checkpoint records them.
+        """
+        self.folder, self.owner, self.extensions = folder, owner, extensions
 
     def save(self, round_index: int, state: Any) -> str:
         """Write a checkpoint durably, remove all but the last two of this owner, and return its digest."""
-        content = pack(round_index, self.owner, state)
+        content = pack(round_index, self.owner, self.extensions, state)
         path = self._path(round_index)
         try:
             write_atomically(path, content, mode=0o600)
@@ -258,6 +267,7 @@ class Store:
             raise OldSchemaError(
                 f"{path}: {error}; finish the run with that version, or start over with --fresh."
             ) from None
+        require_extensions(about.extensions, str(path))
         return about, arrays, _hex(content)
 
     def _path(self, round_index: int) -> Path:

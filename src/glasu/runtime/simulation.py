@@ -13,7 +13,6 @@ from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.digest import data_digest
 from glasu.data.methods import Prepared, apply_method, method_of
 from glasu.data.party import PartyData
 from glasu.errors import DataError
@@ -77,7 +76,7 @@ def simulate(
     telemetry = Telemetry(options.clock, evaluated, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
         clients = make_clients(config, parties, options.clock, options.convolution)
-        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
+        name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
         for client in clients:
             telemetry.add_watch(client.watch)
         server = make_server(config, clients) if joint else None
@@ -237,15 +236,15 @@ def _run_scripts(
         if not isinstance(action, Save):
             observe(action)
         elif checkpoints is not None:
-            checkpoints.save(None, action.state)
+            checkpoints.save(None, action.take_state())
 
     def perform_for_client(client: Client) -> Perform:
         def perform(action: Save | Event) -> None:
             if isinstance(action, Save):
-                if server is None:
-                    alone.append((client.name, action.state))
+                if checkpoints is not None and server is None:
+                    alone.append((client.name, action.take_state()))
                 elif checkpoints is not None:
-                    checkpoints.save(client.name, action.state)
+                    checkpoints.save(client.name, action.take_state())
             elif server is None:
                 observe(action)
             elif isinstance(action, Evaluating) and options.observer is not None:  # the server reports the rest

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.files import hold_folder, write_atomically
@@ -72,8 +71,8 @@ class SimulationCheckpoints:
             server: whether the run has a server.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
-        self.identity = RunIdentity(config.flatten(), {party.name: data_digest(party) for party in parties})
-        self.store = Store(folder, f"a run with settings {config.digest()}")
+        self.identity = RunIdentity(config.flatten(), {party.name: party.data_digest() for party in parties})
+        self.store = Store(folder, f"a run with settings {config.digest()}", config.extensions())
         self._names: list[str | None] = [party.name for party in parties] + ([None] if server else [])
         self._saver = Saver(self.store)
         self._lock = threading.Lock()

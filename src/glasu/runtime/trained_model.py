@@ -22,10 +22,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.methods import prepare_parties
-from glasu.data.party import PartyData
-from glasu.data.party_name import check_party_name
+from glasu.data.party import PartyData, check_party_name
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
 from glasu.model.backbones import backbone_class
@@ -37,6 +35,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.evaluation import client_prediction, server_prediction
 from glasu.protocol.requests import Event, Save
 from glasu.records import Bounds, parse_toml, read_record, to_plain
+from glasu.registry import Extension, require_extensions
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
@@ -70,6 +69,7 @@ class Manifest:
     classes: tuple[str, ...]
     config: Mapping[str, Mapping[str, Any]]
     client: tuple[ClientEntry, ...]
+    extension: tuple[Extension, ...] = ()  # that the settings use
 
     def __post_init__(self) -> None:
         if not self.client:
@@ -130,7 +130,7 @@ class TrainedModel:
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
+            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
             running = [
                 Running(
                     client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
@@ -218,7 +218,9 @@ class TrainedModel:
         )
         for client, weights in zip(clients, self.weights, strict=True):
             write_atomically(folder / client.file, save(weights), mode=0o600)
-        manifest = Manifest(schema=SCHEMA, classes=self.classes, config=sections, client=clients)
+        manifest = Manifest(
+            schema=SCHEMA, classes=self.classes, config=sections, client=clients, extension=self.config.extensions()
+        )
         former = _list_files(folder)
         write_atomically(folder / MANIFEST, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
         for name in former - {client.file for client in clients}:  # of an earlier model with other parties
@@ -237,6 +239,7 @@ class TrainedModel:
             )
         try:
             manifest = _read_manifest(folder / MANIFEST)
+            require_extensions(manifest.extension, str(folder / MANIFEST))
             config = RunConfig.from_dict(manifest.config, str(folder / MANIFEST))
             return cls(
                 config=config,

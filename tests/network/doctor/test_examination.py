@@ -23,9 +23,8 @@ from glasu.network.connection import Dialing
 from glasu.network.doctor.party import DryRunParty, VisitOptions, visit
 from glasu.network.doctor.server import DryRunHandshake, examine
 from glasu.network.findings import Finding, Verdict
-from glasu.network.handshake import RefusalError
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import Listening, ServeOptions
-from glasu.network.payloads import Code
 from glasu.pki.kit import open_kit
 from support.cluster import Cluster, Role, collected
 from support.processes import GLASU, SMALL_RUN

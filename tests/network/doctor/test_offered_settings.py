@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasu.config import RunConfig
 from glasu.network.doctor.party import DryRunParty, VisitOptions
-from glasu.network.payloads import Welcome
+from glasu.network.handshake import Welcome
 from glasu.pki.kit import open_kit
 from glasu.records import to_plain
 from support.tiny import tiny_parties

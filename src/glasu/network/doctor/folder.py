@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glasu.config import RunConfig
-from glasu.data.digest import data_digest
 from glasu.data.party import PartyData
 from glasu.network.doctor.machine import log_detail
 from glasu.network.findings import Finding
@@ -63,7 +62,7 @@ def check_joining_folder(
     if fresh:
         return _count_checkpoints(out)
     try:
-        check_party_folder(out, record, None if party is None else data_digest(party), only)
+        check_party_folder(out, record, None if party is None else party.data_digest(), only)
     except FolderError as error:
         return [_explain(error, log)]
     return [] if record.run is None else [_describe_run(closed=record.closed)]

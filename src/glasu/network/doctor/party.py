@@ -19,10 +19,9 @@ from glasu.network.connection import Dialing
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import check_connection, judge_clock, log_detail
 from glasu.network.findings import Finding, PartyReport, Verdict, sanitize_findings
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Hello, Payload, RefusalError, Welcome, read_payload
+from glasu.network.log_lines import printable
 from glasu.network.party_setup import party_facts
-from glasu.network.payloads import Hello, Welcome, read_payload
-from glasu.network.sanitize import printable
 from glasu.pki.kit import Kit
 from glasu.protocol.message_bytes import Head
 from glasu.records import to_plain

@@ -12,9 +12,8 @@ from glasu.network.compatibility import collect_findings, config_for_network
 from glasu.network.doctor.machine import check_disk
 from glasu.network.facts import Facts, server_facts
 from glasu.network.findings import TOGETHER, Finding, PartyReport, Verdict, sanitize_findings
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Hello, Payload, Welcome, read_payload
 from glasu.network.options import Listening, ServeOptions
-from glasu.network.payloads import Hello, Welcome, read_payload
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Listener
 from glasu.records import to_plain

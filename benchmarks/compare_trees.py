@@ -1,0 +1,253 @@
+"""How much CPU time does this checkout take compared with another one?
+
+    python benchmarks/compare_trees.py OLD_TREE [--turns N] [--cases PATTERN]...
+
+The cases are those of round.py, speed.py and network.py. Every turn starts fresh processes of both checkouts and runs
+each case with one, then with the other; the order changes from turn to turn. The time is user plus system time of all
+processes of a run. Except for whole runs, it is the difference between a long and a short run: the rounds, without
+start and evaluation. A first run of each case is not timed; it compiles the loops and converts the data.
+
+Both checkouts are used through the public API and the command line only, with this Python. A table gives the median
+over the turns of the ratio new / old and its 95 % interval from order statistics. The exit code is 1 if the interval of
+a case lies above --limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from network import CORA, LARGE, LOOPBACK, SMALL, WHOLE, Line, Place
+from paper import WINDOW, dense_twin, paper_settings
+from tables import markdown, place, positive, show
+
+if TYPE_CHECKING:
+    from glasu import PartyData
+
+TREE = Path(__file__).resolve().parents[1]
+NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of all parties in one process, without checkpoints."""
+
+    train: dict[str, Any]  # changes of the paper's settings
+    data: dict[str, Any]
+    windows: int = 4  # that are timed
+    dense: bool = False  # whether to store sparse features as a dense array
+
+
+@dataclass(frozen=True)
+class Commands:
+    """A run with the command line: in one process, or between a server and three parties."""
+
+    settings: str
+    long: int  # rounds
+    short: int = 0  # rounds; 0: time the whole run
+    line: Line | None = None  # between the parties and the server; None: one process
+
+
+JOINT = {"backward": "joint", "num_local_steps": 1, "optimizer": "sgd"}
+STALE = {"num_local_steps": 4, "optimizer": "sgd"}
+CASES: dict[str, Rounds | Commands] = {
+    "round: Q = 1, lean": Rounds(JOINT, {"name": NAME}, windows=8),
+    "round: Q = 1, same edges and rows": Rounds({**JOINT, "blocks": "induced"}, {"name": NAME}, dense=True),
+    "round: Q = 4, lean": Rounds(STALE, {"name": NAME}),
+    "round: Q = 4, same edges and rows": Rounds({**STALE, "blocks": "induced"}, {"name": NAME}, 2, dense=True),
+    "speed: fanout 2": Rounds({"fanout": 2}, {"name": NAME}),
+    "speed: fanout 3": Rounds({"fanout": 3}, {"name": NAME}),
+    **{
+        f"speed: {nodes} nodes, degree {degree}": Rounds(
+            {}, {"name": "synthetic", "num_nodes": nodes, "average_degree": float(degree)}, windows=1
+        )
+        for nodes, degree in ((20000, 16), (80000, 16), (320000, 16), (20000, 64), (20000, 256), (20000, 1024))
+    },
+    "network: rounds, one process": Commands(CORA.replace("{name}", NAME), 220, 20),
+    "network: rounds, four processes": Commands(CORA.replace("{name}", NAME), 220, 20, LOOPBACK),
+    "network: rounds, four processes, 50 ms": Commands(CORA.replace("{name}", NAME), 120, 20, Line(0.05)),
+    "network: small rounds, four processes": Commands(SMALL, 420, 20, LOOPBACK),
+    "network: whole run, one process": Commands(WHOLE.replace("{name}", NAME), 20),
+    "network: whole run, four processes": Commands(WHOLE.replace("{name}", NAME), 20, line=LOOPBACK),
+    "network: 20000 nodes, full batch": Commands(LARGE.replace("{nodes}", "20000"), 2, line=LOOPBACK),
+}
+
+
+class Worker:
+    """A process that times the cases of class Rounds with the package of one checkout."""
+
+    def __init__(self, environment: dict[str, str], cases: Sequence[str]) -> None:
+        command = [sys.executable, __file__, "--worker", *cases]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._read()  # it is ready
+
+    def measure(self, case: str) -> float:
+        """Return the CPU seconds of a case."""
+        assert self._process.stdin is not None
+        print(case, file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"a worker ended with code {self._process.wait()}.")
+        return line
+
+
+def work(cases: Sequence[str]) -> None:
+    """Run the worker: load the data, run every case once, then time the cases that are read from standard input."""
+    loaded: dict[str, list[PartyData]] = {}
+
+    def seconds(name: str, windows: int) -> float:
+        case = CASES[name]
+        assert isinstance(case, Rounds)
+        key = json.dumps([case.data, case.dense])
+        if key not in loaded:
+            loaded[key] = _load(case)
+        config = paper_settings(**{**case.train, "num_rounds": windows * WINDOW})
+        start = time.process_time()
+        train(loaded[key], config, workers=1)
+        return time.process_time() - start
+
+    from glasu import train  # of the checkout on PYTHONPATH
+
+    for name in cases:
+        seconds(name, 1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name = line.strip()
+        case = CASES[name]
+        assert isinstance(case, Rounds)
+        print(seconds(name, 1 + case.windows) - seconds(name, 1), flush=True)
+
+
+def _load(case: Rounds) -> list[PartyData]:
+    from glasu import DataConfig, RunConfig, load_parties
+
+    parties = list(load_parties(RunConfig(data=DataConfig(**case.data))))
+    return [dense_twin(party) for party in parties] if case.dense else parties
+
+
+class Checkout:
+    """One of the two checkouts: times cases with its package."""
+
+    def __init__(self, tree: Path, folder: Path, cases: Sequence[str]) -> None:
+        self.tree = tree
+        self.rounds = [name for name in cases if isinstance(CASES[name], Rounds)]
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(tree / "src"),
+            "GLASU_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.places: dict[str, Place] = {}
+        for name in cases:
+            case = CASES[name]
+            if isinstance(case, Commands):
+                if case.settings not in self.places:
+                    own = folder / str(len(self.places))
+                    own.mkdir(parents=True)
+                    self.places[case.settings] = Place(own, case.settings, self.environment)
+                self._run(case, 1)  # compiles
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[Callable[[str], float]]:
+        """Yield the function that times a case, in fresh processes for this turn."""
+        worker = Worker(self.environment, self.rounds) if self.rounds else None
+
+        def measure(name: str) -> float:
+            case = CASES[name]
+            if isinstance(case, Commands):
+                return self._run(case, case.long) - (self._run(case, case.short) if case.short else 0.0)
+            assert worker is not None
+            return worker.measure(name)
+
+        try:
+            yield measure
+        finally:
+            if worker is not None:
+                worker.stop()
+
+    def _run(self, case: Commands, rounds: int) -> float:
+        place_ = self.places[case.settings]
+        return (place_.alone(rounds) if case.line is None else place_.apart(rounds, case.line)).cpu
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Return the interval between two order statistics that holds the median with at least this probability.
+
+    With fewer than six values there is none; the result is then the least and the greatest value.
+    """
+    ordered, count = sorted(values), len(values)
+    tail, rank = 0.0, 0  # `tail`: probability that fewer than `rank` + 1 values lie below the median
+    while rank < count // 2:
+        tail += math.comb(count, rank) / 2**count
+        if 2 * tail > 1 - level:
+            break
+        rank += 1
+    rank = max(rank, 1)
+    return ordered[rank - 1], ordered[count - rank]
+
+
+def main() -> int:
+    """Compare two checkouts and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, metavar="OLD_TREE", help="checkout to compare with")
+    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="the other one; by default, this one")
+    parser.add_argument("--turns", type=positive, default=15)
+    parser.add_argument("--cases", action="append", metavar="PATTERN", help="such as 'speed*'; may be repeated")
+    parser.add_argument("--limit", type=float, default=1.05, help="greatest allowed ratio (%(default)s)")
+    parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
+    args = parser.parse_args()
+    patterns = args.cases or ["*"]
+    cases = [name for name in CASES if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    if not cases:
+        parser.error(f"--cases: none fits; the cases are {', '.join(map(repr, CASES))}")
+    ratios: dict[str, list[float]] = {name: [] for name in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = (
+            Checkout(tree.resolve(), Path(folder) / side, cases)
+            for side, tree in (("old", args.old), ("new", args.new))
+        )
+        for turn in range(args.turns):
+            with old.turn() as measure_old, new.turn() as measure_new:
+                for name in cases:
+                    first, second = (measure_old, measure_new) if turn % 2 == 0 else (measure_new, measure_old)
+                    times = first(name), second(name)
+                    spent_old, spent_new = times if turn % 2 == 0 else times[::-1]
+                    ratios[name].append(spent_new / spent_old)
+                    print(f"{turn + 1}: {name}: {spent_old:.2f} s, {spent_new:.2f} s", file=sys.stderr)
+    rows, slower = [], 0
+    for name, values in ratios.items():
+        low, high = interval(values)
+        slower += low > args.limit
+        rows.append([name, f"{median(values):.3f}", f"{low:.3f} to {high:.3f}", f"{len(values)}"])
+    show(markdown(["case", "median ratio new / old", "95 % interval", "turns"], rows), args.out)
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -1,0 +1,33 @@
+"""The paper's setting and dense features, through the public API only: compare_trees.py uses them with two versions."""
+
+from __future__ import annotations
+
+import copy
+
+from glasu import ModelConfig, PartyData, RunConfig, TrainConfig
+
+WINDOW = 16  # rounds whose node sets are drawn together; only whole windows are timed
+
+
+def paper_settings(**train: object) -> RunConfig:
+    """Return K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
+    keys = {
+        "num_rounds": 4 * WINDOW + 1,
+        "num_local_steps": 4,
+        "batch_size": 16,
+        "sampler": "neighbor",
+        "fanout": 2,
+        "evaluate_every": 10**6,
+        "evaluate_nodes": 64,
+        "sampled_evaluation": True,
+        "prefetch": WINDOW,
+    }
+    return RunConfig(model=ModelConfig(hidden=192), train=TrainConfig(**{**keys, **train}))  # type: ignore[arg-type]
+
+
+def dense_twin(party: PartyData) -> PartyData:
+    """Return the party with dense features; PartyData would store sparse ones."""
+    twin: PartyData = copy.copy(party)
+    dense = party.features.toarray() if hasattr(party.features, "toarray") else party.features
+    object.__setattr__(twin, "features", dense)
+    return twin
