@@ -14,12 +14,13 @@ import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from glasu.experiments.plan import STOP_AT, Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import CurvePoint, Result, load_result
-from glasu.experiments.tables import format_spread, mean, percentages
+from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
 DATASETS = ("cora", "citeseer", "pubmed")
@@ -67,7 +68,7 @@ def rung(dataset: str, results: Sequence[Result]) -> list[str]:
     cost = ["-"] * 3
     if firsts:
         figures = [[getattr(first, name) for first in firsts] for name in ("bytes", "exchanges", "seconds")]
-        cost = [f"{mean(figures[0]) / 1e6:.1f}", f"{mean(figures[1]):.0f}", f"{mean(figures[2]):.1f}"]
+        cost = [f"{fmean(figures[0]) / 1e6:.1f}", f"{fmean(figures[1]):.0f}", f"{fmean(figures[2]):.1f}"]
     return [
         results[0].row.setting,
         f"{len(firsts)} of {len(results)}",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from glasu.config import RunConfig
 from glasu.experiments.plan import Run
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import Result, load_result
-from glasu.experiments.tables import format_spread, mean, percentages
+from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
 STEPS, Q = 240, 4
@@ -47,8 +48,8 @@ def row(name: str, steps: int, results: list[Result]) -> list[str]:
         for curve, top in zip(curves, best, strict=True)
     ]
     last = [curve[-1].val_accuracy for curve in curves]
-    shares = [f"{100 * mean(values):.1f}" for values in (best, coarse, last)]
-    return [name, f"{steps}", *shares, f"{mean(first):.0f}", format_spread(percentages(results))]
+    shares = [f"{100 * fmean(values):.1f}" for values in (best, coarse, last)]
+    return [name, f"{steps}", *shares, f"{fmean(first):.0f}", format_spread(percentages(results))]
 
 
 def main() -> None:
