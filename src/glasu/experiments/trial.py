@@ -20,8 +20,7 @@ from glasu.experiments.workers import load_once
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a search that waits for its workers does not load torch
-    from glasu import PartyData
-    from glasu.protocol.requests import Evaluated, Event
+    from glasu import Evaluated, Evaluating, PartyData, RoundDone
 
 MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
 Load = Callable[[RunConfig], "Sequence[PartyData]"]
@@ -145,7 +144,7 @@ class _Run:
 
         from glasu import train
 
-        def observe(event: Event) -> None:
+        def observe(event: RoundDone | Evaluated | Evaluating) -> None:
             with self._lock:
                 self._observe(event, config.train.num_rounds)
 
@@ -168,9 +167,9 @@ class _Run:
     def last_round(self) -> int:
         return max(items[-1].round for items in self.evaluations.values())
 
-    def _observe(self, event: Event, num_rounds: int) -> None:
+    def _observe(self, event: RoundDone | Evaluated | Evaluating, num_rounds: int) -> None:
         """Record an evaluation; raise `_RunEnded` if the run is over."""
-        from glasu.protocol.requests import Evaluated, Evaluating
+        from glasu import Evaluated, Evaluating
 
         if not self.ended and not isinstance(event, Evaluating):
             if self.max_bytes is not None and event.bytes > self.max_bytes:
