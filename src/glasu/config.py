@@ -26,6 +26,7 @@ Natural = Annotated[int, Bounds(0, MAX_COUNT)]
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 Positive = Annotated[float, Bounds(0, ends="(]")]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
+MAX_LAYERS = 1000
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -76,7 +77,7 @@ class ModelConfig(Checked):
 
     section = "model"
     backbone: Annotated[str, Choice("backbone")] = "gcnii"
-    num_layers: Count = 4  # L
+    num_layers: Annotated[int, Bounds(1, MAX_LAYERS)] = 4  # L
     hidden: Count = 64
     aggregation: Annotated[str, Choice("aggregation")] = "mean"
     aggregation_layers: tuple[int, ...] = (1, 3)  # I, so K = 2

@@ -17,7 +17,6 @@ from typing import Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
-from glasu.model.task import task_of
 from glasu.privacy.ledger import Ledger
 
 
@@ -183,6 +182,8 @@ class RunReport:
 
     def summary(self) -> str:
         """Return the run in one line."""
+        from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
+
         metric = task_of(self.config.train).selected_by
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (

@@ -301,6 +301,24 @@ def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sample
         assert train(loaded.parties, config).weights_sha256 == weights
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["after training", "before training"])
+def test_a_cached_partition_serves_training_and_prediction(cache, unused, first):
+    config = run_config(**SIZES)
+    for for_prediction in (first, not first, first):
+        expected = load(config, for_prediction=for_prediction, cache=unused).parties
+        for after, before in zip(
+            load(config, for_prediction=for_prediction, cache=cache).parties, expected, strict=True
+        ):
+            assert_same_party(after, before)
+
+
+def test_a_cached_partition_has_the_splits_of_the_present_settings(cache, unused):
+    for fractions in ((0.6, 0.2, 0.2), (0.2, 0.4, 0.4)):
+        config = run_config(split=fractions, **SIZES)
+        for after, before in zip(load(config, cache=cache).parties, load(config, cache=unused).parties, strict=True):
+            assert_same_party(after, before)
+
+
 def write_folders(where, *, common=True):
     """Write the three parties of a graph; unless they have all nodes in common, each lacks some."""
     paths = []

@@ -20,7 +20,8 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
 from glasu.protocol.requests import Receive
 from support.controls import numbered, unnumbered
-from support.toy_run import RUN, Role, Toy, ToyClientHandshake, digest, key, logger
+from support.roles import Role
+from support.toy_run import RUN, Toy, ToyClientHandshake, digest, key, logger
 
 KIT = SimpleNamespace(ca_fingerprint="AA", name="a")
 CLOSED = Disconnection(ConnectionCode.CLOSED)
@@ -176,7 +177,7 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     assert any("answers again" in line for line in server.log)
     server.lines[0].deliver(unnumbered("stopped", code="x", reason="enough"))
     role.join(10)
-    assert isinstance(role.error, TrainingError)
+    assert isinstance(role.error(), TrainingError)
 
 
 def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes():
@@ -190,8 +191,8 @@ def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes()
         server.lines[0].deliver(pack_frame(ACK))
         time.sleep(0.001)
     role.join(10)
-    assert isinstance(role.error, AbsenceError)
-    assert "waited 300 s for the other parties" in str(role.error)
+    assert isinstance(role.error(), AbsenceError)
+    assert "waited 300 s for the other parties" in str(role.error())
 
 
 def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():

@@ -16,7 +16,8 @@ from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.runtime.simulation import simulate
-from support.cluster import Cluster, Killed
+from support.cluster import Cluster
+from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 from support.toy_run import breaking_lines
 
@@ -266,7 +267,7 @@ def test_a_party_that_repeats_its_last_round_is_not_finished_meanwhile(kits, tmp
     class Noting(TrainingParty):
         def begin(self, attempt):
             script = super().begin(attempt)
-            states.append((self.options.party.name, self.run.state.value.finished))
+            states.append((self.party.name, self.state.value.finished))
             return script
 
     class DyingAtTheEnd(Noting):

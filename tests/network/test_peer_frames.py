@@ -27,8 +27,7 @@ from glasu.network.frames import (
     pack_frame,
 )
 from glasu.network.handshake import Code, RefusalError
-from glasu.network.peer import GROUPS, Receipts
-from glasu.network.roster import RestartAttempt
+from glasu.network.roster import GROUPS, Receipts, RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
@@ -36,7 +35,8 @@ from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key, Phase
 from support.controls import hello, pack_control, unnumbered
 from support.raw_party import STATEMENT, Desk, wait_for
-from support.toy_run import RUN, Role, ToyServerHandshake, key
+from support.roles import Role
+from support.toy_run import RUN, ToyServerHandshake, key
 
 
 def partial(client, round_index=0, chunk=0, value=1.0, **changes):
@@ -147,7 +147,7 @@ def test_a_new_process_voids_the_attempt():
     role = receiving(desk)
     desk.connect("b", hello(process="p2"))
     role.join(20)
-    assert isinstance(role.error, RestartAttempt)
+    assert isinstance(role.error(), RestartAttempt)
 
 
 def test_the_same_process_goes_on_where_it_was_over_another_stream():
@@ -206,9 +206,9 @@ def test_a_control_message_that_nobody_sends_aborts_the_run(name):
     role = receiving(desk)
     a.send_control(kind, **fields)
     role.join(20)
-    assert isinstance(role.error, ProtocolError)
-    assert words in str(role.error)
-    assert role.error.party == "a"
+    assert isinstance(role.error(), ProtocolError)
+    assert words in str(role.error())
+    assert role.error().party == "a"
     assert a.last_word().kind == "stopped"
 
 
@@ -221,7 +221,7 @@ def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     wait_for(lambda: any(control.kind == "begin" for control in party.controls()))
     party.send_control("ready", attempt=1, digest="wrong")
     role.join(20)
-    assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error)
+    assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error())
 
 
 def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
@@ -247,9 +247,9 @@ def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
     role = receiving(desk)
     a.send(unnumbered("failed", code="invalid_data", reason="its data cannot be used"))
     role.join(20)
-    assert isinstance(role.error, TrainingError)
-    assert str(role.error) == "party 'a' failed: its data cannot be used"
-    assert role.error.code == "party_failed"
+    assert isinstance(role.error(), TrainingError)
+    assert str(role.error()) == "party 'a' failed: its data cannot be used"
+    assert role.error().code == "party_failed"
     late = desk.connect("a", hello(process="p3"))
     assert late.last_word().fields["code"] == "party_failed"
     assert late.last_word().fields["reason"] == "party 'a' failed: its data cannot be used"
@@ -291,8 +291,8 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
     b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:PIECE_BYTES], number=3))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
-        raise role.error
-    assert role.error.party == "b"
+        raise role.error()
+    assert role.error().party == "b"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_another_kind_and_too_long_a_message_are_refused(message, words):
     b.send_message(encode(message))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
-        raise role.error
+        raise role.error()
 
 
 def test_messages_that_come_early_are_checked_when_their_turn_comes():
@@ -335,8 +335,8 @@ def test_a_repeat_is_dropped_and_another_content_under_its_key_stops_the_run_wha
     role = receiving(desk, chunk=2)
     a.send_message(partial(0, chunk=1, value=2.0))
     role.join(20)
-    assert isinstance(role.error, EquivocationError)
-    assert str(role.error).count("SHA-256") == 1
+    assert isinstance(role.error(), EquivocationError)
+    assert str(role.error()).count("SHA-256") == 1
 
 
 @pytest.mark.parametrize("when", ["at its header", "at its turn", "in the script"])
@@ -358,7 +358,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
         assert not desk.session.set_aside(ProtocolError("of nobody"))
     else:
         role.join(20)
-        error = role.error
+        error = role.error()
     if when == "at its header":
         assert isinstance(error, RestartAttempt)
     else:
@@ -592,7 +592,7 @@ def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives()
         desk.connect("a").send_control("prepared", payload=STATEMENT)
         role.join(20)
     with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
-        raise role.error
+        raise role.error()
     named = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b to join" in line]
     assert max(named, default=0.0) <= 200  # it waits for b alone since a's message arrived, and soon times out
 

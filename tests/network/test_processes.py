@@ -17,7 +17,8 @@ import pytest
 
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.processes import GLASU, SMALL_RUN, Processes, assert_same_report
+from support.commands import GLASU
+from support.processes import SMALL_RUN, Processes, assert_same_report
 
 CORA = """
 [data]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.data.party import Graph, PartyData, check_party_name
+from glasu.data.party import Graph, PartyData
+from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.pki.authority import issue, make_authority
 from glasu.pki.certificate import read_certificate

@@ -14,7 +14,8 @@ from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Stream
 from glasu.pki.kit import Kit
 from support.controls import Control, hello, pack_control, read_control
-from support.toy_run import RUN, Role, Toy, ToyServerHandshake, logger
+from support.roles import Role
+from support.toy_run import RUN, Toy, ToyServerHandshake, logger
 
 STATEMENT = {"rounds": {"0": "start"}}
 

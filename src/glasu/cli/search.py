@@ -48,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from glasu.cli.log import show_log
+    from glasu.cli.log import LineLog
     from glasu.experiments.search import SearchOptions, search
 
     options = SearchOptions(**{item.name: getattr(args, item.name) for item in fields(SearchOptions)})
     make_output_folder(args.out)
-    with show_log(quiet=args.quiet):
+    with LineLog(quiet=args.quiet):
         print(search(options).summary())

@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
-    from glasu.cli.log import show_log
+    from glasu.cli.log import LineLog
     from glasu.cli.progress import show_progress
     from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
-    with show_log("glasu train: ", quiet=args.quiet):
+    with LineLog("glasu train: ", quiet=args.quiet):
         if not args.fresh:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from glasu.data.cache.arrays import Workspace
 from glasu.data.graph import EDGE_BYTES, Graph, unite_graphs
 from glasu.data.party import CheckedArrays, PartyData, Splits
-from glasu.data.preprocessing import select_columns
+from glasu.data.preprocessing import compact_features, mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -28,21 +28,22 @@ def partition(
     """Give each client ceil(d / M) feature columns and each edge with probability `edge_fraction`, independently.
 
     In a symmetric graph both directions of an edge are kept or dropped together. The clients are named a, b, c, ...
-    Their arrays are made in the workspace; by default, in memory.
+    Their arrays are made in the workspace; by default, in memory. The features of one client must fit into memory.
     """
     workspace = workspace or Workspace()
     bounds = pairwise(feature_bounds(whole.num_features, num_clients))
     graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, workspace)
     parties = []
     for client, (graph, (start, stop)) in enumerate(zip(graphs, bounds, strict=True)):
-        features, length = select_columns(whole.features, slice(start, stop), f"{client}.", workspace)
+        block = compact_features(whole.features[:, start:stop])
+        features = place_features(block, f"{client}.", workspace)
         party = replace(
             whole,
             name=name_client(client),
             features=features,
             feature_names=whole.feature_names[start:stop],
             graph=graph,
-            checked=CheckedArrays(whole.ids, whole.ids_digest(), features, length, graph),
+            checked=CheckedArrays(whole.ids, whole.ids_digest(), features, mean_length(block), graph),
         )
         parties.append(party)
     return parties

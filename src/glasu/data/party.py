@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.data.graph import Graph, sort_distinct
-from glasu.data.preprocessing import Features, are_finite, compact_features, mean_length
+from glasu.data.party_name import check_party_name
+from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, mean_length
 from glasu.errors import DataError
 
 SPLITS = ("train", "validation", "test")
-MAX_NAME_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
 MISSING_REMEDY = (
     "fill it in, or choose a replacement: --missing zero or mean at `glasu join` and `glasu doctor`, "
     'data.missing = "zero" or "mean" in the settings of `glasu train`'
@@ -159,7 +159,7 @@ class PartyData:
         if isinstance(features, np.ndarray):
             found["x"] = features
         else:
-            found |= {f"x_{part}": getattr(features, part) for part in ("data", "indices", "indptr")}
+            found |= {f"x_{part}": getattr(features, part) for part in CSR_PARTS}
         if graph.weights is not None:
             found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees reads all weights
         if self.labels is not None:
@@ -181,16 +181,6 @@ class PartyData:
                 found.update(f"|{name}{array.dtype.str}{array.shape}|".encode())
                 found.update(np.ascontiguousarray(array).data)
         return found.hexdigest()
-
-
-def check_party_name(name: str) -> None:
-    """Refuse a name that is not fit for a file name, a log line or a certificate."""
-    fits = 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
-    if not fits or name.startswith(".") or set(name) & set("/\\"):
-        raise DataError(
-            f"party {name!r}: the name is used in file names; use 1 to {MAX_NAME_CHARACTERS} printable characters "
-            f"({MAX_NAME_BYTES} bytes), no slash, and no dot at the start."
-        )
 
 
 def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     import scipy.sparse as sp
 
 Features: TypeAlias = "NDArray[np.float32] | sp.csr_array"
+CSR_PARTS = ("data", "indices", "indptr")  # the arrays of a sparse matrix
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
 
@@ -43,49 +43,14 @@ def make_csr(shape: tuple[int, int], data: Any, indices: Any, indptr: Any) -> sp
     return sparse
 
 
-def select_columns(features: Features, columns: slice, prefix: str, workspace: Workspace) -> tuple[Features, float]:
-    """Return some columns in the form of `compact_features`, and the mean length of their rows.
-
-    The columns are copied to the workspace in pieces of rows: `<prefix>x`, or `<prefix>x_data`, `x_indices` and
-    `x_indptr`.
-    """
-    import scipy.sparse as sp
-
-    shape, filled, squares = (features.shape[0], columns.stop - columns.start), 0, [np.empty(0)]
-    for piece in _column_pieces(features, columns, workspace.piece_bytes):
-        filled += int(np.count_nonzero(piece)) if isinstance(piece, np.ndarray) else piece.nnz
-        squares.append(squared_lengths(piece))
-    length = mean_root(np.concatenate(squares))
-    if filled / max(1, shape[0] * shape[1]) >= SPARSE_BELOW:
-        dense = workspace.writer(f"{prefix}x", np.float32, shape[1])
-        for piece in _column_pieces(features, columns, workspace.piece_bytes):
-            dense.append(piece if isinstance(piece, np.ndarray) else piece.toarray())
-        return dense.finish(), length
-    index = np.int32 if filled < 2**31 else np.int64
-    kinds = {"data": np.float32, "indices": index, "indptr": index}
-    data, indices, indptr = (workspace.writer(f"{prefix}x_{part}", kind) for part, kind in kinds.items())
-    indptr.append(np.zeros(1, index))
-    before = 0
-    for piece in _column_pieces(features, columns, workspace.piece_bytes):
-        sparse = sp.csr_array(piece)
-        data.append(sparse.data)
-        indices.append(sparse.indices)
-        indptr.append(sparse.indptr[1:].astype(index) + index(before))
-        before += sparse.nnz
-    return make_csr(shape, data.finish(), indices.finish(), indptr.finish()), length
-
-
-def _column_pieces(features: Features, columns: slice, piece_bytes: int) -> Iterator[Features]:
-    """Yield some columns of features in pieces of rows; sparse pieces hold no explicit zeros."""
-    rows, width = features.shape
-    filled = rows * width if isinstance(features, np.ndarray) else features.nnz
-    size = max(1, rows * piece_bytes // (8 * max(1, filled)))
-    for start in range(0, max(1, rows), size):
-        piece = features[start : start + size, columns]
-        if not isinstance(piece, np.ndarray):
-            piece.sum_duplicates()
-            piece.eliminate_zeros()
-        yield piece
+def place_features(features: Features, prefix: str, workspace: Workspace) -> Features:
+    """Write compact features to `<prefix>x`, or `<prefix>x_data`, ..., of a workspace with a folder; return maps."""
+    if workspace.folder is None:
+        return features
+    if isinstance(features, np.ndarray):
+        return workspace.arrays[workspace.keep(f"{prefix}x", features)]
+    names = [workspace.keep(f"{prefix}x_{part}", getattr(features, part)) for part in CSR_PARTS]
+    return make_csr(features.shape, *(workspace.arrays[name] for name in names))
 
 
 def are_finite(features: Features) -> bool:
@@ -96,22 +61,11 @@ def are_finite(features: Features) -> bool:
 
 def mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero."""
-    if not isinstance(features, np.ndarray):
-        return mean_root(squared_lengths(features))
-    squares = np.empty(len(features))
-    for rows in row_pieces(features):
-        squares[rows] = squared_lengths(features[rows])
-    return mean_root(squares)
-
-
-def squared_lengths(rows: Features) -> NDArray[np.float64]:
-    """Return the squared Euclidean length of each row."""
-    if isinstance(rows, np.ndarray):
-        return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return np.asarray(rows.multiply(rows).sum(axis=1), np.float64).ravel()
-
-
-def mean_root(squares: NDArray[np.float64]) -> float:
-    """Return the mean of the square roots of the positive values; 0 if there are none."""
+    if isinstance(features, np.ndarray):
+        squares = np.empty(len(features))
+        for rows in row_pieces(features):
+            squares[rows] = np.einsum("ij,ij->i", features[rows], features[rows], dtype=np.float64)
+    else:
+        squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
     lengths = np.sqrt(squares[squares > 0])
     return float(lengths.mean()) if len(lengths) else 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from glasu import __version__
 from glasu.errors import ConfigError
-from glasu.network.status import View
+from glasu.network.options import View
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -91,10 +91,10 @@ class _Collector:
         yield _label(Gauge, "glasu_validation", scores, "metric", view.scores)
         yield _label(Counter, "glasu_bytes", "Bytes of encoded messages.", "direction", moved)
         phases = "Bytes of encoded messages by phase of the run."
-        yield _label(Counter, "glasu_phase_bytes", phases, "phase", view.bytes_by_phase)
-        yield _label(Counter, "glasu_seconds", "Seconds of the server by activity.", "part", view.seconds_by_part)
-        yield Counter("glasu_messages", "Messages in both directions.", view.messages)
-        yield Counter("glasu_exchanges", "Round trips between parties and server.", view.exchanges)
+        yield _label(Counter, "glasu_phase_bytes", phases, "phase", view.traffic.by_phase)
+        yield _label(Counter, "glasu_seconds", "Seconds of the server by activity.", "part", view.seconds.parts)
+        yield Counter("glasu_messages", "Messages in both directions.", view.traffic.messages)
+        yield Counter("glasu_exchanges", "Round trips between parties and server.", view.traffic.exchanges)
         yield Counter("glasu_refused", "Connections refused after the TLS handshake.", view.refused)
 
 

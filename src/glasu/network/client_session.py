@@ -54,7 +54,6 @@ class ClientSession:
         self.connection = Connection(dialing, handshake.hello)
         self._machine = peer_machine()
         self._check_limits: CheckLimits | None = None  # known when the party is prepared
-        self._run = ""
         self.farewell: Payload = {}  # what the server said with its goodbye
 
     # --- before messages flow -----------------------------------------------------------------
@@ -84,7 +83,7 @@ class ClientSession:
     def confirm(self, attempt: ProposedAttempt) -> None:
         """Confirm that this party's checkpoint is loaded; messages flow from now on."""
         self._machine.advance(PeerEvent.CONFIRM)
-        self.connection.pin(self._run)
+        self.connection.pin_run()
         self.connection.channel.assembler = Assembler()
         self._send_control(control.Confirmation(attempt.number, attempt.digest))
 
@@ -164,7 +163,6 @@ class ClientSession:
     def _renew(self, welcome: control.SessionWelcome) -> None:
         """Begin with a server process that knows nothing of this party."""
         self._machine.advance(PeerEvent.ADMIT)
-        self._run = welcome.run
         self._handshake.welcome(welcome.payload)
         if self._check_limits is not None:
             self._state_again()

@@ -107,10 +107,11 @@ class Connection:
                     f"{ADVICE.get(ended.code, DEFAULT_ADVICE)}"
                 )
 
-    def pin(self, run: str) -> None:
-        """Hold on to this run: a server that offers another one counts as absent."""
+    def pin_run(self) -> None:
+        """Hold on to the run of the last welcome: a server that offers another one counts as absent."""
         with self.changed:
-            self._run = run
+            if self._inbound.welcome is not None:
+                self._run = self._inbound.welcome.run
 
     def take(self, what: str) -> Frame | control.SessionWelcome:
         """Return the next numbered frame, or the welcome of a server process that knows nothing of earlier frames."""

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from glasu.errors import ConfigError
 from glasu.network.facts import Facts
+from glasu.network.findings import Findings
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.records import Bounds, Length, RecordError, read_record
 
@@ -116,10 +117,11 @@ class Welcome:
 class Prepared:
     """Party: it is ready to run these settings. Now it states all facts."""
 
-    digest: Name  # of the settings
-    settings: Mapping[str, Any]  # `RunConfig.flatten()`
-    rounds: Rounds
     facts: Facts
+    digest: Name = ""  # of the settings; empty in a dry run
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
+    rounds: Rounds = field(default_factory=dict)
+    findings: Findings = ()  # dry run
 
 
 def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:

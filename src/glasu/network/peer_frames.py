@@ -24,8 +24,7 @@ from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, 
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import OnInvalidMessage
-from glasu.network.peer import Peer, Receipts
-from glasu.network.roster import Attempt, Roster
+from glasu.network.roster import Attempt, Peer, Receipts, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
 from glasu.network.transport import Stream
 from glasu.protocol.message_bytes import Head
@@ -71,10 +70,12 @@ class PeerFrames:
             for data in frames:
                 frame = read_frame(data, CONTROL_BYTES)
                 with changed:
-                    if not stream.is_open or not self._take(peer, stream, frame):
-                        break
+                    if stream.is_open:
+                        self._take(peer, stream, frame)
                     while peer.stream is stream and stream.is_open and peer.channel.is_overrun:
                         changed.wait(1.0)  # the party ignores the window
+                    if not stream.is_open:
+                        break
         except Exception as error:  # of any kind: this thread must not end in silence
             with changed:
                 self._reject(peer, stream, error)
@@ -84,21 +85,21 @@ class PeerFrames:
 
     # --- frames; from here on, everything is called with the lock ----------------------------
 
-    def _take(self, peer: Peer, stream: Stream, frame: Frame) -> bool:
-        """Take a frame; return whether the stream stays open."""
+    def _take(self, peer: Peer, stream: Stream, frame: Frame) -> None:
+        """Take a frame; the stream is closed if it was the last one."""
         if peer.stream is not stream:
             if not isinstance(frame.control, control.SessionHello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
-            return self._greet(peer, stream, frame.control)
+            self._greet(peer, stream, frame.control)
+            return
         is_next = peer.channel.accept(frame)
         self._roster.changed.notify_all()  # acknowledgements open windows
-        if frame.number == 0:
-            return frame.control is None or self._take_last_word(peer, frame.control)
-        if is_next and frame.control is not None:
-            return self._take_control(peer, frame.control)
-        if is_next:
+        if frame.number == 0 and frame.control is not None:
+            self._take_last_word(peer, frame.control)
+        elif is_next and frame.control is not None:
+            self._take_control(peer, frame.control)
+        elif is_next:
             self._add_piece(peer, frame.body)
-        return True
 
     def _add_piece(self, peer: Peer, piece: memoryview) -> None:
         """Add a piece to its message; put the message into the inbox when it is complete."""
@@ -120,24 +121,25 @@ class PeerFrames:
 
     # --- hello ----------------------------------------------------------------------------
 
-    def _greet(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> bool:
-        """Resume a known process, admit a new one, or refuse it; return whether the stream stays open."""
-        run = self._roster.run.state
+    def _greet(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> None:
+        """Resume a known process, admit a new one, or refuse it."""
         if self._roster.failure is not None:
             self._roster.stop(stream)
-            return False
-        if run is RunState.LEAVING:
-            return False
-        if (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
+        elif self._roster.run.state is RunState.LEAVING:
+            stream.close()
+        elif (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
             peer.channel.outbox.rewind(hello.received)
             self._seat(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
-            return True
-        try:
-            welcome = self._handshake.admit(peer.name, hello.payload, closing=run is RunState.CLOSED)
-        except RefusalError as refusal:
-            self._refuse(peer, stream, refusal)
-            return False
+        else:
+            try:
+                self._admit_process(peer, stream, hello)
+            except RefusalError as refusal:
+                self._refuse(peer, stream, refusal)
+
+    def _admit_process(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> None:
+        is_closed = self._roster.run.state is RunState.CLOSED
+        welcome = self._handshake.admit(peer.name, hello.payload, closing=is_closed)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has taken its place."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
@@ -146,9 +148,8 @@ class PeerFrames:
         self._seat(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
-        if run is RunState.CLOSED:
+        if is_closed:
             self.dismiss(peer)
-        return True
 
     def _seat(self, peer: Peer, stream: Stream, payload: Payload, *, resumed: bool) -> None:
         """Make this the party's stream."""
@@ -164,15 +165,16 @@ class PeerFrames:
 
     # --- control messages -----------------------------------------------------------------
 
-    def _take_control(self, peer: Peer, message: Any) -> bool:
-        """Take a control message in the sequence; return whether the stream stays open."""
+    def _take_control(self, peer: Peer, message: Any) -> None:
+        """Take a control message in the sequence."""
         if isinstance(message, control.Statement):
-            return self._take_statement(peer, message.payload)
+            self._take_statement(peer, message.payload)
+            return
         if not isinstance(message, control.Confirmation | control.Result):
             raise control.refuse_control(message)
         attempt = self._roster.attempt
         if attempt is None or message.attempt != attempt.number or peer.state is PeerState.CONNECTED:
-            return True  # of an attempt that is over
+            return  # of an attempt that is over
         if isinstance(message, control.Result):
             peer.machine.advance(PeerEvent.FINISH)
             peer.result = message.payload
@@ -184,29 +186,27 @@ class PeerFrames:
                     f"{printable(message.digest, 64)}."
                 )
             peer.machine.advance(PeerEvent.CONFIRM)
-        return True
 
-    def _take_statement(self, peer: Peer, statement: Payload) -> bool:
+    def _take_statement(self, peer: Peer, statement: Payload) -> None:
         peer.machine.advance(PeerEvent.PREPARE)
         if peer.state is PeerState.DISMISSED:
-            return True  # it crossed the end of the run on its way
+            return  # it crossed the end of the run on its way
         try:
             lines = self._handshake.prepare(peer.name, statement)
         except RefusalError as refusal:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
-            return False
+            return
         self._roster.log.write(f"{peer.name}: prepared.", peer.name)
         for line in lines:
             self._roster.announce(line, about=peer.name)
-        return True
 
-    def _take_last_word(self, peer: Peer, word: Any) -> bool:
+    def _take_last_word(self, peer: Peer, word: Any) -> None:
         """Take what a party says before it leaves; the stream ends."""
         if isinstance(word, control.Failed):
-            peer.machine.advance(PeerEvent.FAIL)
+            self._roster.drop(peer, PeerEvent.FAIL)
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
-            return False
+            return
         if not isinstance(word, control.Declined):
             raise control.refuse_control(word)
         self._handshake.withdraw(peer.name)
@@ -216,7 +216,6 @@ class PeerFrames:
         self._roster.announce(f"{peer.name}: declines to take part: {word.reason}", about=peer.name, without=peer)
         self._roster.drop(peer, PeerEvent.REFUSE)
         self._roster.restart()
-        return False
 
     # --- refusals -------------------------------------------------------------------------
 

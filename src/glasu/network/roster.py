@@ -2,8 +2,8 @@
 
 Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
 short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
-log line and call the handshake (which writes a small file), and takes no other lock. The reception of `transport.py`
-has a separate lock and calls the session without holding it.
+log line and call the handshake (which writes a small file), and takes no other lock. The
+listener of `transport.py` has a separate lock and calls the session without holding it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,92 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from glasu.errors import AbsenceError, GlasuError
+from glasu.errors import AbsenceError, EquivocationError, GlasuError
 from glasu.network.control import Notice, Stopped
-from glasu.network.frames import CheckLimits, control_frame
+from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import LimitedLog
-from glasu.network.peer import Peer
-from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
+from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
 from glasu.network.transport import Stream
+from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key
 
 NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less often, but
 NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
+GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
+
+
+class Receipts:
+    """Keys and digests of the messages that a party sent in the current and the previous phases.
+
+    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
+    under one key stop the run, because one of them is not the computed one.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
+
+    def knows(self, key: Key) -> bool:
+        """Return whether a message with this key came before."""
+        return key.pack() in self._groups.get((int(key.phase), key.round), {})
+
+    def take(self, key: Key, digest: bytes) -> bool:
+        """Return whether a message is new; raise EquivocationError where its key came with another content."""
+        group, packed = (int(key.phase), key.round), key.pack()
+        known = self._groups.get(group, {}).get(packed)
+        if known == digest:
+            return False
+        if known is not None:
+            raise EquivocationError(
+                f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
+                "because one of them is not the computed one."
+            )
+        if group not in self._groups:
+            for oldest in list(self._groups)[: 1 - GROUPS]:
+                del self._groups[oldest]
+            self._groups[group] = {}
+        self._groups[group][packed] = digest
+        return True
+
+
+@dataclass(eq=False)
+class Peer:
+    """One party, as the server sees it."""
+
+    name: str
+    index: int
+    away_since: float  # when it lost its last stream, or the run began
+    stream: Stream | None = None
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
+    receipts: Receipts = field(default_factory=Receipts)
+    expected: Receive | None = None  # the message that the thread of the run waits for, right now
+    refusal: str = ""  # why its last process was refused
+    result: Payload = field(default_factory=dict)  # its report when it finished
+
+    @property
+    def state(self) -> PeerState:
+        return self.machine.state
+
+    @property
+    def is_connected(self) -> bool:
+        return self.stream is not None
+
+    @property
+    def has_heard_all(self) -> bool:
+        """Return whether its process has acknowledged every frame."""
+        return self.channel.outbox.held == 0
+
+    def clear(self) -> None:
+        """Drop all messages, pieces and receipts: another attempt begins."""
+        self.channel.clear()
+        self.receipts = Receipts()
+
+    def send_control(self, message: object) -> None:
+        """Send a control message in the sequence: it arrives, over this stream or a later one."""
+        self.channel.outbox.put_control(message)
 
 
 class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows

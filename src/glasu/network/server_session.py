@@ -24,9 +24,8 @@ from glasu.network.control import ProposedAttempt, StatementRequest
 from glasu.network.frames import CheckLimits, Encoded, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
-from glasu.network.peer import Peer
 from glasu.network.peer_frames import PeerFrames
-from glasu.network.roster import Attempt, RestartAttempt, Roster
+from glasu.network.roster import Attempt, Peer, RestartAttempt, Roster
 from glasu.network.states import PeerEvent, PeerState, RunEvent
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Message

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from glasu.data.party import check_party_name
+from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]

@@ -317,7 +317,8 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
     if names:
         raise ConfigError(
             f"{folder}: holds checkpoints of another run ({names}), and {state_file} is missing; restore {state_file}, "
-            "choose another --out, or start over with --fresh, which removes them."
+            "choose another --out, or start over with --fresh, which removes them.",
+            "holds checkpoints of an unknown run; give another --out, or --fresh, at the server and at every party",
         )
 
 

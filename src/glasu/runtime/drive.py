@@ -113,7 +113,7 @@ def _is_later_chunk(action: Any) -> bool:
 def check_answer(request: Receive, message: Message) -> Message:
     """Return a message that a client received; refuse one that does not match the request."""
     if not isinstance(message, request.kinds):
-        raise ProtocolError(f"{request.key}: expected a {_names(request)}, got a {type(message).__name__}.")
+        raise ProtocolError(f"{request.key}: expected {_names(request)}, got {type(message).__name__}.")
     if message.key.topic != request.key.topic:
         raise ProtocolError(f"{request.key}: got the answer to another message: {message.key}.")
     return message

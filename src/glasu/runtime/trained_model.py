@@ -23,7 +23,8 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.methods import prepare_parties
-from glasu.data.party import PartyData, check_party_name
+from glasu.data.party import PartyData
+from glasu.data.party_name import check_party_name
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import write_atomically
 from glasu.model.backbones import backbone_class

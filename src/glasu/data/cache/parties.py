@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from glasu.data.cache.store import Cache, Entry, Facts
 from glasu.data.graph import Graph
 from glasu.data.partition import partition
 from glasu.data.party import SPLITS, CheckedArrays, PartyData, Splits
-from glasu.data.preprocessing import make_csr
+from glasu.data.preprocessing import CSR_PARTS, make_csr
 from glasu.records import read_record, to_plain
 
 
@@ -79,9 +79,12 @@ def partition_once(
         "edge_fraction": edge_fraction,
         "seed": seed if edge_fraction < 1 else None,
     }
-    return compute_once(
-        cache, about, lambda workspace: partition(whole, num_clients, edge_fraction, seed, workspace), whole
+    # The entry holds no labels and splits: the settings decide the splits, and a prediction needs neither.
+    bare = replace(whole, labels=None, classes=(), splits=None)
+    parties = compute_once(
+        cache, about, lambda workspace: partition(bare, num_clients, edge_fraction, seed, workspace), bare
     )
+    return [replace(party, labels=whole.labels, classes=whole.classes, splits=whole.splits) for party in parties]
 
 
 def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> Facts:
@@ -119,7 +122,7 @@ def open_parties(entry: Entry, whole: PartyData | None = None) -> list[PartyData
 
 def _open_party(key: str, facts: PartyFacts, arrays: Mapping[str, NDArray[Any]]) -> PartyData:
     dense = arrays.get("x")
-    sparse = (arrays.get(f"x_{part}") for part in ("data", "indices", "indptr"))
+    sparse = (arrays.get(f"x_{part}") for part in CSR_PARTS)
     checked = CheckedArrays(
         ids=arrays["ids"],
         ids_sha256=facts.ids_sha256,

@@ -29,7 +29,7 @@ from glasu.errors import DataError
 from glasu.files import sync_file, sync_folder, write_atomically
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
-CONTENT = 1  # version of the conversions; a new number gives every entry a new key
+CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 MANIFEST = "entry.json"
 ATTEMPTS = 3  # at making an entry, if other processes keep damaging it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
@@ -124,18 +124,15 @@ class Cache:
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
     def _digest_file(self, file: Path, identity: Facts) -> str:
-        """Return the SHA-256 of a file; an unchanged file is not read again."""
-        note = self.folder / "digests" / f"{_sha256(identity['path'])[:40]}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
-            noted = json.loads(note.read_text(encoding="utf-8"))
-            if noted["identity"] == identity:
-                return str(noted["sha256"])
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if time.time_ns() - max(identity["mtime_ns"], identity["ctime_ns"]) > self.settle_ns:
-            with suppress(OSError):  # then the next run reads the file again
-                write_atomically(note, json.dumps({"identity": identity, "sha256": digest}).encode())
-        return digest
+        """Return the SHA-256 of a file. The digest is an entry of its own, so an unchanged file is not read again."""
+
+        def read(_: Workspace) -> Facts:
+            with file.open("rb") as content:
+                return {"sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+        settled = time.time_ns() - max(identity["mtime_ns"], identity["ctime_ns"]) > self.settle_ns
+        facts = self.open({"kind": "digest", **identity}, read).facts if settled else read(Workspace())
+        return str(facts["sha256"])
 
 
 def make_key(about: Mapping[str, object]) -> str:

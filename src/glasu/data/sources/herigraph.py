@@ -8,7 +8,6 @@ similarity per relation, 0 if the relation does not link them. Columns are separ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,38 +128,30 @@ def _find_posts(table: Table, name: str, ids: Any) -> NDArray[np.int64]:
     return table.positions(name, ids, f"the ids in {VISUAL} are", rule)
 
 
-@dataclass(frozen=True)
-class City:
-    """A city, from its CSV files or from an `.npz` file with other features.
+def _make_source(city: str, nodes: int, edges: int) -> DataSource:
+    """Return the source of a city, which is read from its CSV files or from an `.npz` file with other features.
 
     The name "venice" means the CSV files if there are any, "heri_venice" always means the `.npz` file.
     """
 
-    name: str
-
-    def read(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the files below the data root."""
+    def read(config: RunConfig, cache: Cache) -> RawData:
         name, root = config.data.name, data_root(config.data.root)
-        folder, stand_in = root / "heri" / self.name, npz_path(root, f"heri_{self.name.lower()}")
+        folder, stand_in = root / "heri" / city, npz_path(root, f"heri_{city.lower()}")
         files = [folder / file for file in FILES]
         absent = [file.name for file in files if not file.is_file()]
         if name == stand_in.stem and stand_in.is_file():
             return RawData(read_npz_once(stand_in, cache), f"{name}: {REPLACED}")
         if not absent:
-            about = {"kind": "heri"}
-            return RawData(read_files(cache, about, files, lambda _: read_herigraph(folder)))
+            return RawData(read_files(cache, {"kind": "heri"}, files, lambda _: read_herigraph(folder)))
         if len(absent) == len(files) and stand_in.is_file():
             return RawData(read_npz_once(stand_in, cache), f"{name}: read from {stand_in}: {REPLACED}")
         raise DataError(
             f"{name}: {', '.join(absent)} not found in {folder}. Fetch {', '.join(FILES)} from the folder "
-            f"dataset/{self.name} of github.com/zzbn12345/Heri_Graphs (with Git LFS) and put them there, or set "
-            f"data.root or GLASU_DATA_ROOT to the folder above heri/{self.name}."
+            f"dataset/{city} of github.com/zzbn12345/Heri_Graphs (with Git LFS) and put them there, or set "
+            f"data.root or GLASU_DATA_ROOT to the folder above heri/{city}."
         )
 
-
-def _make_source(name: str, nodes: int, edges: int) -> DataSource:
-    statistics = Statistics(nodes, edges, 979, NUM_CLASSES, "undirected")
-    return DataSource(City(name).read, PAPER_SPLIT, paper=statistics)
+    return DataSource(read, PAPER_SPLIT, paper=Statistics(nodes, edges, 979, NUM_CLASSES, "undirected"))
 
 
 VENICE = _make_source("Venice", 2_951, 534_513)
