@@ -182,6 +182,7 @@ def _source_digest(module: ModuleType) -> str:
     return digest.hexdigest()
 
 
+@functools.cache
 def _table(seam: str) -> dict[str, Any]:
     table: dict[str, Any] = resolve(TABLES[seam], f"seam {seam!r}")
     return table

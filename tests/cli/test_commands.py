@@ -379,7 +379,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
 def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):
     from glasu.config import RunConfig
     from glasu.data.sources.catalog import load_parties
-    from glasu.runtime.simulation import simulate
+    from support.tiny import simulate
 
     class CrashError(Exception):
         pass

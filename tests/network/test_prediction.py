@@ -37,7 +37,7 @@ def trained(kits, folder, **keys):
     cluster.run()
     cluster.lines.clear()
     cluster.port = 0
-    return cluster, TrainedModel.of(simulate(parties, config))
+    return cluster, TrainedModel.of(simulate(parties, config).clients)
 
 
 def read(path):

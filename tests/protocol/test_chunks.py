@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import split_rows
+from glasu.protocol.chunks import split_rows
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, JointGradient, Partial, Proposal, TensorMessage
 from support.monolith import identical, run, settings, tiny_parties

@@ -28,10 +28,11 @@ from glasu.protocol.requests import Broadcast, Evaluated, Receive
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.runtime.drive import check_contribution, drive
-from glasu.runtime.simulation import make_clients, make_server, simulate
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
 from support.monolith import ALL_LAYERS, identical, run, run_roles, settings, tiny_parties
+from support.tiny import simulate
 
 EVERYTHING_AT_ONCE = {  # what users have: single precision, dropout, sampling, stale steps, both kinds of riding along
     "backbone": "gcnii",

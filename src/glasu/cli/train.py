@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> None:
         from glasu.data.sources.catalog import load
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
+        from glasu.runtime.checkpointing import checkpoint_folder
         from glasu.runtime.simulation import SimulationOptions, simulate
-        from glasu.runtime.simulation_checkpoints import checkpoint_folder
         from glasu.runtime.trained_model import TrainedModel, remove_model
 
         loaded = load(config)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
                     observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
                 )
                 simulation = simulate(loaded.parties, config, options)
-            TrainedModel.of(simulation).save(out / "model")
+            TrainedModel.of(simulation.clients).save(out / "model")
             write_atomically(out / "report.json", simulation.report.to_json().encode())
             for finished in checkpoints.glob("*.checkpoint"):
                 finished.unlink()

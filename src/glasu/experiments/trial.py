@@ -174,7 +174,7 @@ class _Run:
         if not self.ended and not isinstance(event, Evaluating):
             if self.max_bytes is not None and event.bytes > self.max_bytes:
                 self.over_budget = self.ended = True
-            elif isinstance(event, Evaluated):
+            elif isinstance(event, Evaluated) and event.split == "validation":
                 self._record(event, num_rounds)
         if self.ended:
             raise _RunEnded

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -50,6 +51,15 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
         places = draw_distinct(key, population, size)
     batch: NodeSet = training_nodes[places]
     return batch
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The agreed node sets S_m[0..L] of one round, and the edges drawn for each layer."""
+
+    round: int
+    nodes: tuple[NodeSet, ...]
+    draws: tuple[Draw, ...]
 
 
 class Sampler(ABC):
@@ -182,14 +192,14 @@ class FullGraph(Sampler):
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
             kept = self._draws[everything] = (targets, Draw(self._everything, *edges_into(self.graph, targets)))
         return kept[1]
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)

@@ -177,7 +177,7 @@ class PartyPerformer:
         match request:
             case Send(message):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
-                telemetry.sent_to_server(message)
+                telemetry.traffic.sent_to_server(message)
                 with telemetry.watch.measure("communication"):
                     self.session.send(message)
             case Save(take_state):
@@ -190,7 +190,7 @@ class PartyPerformer:
         telemetry = self.purpose.telemetry
         with telemetry.watch.measure("communication"):
             message = check_answer(request, self.session.receive(request))
-        telemetry.sent_to_clients(message)
+        telemetry.traffic.sent_to_clients(message)
         if request.key.chunk == 0:  # in an exchange with a rider, the answer to the main script comes last
             self._exchange = request.key
         return message
@@ -198,7 +198,7 @@ class PartyPerformer:
     def count_exchange(self) -> None:
         """Count the exchange whose answers have all arrived. Called after the script's end, too."""
         if self._exchange is not None:
-            self.purpose.telemetry.exchange(self._exchange)
+            self.purpose.telemetry.traffic.exchange(self._exchange)
             self._exchange = None
 
 

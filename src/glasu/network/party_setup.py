@@ -98,7 +98,6 @@ def build_client(
             party,
             index=index,
             names=roster,
-            num_outputs=len(party.classes),
             watch=Stopwatch(clock),
             scale=scale,
         )

@@ -30,8 +30,7 @@ from glasu.protocol.prediction import client_request
 from glasu.protocol.requests import Script, Timed
 from glasu.records import read_record, to_plain
 from glasu.report import LedgerSummary, versions
-from glasu.runtime.predictions import write_predictions
-from glasu.runtime.trained_model import TrainedModel, load_weights
+from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
 
@@ -107,7 +106,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         )
         self._run = offered.run
         if self._client is None:
-            self.build_client(self.model.config, self.party, offered, self.model.scales[0])
+            self.build_client(self.model.config, self.party, offered, self.model.clients[0].input_scale)
             load_weights(self.client, self.model.weights[0])
             others = ", ".join(name for name in self.roster if name != self.party.name)
             self.options.log.info(

@@ -140,18 +140,18 @@ class ServerPerformer:
                 with telemetry.watch.measure("waiting"):
                     messages = self.session.receive(request)
                 for message in messages:
-                    telemetry.sent_to_server(message)
+                    telemetry.traffic.sent_to_server(message)
                 return messages
             case Broadcast(message, rides):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
-                telemetry.sent_to_clients(message, self.session.num_parties)
+                telemetry.traffic.sent_to_clients(message, self.session.num_parties)
                 self._count_exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages, rides):
                 purpose.settle()
                 for message in messages:
-                    telemetry.sent_to_clients(message)
+                    telemetry.traffic.sent_to_clients(message)
                 self._count_exchange(messages[0].key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
@@ -163,7 +163,7 @@ class ServerPerformer:
 
     def _count_exchange(self, key: Key, *, rides: bool) -> None:
         if key.chunk == 0 and not rides:
-            self.purpose.telemetry.exchange(key)
+            self.purpose.telemetry.traffic.exchange(key)
 
 
 def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = ServerPerformer) -> Report:

@@ -33,7 +33,7 @@ from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
 from glasu.registry import Extension
-from glasu.report import LedgerSummary, SplitScores, build_party_report
+from glasu.report import PartyReport, PrivacySummary, SplitScores, versions
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
@@ -143,7 +143,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
 
     # --- checkpoints ------------------------------------------------------------------------
 
-    def begin(self, attempt: ProposedAttempt) -> Script[None]:
+    def begin(self, attempt: ProposedAttempt) -> Script[dict[str, float]]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
         assert self._first is not None
         client, state = self.client, self._first
@@ -198,7 +198,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `begin`
-        self._saver.save(state.round, PartyCheckpoint(state, self.telemetry.cost()))
+        self._saver.save(state.progress.round, PartyCheckpoint(state, self.telemetry.cost()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -215,29 +215,22 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             num_rounds, attempt = client.config.train.num_rounds, client.identity.attempt
             self.options.emit(Status.of(self.telemetry, client.progress.round, num_rounds, attempt, event.loss))
 
-    def finish(self, result: None) -> Finished:
+    def finish(self, result: dict[str, float]) -> Finished:
         """Write the selected weights and report.json."""
         client, party, weights = self.client, self.client.party, self.client.progress.best_weights
-        TrainedModel(
+        TrainedModel.of([client]).save(self.options.out / "model")
+        digest, cost = weights_digest(weights), self.telemetry.cost()
+        report = PartyReport(
             config=client.config,
-            classes=party.classes,
-            names=(party.name,),
-            scales=(client.data.scale,),
-            num_features=(party.num_features,),
-            columns=(party.columns_digest(),),
-            weights=(weights,),
-        ).save(self.options.out / "model")
-        digest, cost, scores = weights_digest(weights), self.telemetry.cost(), client.progress.test_metrics
-        report = build_party_report(
-            client.config,
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=SplitScores(scores) if scores else None,
+            test=SplitScores(result) if result else None,  # none at a client without labels
             traffic=cost.traffic,
             seconds=cost.seconds,
-            weights_sha256=digest,
-            ledger=LedgerSummary.of(party.name, client.release.ledger),
+            weights_sha256=(digest,),
+            privacy=PrivacySummary.of(client.config, {party.name: client.release.ledger}),
+            versions=versions(client.config),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = Finished(weights_sha256=digest)

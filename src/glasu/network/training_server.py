@@ -20,7 +20,7 @@ from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
-from glasu.report import PartySummary, RunReport, build_report
+from glasu.report import PartySummary, PrivacySummary, RunReport, versions
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState
 from glasu.wire.message_key import RUN_BYTES
@@ -143,7 +143,7 @@ class TrainingServer(ServerPurpose[RunReport | None]):
 
     def save(self, state: ServerState) -> None:
         """Start to write a checkpoint."""
-        self.saver.save(state.round, ServerCheckpoint(state, self.telemetry.state()))
+        self.saver.save(state.progress.round, ServerCheckpoint(state, self.telemetry.state()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -170,11 +170,18 @@ class TrainingServer(ServerPurpose[RunReport | None]):
         assert server is not None
         _, overridden = resolve(self.config, server.sizes.num_nodes)
         parties = [
-            PartySummary(name, server.sizes.num_nodes, labels=server.owner in (-1, index))
+            PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
-        measured = self.telemetry.measurements(server.progress.losses)
-        return build_report(server.config, measured, parties, weights_sha256, overridden=overridden)
+        return RunReport(
+            config=server.config,
+            **vars(self.telemetry.measurements([server.progress.losses])),
+            parties=tuple(parties),
+            overridden=overridden,
+            weights_sha256=tuple(weights_sha256),
+            privacy=PrivacySummary.of(server.config),
+            versions=versions(server.config),
+        )
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; remove the checkpoints of a finished run."""

@@ -67,7 +67,11 @@ class _GCNII:
 
 @dataclass(frozen=True, eq=False)
 class FusedWeights:
-    """The weights of a gcnii network as arrays. The optimizer must have laid them out (`lay_out_weights`)."""
+    """The weights of a gcnii network as arrays. The optimizer must have laid them out (`lay_out_weights`).
+
+    They are taken out of the modules once: `nn.Module` looks up an attribute in microseconds, and a short round makes
+    hundreds of lookups.
+    """
 
     encoder: _Linear
     layers: tuple[_GCNII, ...]
@@ -114,7 +118,7 @@ def dense_product(
     left: Array, right: Array, out: Array, *, left_t: bool = False, right_t: bool = False, kept: float, taken: float
 ) -> None:
     """Write kept * out + taken * left @ right into `out`; `left_t` and `right_t` transpose a factor first."""
-    one, other, total = (torch.from_numpy(array) for array in (left, right, out))
+    one, other, total = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(out)
     one, other = one.t() if left_t else one, other.t() if right_t else other
     torch.addmm(total, one, other, beta=kept, alpha=taken, out=total)
 
