@@ -399,7 +399,7 @@ class SimulationCheckpoints:
             removed = self.store.clear()
             (self.folder / COST_FILE).unlink(missing_ok=True)
             if removed:
-                log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+                log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
         known: dict[int, str] = {}
         if self._holds_this_run():
             known, unused = self.store.open(self.train.checkpoint_every)
@@ -488,7 +488,7 @@ class SimulationCheckpoints:
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, self.store.clear()))
                     if removed:
-                        log.info("a resumed run would fail again: removed %s. Change the settings.", removed)
+                        log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
                 else:
                     self.save_cost()
             raise
