@@ -57,14 +57,6 @@ def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None
     return Loaded(parties, describe(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
-def load_whole(config: RunConfig, cache: Cache | None = None) -> PartyData:
-    """Return the undivided graph of a named data set, with its splits."""
-    data, _ = _read(config, cache or Cache(), with_labels=True)
-    if _is_one_graph(config, data):
-        return data[0]
-    raise ConfigError(f"data.name={config.data.name!r}: has {len(data)} parties, not one graph; use load_parties.")
-
-
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with its own splits; if it has only labels, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
