@@ -8,8 +8,8 @@ Except for whole runs, it is the difference between a long and a short run: the 
 A first run of each case is not timed; it compiles the loops and converts the data.
 
 Both checkouts are used through the public API and the command line only, with this Python. A table gives the median
-over the turns of the ratio new / old and its 95 % interval from order statistics. The exit code is 1 if the interval of
-a case lies above --limit.
+over the turns of the ratio new / old and its 95 % interval from order statistics. Ctrl-C ends the measurement and
+prints the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def main() -> int:
     if not cases:
         parser.error(f"--cases: none fits; the cases are {', '.join(map(repr, CASES))}")
     ratios: dict[str, list[float]] = {name: [] for name in cases}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         old, new = (
             Checkout(tree.resolve(), Path(folder) / side, cases)
             for side, tree in (("old", args.old), ("new", args.new))
@@ -241,6 +241,8 @@ def main() -> int:
                         print(f"{turn + 1}: {name}: {before:.2f} s, {after:.2f} s", file=sys.stderr)
     rows, slower = [], 0
     for name, values in ratios.items():
+        if not values:
+            continue
         low, high = interval(values)
         slower += low > args.limit
         rows.append([name, f"{median(values):.3f}", f"{low:.3f} to {high:.3f}", f"{len(values)}"])
