@@ -112,7 +112,8 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
     """
-    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels))
+    drawn, *edges = kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels)
+    return Draw(_union(targets, drawn), *edges)
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
