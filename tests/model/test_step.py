@@ -212,6 +212,16 @@ def test_nothing_changes_before_all_gradients_are_known():
     assert names == ["encoder.weight", *(f"layers.{layer}.linear.weight" for layer in range(LAYERS))]
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_fused_step_does_not_read_the_gradients_that_it_overwrites(dense):
+    model = model_of(normalization="layer")
+    for weight in model.parameters():
+        weight.grad.fill_(torch.nan)
+    step = fused(model, inputs_of(model, dense=dense), no_dropout())
+    back(step, torch.ones_like(forward(step)))
+    assert all(weight.grad.isfinite().all() for weight in model.parameters())
+
+
 def test_what_is_not_a_number_stays_so():
     model = model_of()
     assert model.encoder is not None

@@ -12,6 +12,7 @@ from glasu.randomness import draw_words, find_members, scale_words
 Ids = NDArray[np.int64]
 Labels = NDArray[np.int32]
 Array = NDArray[Any]
+Arrays = tuple[Any, ...]
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
 
@@ -60,11 +61,6 @@ def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
     return starts, _runs(first, degrees, starts)
 
 
-def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
-    _, edges = edges_into(indptr, targets)
-    return _fresh(indices[edges], targets)
-
-
 def edges_between(
     indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
 ) -> tuple[Ids, Ids, NDArray[np.bool_]]:
@@ -79,22 +75,10 @@ def edges_between(
     return _starts(np.bincount(rows[used], minlength=len(targets))), edges[used], found[used] == 1
 
 
-def fill_block(
-    indices: Array,
-    weights: Array,
-    targets: Ids,
-    nodes: Ids,
-    starts: Ids,
-    edges: Ids,
-    scale: NDArray[np.float64],
-    inverse: NDArray[np.float64],
-    kind: int,
-    labels: Labels,
-    indptr: Array,
-    columns: Array,
-    values: Array,
-    positions: Ids,
-) -> None:
+def fill_block(graph: Arrays, draw: Arrays, targets: Ids, nodes: Ids, kind: int, labels: Labels, block: Arrays) -> None:
+    indices, weights, inverse = graph
+    starts, edges, scale = draw
+    indptr, columns, values, positions = block
     sources, counts = indices[edges], np.diff(starts)
     own: Array = targets  # correct if all nodes are present: then a node's position is its number
     others = sources
@@ -117,10 +101,6 @@ def fill_block(
         values[indptr[:-1]] = inverse[targets] * inverse[targets] if kind == 2 else 1.0
         at += np.repeat(np.arange(1, len(counts) + 1), counts)
     columns[at], values[at] = others, shares
-
-
-def find_distinct(numbers: NDArray[np.integer], labels: Labels) -> Ids:
-    return np.unique(numbers).astype(np.int64)
 
 
 def gather_rows(indptr: Array, indices: Array, data: Array, rows: Ids) -> tuple[Array, Array, Array]:
@@ -221,18 +201,8 @@ def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momen
     weights -= rate * gradients
 
 
-def adam_step(
-    weights: Array,
-    gradients: Array,
-    mean: Array,
-    square: Array,
-    rate: Any,
-    length: Any,
-    first: Any,
-    second: Any,
-    epsilon: Any,
-    decay: Any,
-) -> None:
+def adam_step(weights: Array, gradients: Array, mean: Array, square: Array, factors: Arrays) -> None:
+    rate, length, first, second, epsilon, decay = factors
     gradient, one = gradients + decay * weights, weights.dtype.type(1)
     mean *= first
     mean += (one - first) * gradient

@@ -80,7 +80,7 @@ class Block:
     def compact(self, labels: Labels) -> tuple[Block, NDArray[np.int64]]:
         """Return the block without the columns that no row reads, and the columns that are left."""
         matrix = self.matrix
-        columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
+        columns = np.unique(np.concatenate([matrix.indices, self.positions]))
         if len(columns) == matrix.width:
             return self, columns
         labels[columns] = np.arange(len(columns))
@@ -121,7 +121,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: La
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
-    candidates = kernels.neighbors_outside(*_edges_of(graph), targets, labels)
+    candidates = np.setdiff1d(graph.indices[edges_into(graph, targets)[1]], targets).astype(np.int64)
     count = min(len(candidates), fanout * len(targets))
     drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
@@ -194,12 +194,12 @@ class Adjacency:
     def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:
         self.graph, self.normalization, self.dtype = graph, normalization, dtype
         self.labels = make_labels(graph.num_nodes)
-        self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
-        self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
+        weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
-            self._inverse = _power(graph.degree + 1.0, -0.5)
+            inverse = _power(graph.degree + 1.0, -0.5)
         else:
-            self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
+            inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
+        self._arrays = np.asarray(graph.indices), weights, inverse  # numba must see plain arrays, not memory maps
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
@@ -208,22 +208,9 @@ class Adjacency:
         index = np.int32 if max(size, len(nodes)) < 2**31 else np.int64
         indptr, columns = np.empty(rows + 1, index), np.empty(size, index)
         values, positions = np.empty(size, self.dtype), np.empty(rows, np.int64)
-        kernels.fill_block(
-            self._indices,
-            self._weights,
-            targets,
-            nodes,
-            draw.starts,
-            draw.edges,
-            NOTHING if draw.scale is None else draw.scale,
-            self._inverse,
-            KINDS[self.normalization],
-            self.labels,
-            indptr,
-            columns,
-            values,
-            positions,
-        )
+        drawn = draw.starts, draw.edges, NOTHING if draw.scale is None else draw.scale
+        block = indptr, columns, values, positions
+        kernels.fill_block(self._arrays, drawn, targets, nodes, KINDS[self.normalization], self.labels, block)
         return Block(SparseRows(indptr, columns, values, len(nodes)), positions)
 
 

@@ -16,6 +16,7 @@ from glasu.compiling import compile_loop
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba infers the types of arguments at the first call
+Arrays = tuple[Array, ...]
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
@@ -98,29 +99,6 @@ def draw_neighbors(
 
 
 @compile_loop
-def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
-    """Return the sources of edges into the targets, without the targets themselves, in any order."""
-    most = 0
-    for node in targets:
-        labels[node] = 0
-        most += indptr[node + 1] - indptr[node]
-    fresh = np.empty(most, np.int64)
-    found = 0
-    for node in targets:
-        for edge in range(indptr[node], indptr[node + 1]):
-            source = indices[edge]
-            if labels[source] < 0:
-                labels[source] = 0
-                fresh[found] = source
-                found += 1
-    for k in range(found):
-        labels[fresh[k]] = -1
-    for node in targets:
-        labels[node] = -1
-    return fresh[:found].copy()
-
-
-@compile_loop
 def edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
@@ -152,22 +130,16 @@ def edges_between(
 
 @compile_loop
 def fill_block(
-    indices: Array,
-    weights: Array,
-    targets: Array,
-    nodes: Array,
-    starts: Array,
-    edges: Array,
-    scale: Array,
-    inverse: Array,
-    kind: int,
-    labels: Array,
-    indptr: Array,
-    columns: Array,
-    values: Array,
-    positions: Array,
+    graph: Arrays, draw: Arrays, targets: Array, nodes: Array, kind: int, labels: Array, block: Arrays
 ) -> None:
-    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges."""
+    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges.
+
+    `graph` is (indices, edge weights, powers of the degrees), `draw` is (starts, edges, scale) as in a `Draw`. Weights
+    and scale are empty if all are 1. The results are written into `block`: (indptr, columns, values, positions).
+    """
+    indices, weights, inverse = graph
+    starts, edges, scale = draw
+    indptr, columns, values, positions = block
     everything = len(nodes) == len(labels)  # if so, the position of a node is its number
     if not everything:
         for position in range(len(nodes)):
@@ -199,21 +171,6 @@ def fill_block(
     if not everything:
         for node in nodes:
             labels[node] = -1
-
-
-@compile_loop
-def find_distinct(numbers: Array, labels: Array) -> Array:
-    """Return the distinct values of `numbers`, which are node numbers, in any order."""
-    fresh = np.empty(min(len(numbers), len(labels)), np.int64)
-    found = 0
-    for number in numbers:
-        if labels[number] < 0:
-            labels[number] = 0
-            fresh[found] = number
-            found += 1
-    for k in range(found):
-        labels[fresh[k]] = -1
-    return fresh[:found].copy()
 
 
 # Sparse matrices by rows, and dropout masks.
@@ -407,19 +364,9 @@ def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momen
 
 
 @compile_loop
-def adam_step(
-    weights: Array,
-    gradients: Array,
-    mean: Array,
-    square: Array,
-    rate: Any,
-    length: Any,
-    first: Any,
-    second: Any,
-    epsilon: Any,
-    decay: Any,
-) -> None:
+def adam_step(weights: Array, gradients: Array, mean: Array, square: Array, factors: Arrays) -> None:
     """Take a step of Adam. `rate` and `length` correct the bias of the moments; decay is part of the gradient."""
+    rate, length, first, second, epsilon, decay = factors
     one = length / length
     for k in range(len(weights)):
         gradient = gradients[k] + decay * weights[k]
