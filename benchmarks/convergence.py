@@ -38,7 +38,6 @@ from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from tables import markdown
-from timing import ignore
 
 STEP = 1.0  # c: the step is c (TQ)^-1/2 for all Q, K and M
 NUM_USERS = 2000
@@ -81,9 +80,9 @@ def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
 def run(clients: Sequence[Client]) -> None:
     """Train to the end."""
     server = make_server(clients[0].config, clients)
-    running = [Running(client_script(client), ignore, client.watch) for client in clients]
-    watch = Stopwatch(time.perf_counter)
-    run_together(server_script(server), running, server.roster, TrafficCounter(), watch, ignore)
+    running = [Running(client.name, client_script(client), client.watch) for client in clients]
+    serving = Running("server", server_script(server), Stopwatch(time.perf_counter))
+    run_together(serving, running, TrafficCounter())
 
 
 class ExactGradient:

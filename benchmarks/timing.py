@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
-from glasu.protocol.sample import Sample
 from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
@@ -84,8 +84,9 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     clients = make_clients(config, parties, clock)
     batches = [_noted(client) for client in clients]
     server = make_server(config, clients)
-    running = [Running(client_script(client), ignore, client.watch) for client in clients]
-    run_together(server_script(server), running, server.roster, meter, watch, observe)
+    running = [Running(client.name, client_script(client), client.watch) for client in clients]
+    serving = Running("server", server_script(server), watch, observe, "communication")
+    run_together(serving, running, meter)
     (start, before, sent, met), (stop, after, sent_then, met_then) = marks
     count, seconds = last - WINDOW, stop - start
     shares = {name: (after[name] - before[name]) / (after["all"] - before["all"]) for name in PHASES}
@@ -108,7 +109,3 @@ def _noted(client: Client) -> list[Batch]:
 
     client.learner.gather = note  # type: ignore[method-assign]
     return noted
-
-
-def ignore(action: Save | Event) -> None:
-    """Ignore the saves and events of a script."""

@@ -253,6 +253,8 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("data", {"split": [0.0, 0.5, 0.5]}, "split", "sum of at most 1"),
         ("data", {"split": [0.9, -0.1, 0.2]}, "split", "sum of at most 1"),
         ("model", {"num_layers": 0}, "num_layers", "at least one"),
+        ("model", {"num_layers": 1001}, "num_layers", "at most 1,000"),
+        ("model", {"num_layers": 10**9, "aggregation_layers": (10**9 - 1,)}, "num_layers", "at most 1,000"),
         ("model", {"hidden": 0}, "hidden", "at least 1"),
         ("model", {"dropout": 1.0}, "dropout", "0 turns dropout off"),
         ("model", {"dropout": -0.1}, "dropout", "0 turns dropout off"),

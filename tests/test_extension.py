@@ -37,6 +37,7 @@ LOADING = ("--extension", EXTENSION)
 OPTIONS = {
     "train": ["run.toml", "--out", "out"],
     "predict": ["run", "--out", "predictions.csv"],
+    "split": ["run.toml", "--out", "out"],
     "search": ["run.toml", "--out", "out"],
     "serve": ["run.toml", "--listen", "localhost:0", "--kit", "kit", "--out", "out"],
     "join": ["party", "--server", "localhost:1", "--kit", "kit", "--out", "out"],

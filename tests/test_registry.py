@@ -35,7 +35,7 @@ def run(program: str, *paths: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seam", registry.TABLES)
+@pytest.mark.parametrize("seam", FIELDS)
 def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuses_another(seam):
     kind, section, key = FIELDS[seam]
     for name in registry.choices(seam):

@@ -14,8 +14,9 @@ from glasu.data.sources.demo import news_service
 from glasu.protocol.requests import Evaluated
 from glasu.protocol.rounds import client_script
 from glasu.runtime.inprocess import Running, run_alone
-from glasu.runtime.simulation import make_clients, make_server, prepare_run, simulate
+from glasu.runtime.simulation import make_clients, make_server, prepare_run
 from support.monolith import run_roles
+from support.tiny import simulate
 
 METHODS = {
     "GLASU Q=4": {},
@@ -111,7 +112,9 @@ def test_every_party_reads_the_test_labels_once_after_all_else(keys):
         server = make_server(config, clients)
         run_roles(clients, server, see, lambda action: see(None, action))
     else:
-        run_alone([Running(client_script(client), partial(see, client), client.watch) for client in clients])
+        run_alone(
+            [Running(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
+        )
     readers = [client for client in clients if client.party.labels is not None]
     assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)
     for client in readers:

@@ -7,15 +7,18 @@ this time apart from the time of the method that runs first.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 from numba.core import event
 
+from glasu.timing import PausableClock
+
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 LOGGER = logging.getLogger("glasu.model")
+read_clock = PausableClock()  # it stops while this process compiles GLASU's loops
+compile_seconds = read_clock.paused_seconds  # 0 if all loops are cached
 
 
 def compile_loop(loop: Loop) -> Loop:
@@ -32,25 +35,10 @@ def compile_loop(loop: Loop) -> Loop:
     return result
 
 
-def compile_seconds() -> float:
-    """Return the seconds that this process has spent compiling GLASU's loops; 0 if all are cached."""
-    finished, start = _listener.state
-    return finished if start is None else finished + time.perf_counter() - start
-
-
-def read_clock() -> float:
-    """Return the seconds of a clock that stops while this process compiles GLASU's loops."""
-    finished, start = _listener.state
-    return (time.perf_counter() if start is None else start) - finished
-
-
 class _CompileListener(event.Listener):  # type: ignore[misc]
     """Measures compilations. Numba sends no event for a function that it loads from the cache."""
 
     def __init__(self) -> None:
-        # Seconds of finished compilations, and the start of the one that runs. Other threads read both at the same
-        # time, so they are one tuple.
-        self.state: tuple[float, float | None] = (0.0, None)
         self.caches = True
         self._depth = 0  # a function that calls others compiles them too; numba's lock admits one thread at a time
         self._announced = False
@@ -58,16 +46,15 @@ class _CompileListener(event.Listener):  # type: ignore[misc]
     def on_start(self, found: Any) -> None:
         if _is_own(found):
             if self._depth == 0:
-                self.state = (self.state[0], time.perf_counter())
+                read_clock.pause()
                 self._announce()
             self._depth += 1
 
     def on_end(self, found: Any) -> None:
         if _is_own(found):
             self._depth -= 1
-            finished, start = self.state
-            if self._depth == 0 and start is not None:
-                self.state = (finished + time.perf_counter() - start, None)
+            if self._depth == 0:
+                read_clock.resume()
 
     def _announce(self) -> None:
         if not self._announced:

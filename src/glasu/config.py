@@ -21,6 +21,7 @@ from glasu.errors import ConfigError
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
+MAX_LAYERS = 1000
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -101,6 +102,7 @@ class ModelConfig(Section):
 
     def _check(self) -> None:
         self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")
+        self._need("num_layers", self.num_layers <= MAX_LAYERS, f"must be at most {MAX_LAYERS:,}.")
         self._need("hidden", self.hidden >= 1, "the width must be at least 1.")
         layers, last = self.aggregation_layers, self.num_layers - 1
         rising = list(layers) == sorted(set(layers))

@@ -1,27 +1,27 @@
 """Every error that GLASU raises on purpose. The command line prints it as one line and exits with its code."""
 
-from collections.abc import Sequence
-
 
 class GlasuError(Exception):
     """An error that a user can fix. The message names the value, the rule that it breaks, and the remedy.
 
-    In a network run, the other roles receive `public_message` and nothing else about the error.
+    In a network run, the other roles receive `code` and `public_message` and nothing else about the error.
     """
 
+    code = "error"  # for programs; an instance may have a more precise one
     exit_code = 2
     public_default = ""  # sent in place of a message that may contain ids, values or paths of one party
 
-    def __init__(self, message: str = "", public: str = "", party: str = "") -> None:
+    def __init__(self, message: str = "", public: str = "", party: str = "", code: str = "") -> None:
         """Store the messages.
 
         Args:
             message: for the user of this role.
             public: for all roles; by default `public_default`, or else the message.
             party: the party whose message caused the error, if a message did.
+            code: for programs; by default that of the class.
         """
         super().__init__(message)
-        self._public, self.party = public, party
+        self._public, self.party, self.code = public, party, code or self.code
 
     @property
     def public_message(self) -> str:
@@ -32,55 +32,59 @@ class GlasuError(Exception):
 class ConfigError(GlasuError):
     """A setting is unknown, has the wrong type, or conflicts with another setting."""
 
-
-class SettingsError(ConfigError):
-    """The settings of two roles differ."""
-
-    def __init__(self, message: str, table: Sequence[str]) -> None:
-        """Store the differences as a sentence and as a table with one line per setting."""
-        super().__init__(message)
-        self.table = tuple(table)
+    code = "invalid_config"
 
 
 class DataError(GlasuError):
     """The nodes, features, edges, labels or splits of a party are invalid, or a file cannot be read."""
 
+    code = "invalid_data"
     public_default = "its data or a file in its folder cannot be used; see that party's log."
 
 
 class AlignmentError(GlasuError):
     """The parties do not list the same nodes in the same order."""
 
+    code = "not_aligned"
     public_default = "its list of nodes differs from the required one, or has another order; see that party's log."
 
 
 class ProtocolError(GlasuError):
     """A message does not match the one that the protocol expects now. The receiver did nothing wrong."""
 
+    code = "invalid_message"
     exit_code = 1
 
 
 class EquivocationError(ProtocolError):
     """Two messages with the same key have different contents. Waiting cannot resolve this."""
 
+    code = "equivocation"
+
 
 class TrainingError(GlasuError):
     """The run failed on valid input: the loss is not finite, or another role failed."""
 
+    code = "run_failed"
     exit_code = 1
 
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written or is missing. Earlier checkpoints are intact."""
 
+    code = "checkpoint_failed"
+
 
 class TransportError(GlasuError):
     """A peer cannot be reached, or its identity cannot be verified."""
+
+    code = "no_connection"
 
 
 class AbsenceError(TransportError):
     """A role did not connect or reconnect within the time limit."""
 
+    code = "absent"
     exit_code = 1
 
 
@@ -90,3 +94,8 @@ def get_public_message(error: BaseException) -> str:
         return error.public_message
     system = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__} in the program{system}"
+
+
+def get_code(error: BaseException) -> str:
+    """Return the code of an error for programs of other roles."""
+    return error.code if isinstance(error, GlasuError) else "bug"

@@ -379,5 +379,5 @@ def describe(value: object) -> str:
 
 
 def _short(text: str) -> str:
-    printable = "".join(sign if sign.isprintable() else "?" for sign in text)
+    printable = text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
     return printable if len(printable) <= 80 else f"{printable[:60]}...{printable[-1]}"

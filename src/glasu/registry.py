@@ -14,6 +14,7 @@ No message can name one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -29,6 +30,7 @@ from glasu.errors import ConfigError, GlasuError
 TABLES = {
     "aggregation": "glasu.model.aggregation:AGGREGATIONS",
     "backbone": "glasu.model.backbones:BACKBONES",
+    "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
@@ -101,6 +103,7 @@ def load_extension(name: str) -> Extension:
     return _load_extension(name, "")
 
 
+@functools.cache  # this reads the entry points of every installed package
 def load_entry_points() -> None:
     """Load the extensions that installed packages offer in the entry-point group "glasu.extensions"."""
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):

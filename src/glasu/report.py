@@ -1,23 +1,22 @@
 """Reports of a run: typed values in memory, JSON in report.json, and a one-line summary.
 
-`build_report` serves a simulation and a server, `build_party_report` a party. Torch is not loaded here.
+A simulation and a server write a `RunReport`, a party of a run between machines a `PartyReport`. Torch is not loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
-from glasu.model.task import task_of
 from glasu.privacy.ledger import Ledger
 
 
@@ -138,6 +137,12 @@ class PrivacySummary(JsonRecord):
     secure_aggregation: str
     ledger: tuple[LedgerSummary, ...] | None = None
 
+    @classmethod
+    def of(cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None) -> PrivacySummary:
+        """Summarise the settings, and the ledgers by party."""
+        found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
+        return cls(config.privacy.secure_aggregation, found)
+
 
 @dataclass(frozen=True)
 class Measurements:
@@ -151,31 +156,62 @@ class Measurements:
     seconds: Seconds
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """Settings, results and cost of a run, in a simulation or at the server."""
+def versions(config: RunConfig | None = None) -> dict[str, str]:
+    """Return the versions that determine the bits of a run: of packages, and of the extensions that `config` uses.
+
+    A server may have neither torch nor scipy.
+    """
+    found = {"python": platform.python_version(), "glasu": __version__}
+    for package in ("torch", "torch_geometric", "numpy", "scipy"):
+        if (version := _find_version(package)) is not None:
+            found[package] = version
+    for extension in () if config is None else config.extensions():
+        found[f"extension {extension.name}"] = f"{extension.version} sha256:{extension.digest}".strip()
+    return found
+
+
+@functools.cache  # reading a version parses the whole description of a package
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The part that the reports of all roles share: settings, results and cost."""
 
     config: RunConfig  # as it ran
-    overridden: Mapping[str, Override]
-    parties: tuple[PartySummary, ...]
-    notes: tuple[str, ...]  # about the data
-    test: SplitScores
-    validation: SplitScores
-    history: tuple[HistoryEntry, ...]
-    losses: tuple[float, ...]
+    test: SplitScores | None
     traffic: Traffic
     seconds: Seconds
-    weights_sha256: tuple[str, ...]
+    weights_sha256: tuple[str, ...]  # of the selected weights, in client order
     privacy: PrivacySummary
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values; a float that is not finite becomes None."""
-        return _to_json_object(self)
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        result: dict[str, Any] = to_json_value({**values, "config": self.config.to_dict(), "test": self.test or {}})
+        return result
 
     def to_json(self) -> str:
         """Return the content of report.json."""
-        return _to_json(self)
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport(Report):
+    """Settings, results and cost of a run, in a simulation or at the server."""
+
+    test: SplitScores
+    validation: SplitScores
+    history: tuple[HistoryEntry, ...]
+    losses: tuple[float, ...]
+    parties: tuple[PartySummary, ...]
+    overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
+    notes: tuple[str, ...] = ()  # about the data
 
     def _selected(self) -> str:
         chosen = self.validation.round
@@ -183,6 +219,8 @@ class RunReport:
 
     def summary(self) -> str:
         """Return the run in one line."""
+        from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
+
         metric = task_of(self.config.train).selected_by
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (
@@ -192,111 +230,13 @@ class RunReport:
         )
 
 
-@dataclass(frozen=True)
-class PartyReport:
+@dataclass(frozen=True, kw_only=True)
+class PartyReport(Report):
     """Settings, results and cost of one party's part of a run between machines."""
 
-    config: RunConfig
     party: str
     parties: tuple[str, ...]
     run: str
-    test: SplitScores | None  # None at a party without labels
-    traffic: Traffic
-    seconds: Seconds
-    weights_sha256: tuple[str, ...]
-    privacy: PrivacySummary
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values; a float that is not finite becomes None."""
-        return _to_json_object(self)
-
-    def to_json(self) -> str:
-        """Return the content of report.json."""
-        return _to_json(self)
-
-
-def build_report(
-    config: RunConfig,
-    measured: Measurements,
-    parties: Sequence[PartySummary],
-    weights_sha256: Sequence[str],
-    *,
-    overridden: Mapping[str, Override] | None = None,
-    notes: Sequence[str] = (),
-    ledgers: Sequence[LedgerSummary] | None = None,
-) -> RunReport:
-    """Build the report of a simulation or of a server.
-
-    Args:
-        config: the settings as they ran.
-        measured: the parts that telemetry recorded.
-        parties: in client order.
-        weights_sha256: digests of the selected weights, in client order.
-        overridden: settings that the method or the sampler replaced, by name.
-        notes: lines about the data for the reader of the report.
-        ledgers: releases by party; None at a server.
-    """
-    return RunReport(
-        config=config,
-        overridden=dict(overridden or {}),
-        parties=tuple(parties),
-        notes=tuple(notes),
-        test=measured.test,
-        validation=measured.validation,
-        history=measured.history,
-        losses=measured.losses,
-        traffic=measured.traffic,
-        seconds=measured.seconds,
-        weights_sha256=tuple(weights_sha256),
-        privacy=_privacy(config, ledgers),
-        versions=versions() | _list_extensions(config),
-    )
-
-
-def build_party_report(
-    config: RunConfig,
-    *,
-    party: str,
-    parties: Sequence[str],
-    run: str,
-    test: SplitScores | None,
-    traffic: Traffic,
-    seconds: Seconds,
-    weights_sha256: str,
-    ledger: LedgerSummary,
-) -> PartyReport:
-    """Build the report of one party's part of a run between machines."""
-    return PartyReport(
-        config=config,
-        party=party,
-        parties=tuple(parties),
-        run=run,
-        test=test,
-        traffic=traffic,
-        seconds=seconds,
-        weights_sha256=(weights_sha256,),
-        privacy=_privacy(config, [ledger]),
-        versions=versions() | _list_extensions(config),
-    )
-
-
-def _list_extensions(config: RunConfig) -> dict[str, str]:
-    return {f"extension {each.name}": f"{each.version} sha256:{each.digest}".strip() for each in config.extensions()}
-
-
-def _privacy(config: RunConfig, ledgers: Sequence[LedgerSummary] | None) -> PrivacySummary:
-    return PrivacySummary(config.privacy.secure_aggregation, None if ledgers is None else tuple(ledgers))
-
-
-def _to_json_object(report: RunReport | PartyReport) -> dict[str, Any]:
-    values = {item.name: getattr(report, item.name) for item in dataclasses.fields(report)}
-    result: dict[str, Any] = to_json_value({**values, "config": report.config.to_dict(), "test": report.test or {}})
-    return result
-
-
-def _to_json(report: RunReport | PartyReport) -> str:
-    return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
 def to_json_value(value: Any) -> Any:
@@ -308,12 +248,3 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def versions() -> dict[str, str]:
-    """Return the package versions that determine the bits of a run. A server may have neither torch nor scipy."""
-    found = {"python": platform.python_version(), "glasu": __version__}
-    for package in ("torch", "torch_geometric", "numpy", "scipy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

@@ -1,11 +1,40 @@
-"""A stopwatch that adds up seconds by activity. The clock is an argument, so tests can replace it."""
+"""Clocks, and a stopwatch that adds up seconds by activity. The clock is an argument, so tests can replace it."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
 Clock = Callable[[], float]
+
+
+class PausableClock:
+    """A clock that can stop. Any thread may read it; one thread at a time pauses and resumes it."""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        # Seconds of finished pauses, and the start of the present one. Other threads read both at the same time, so
+        # they are one tuple.
+        self._paused: tuple[float, float | None] = (0.0, None)
+
+    def __call__(self) -> float:
+        """Return the seconds without the pauses."""
+        finished, start = self._paused
+        return (self.clock() if start is None else start) - finished
+
+    def paused_seconds(self) -> float:
+        """Return the seconds of all pauses."""
+        finished, start = self._paused
+        return finished if start is None else finished + self.clock() - start
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        self._paused = self._paused[0], self.clock()
+
+    def resume(self) -> None:
+        """Let the clock run again."""
+        self._paused = self.paused_seconds(), None
 
 
 class Stopwatch:

@@ -12,7 +12,7 @@ import pytest
 from glasu.cli.log import Log
 from glasu.cli.main import Terminated, main
 from glasu.model.task import ACCURACY
-from glasu.network.status import Status
+from glasu.network.options import Status
 from glasu.protocol.requests import Evaluated, Evaluating, RoundDone
 from support.commands import glasu, replace_run
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from glasu.data.folders import read_party
-from glasu.data.query_ids import find_query_nodes
+from glasu.data.folders import find_query_nodes, read_party
 from glasu.errors import DataError
 
 ID, OTHER, NUMBER, LABEL = "P-canary-17", "P-canary-18", "97531.8642", "canarydiagnosis"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glasu.data.paths import cache_folder, data_root
+from glasu.data.cache.store import cache_folder
+from glasu.data.sources import data_root
 
 
 def test_the_cache_is_where_the_environment_says_or_in_the_users_cache_folder(monkeypatch, tmp_path):

@@ -10,9 +10,8 @@ import pytest
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData
-from glasu.data.sources import SOURCES, find_source
+from glasu.data.sources import SOURCES, Statistics, find_source
 from glasu.data.sources.catalog import load
-from glasu.data.sources.source import Statistics
 from glasu.data.statistics import compare_with_paper, describe, describe_size
 
 CORA = Statistics(2_708, 10_556, 1_433, 7)
@@ -24,8 +23,8 @@ def config(name, root=None, *, method="glasu", **data):
 
 def test_one_graph_is_counted_by_directed_edges():
     graph = Graph.from_edges(np.array([0, 1, 1]), np.array([1, 0, 2]), 4)
-    found = describe(PartyData("all", np.arange(4), np.ones((4, 3), np.float32), graph, np.arange(4) % 2, ("x", "y")))
-    assert found == Statistics(4, 3, 3, 2, "directed")
+    whole = PartyData("all", np.arange(4), np.ones((4, 3), np.float32), graph, np.arange(4) % 2, ("x", "y"))
+    assert describe([whole], divided=True) == Statistics(4, 3, 3, 2, "directed")
 
 
 def test_several_graphs_are_counted_by_the_pairs_that_any_of_them_links():

@@ -33,10 +33,10 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.search import search
 from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
+from support.commands import GLASU
 from support.log_lines import on_log
 from support.small import SMALL
 
-GLASU = [sys.executable, "-m", "glasu.cli.main"]
 RUN = (
     SMALL
     + """\

@@ -59,7 +59,7 @@ def client_of(index: int, **model: object) -> Client:
     )
     settings = {"num_layers": 2, "aggregation_layers": (1,), "hidden": 6, **model}
     config = RunConfig(model=ModelConfig(**settings), train=TrainConfig(sampler="full", batch_size=0))
-    return Client(config, party, index=index, names="abc", num_outputs=3, watch=Stopwatch(lambda: 0.0))
+    return Client(config, party, index=index, names="abc", watch=Stopwatch(lambda: 0.0))
 
 
 # Dropout

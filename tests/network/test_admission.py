@@ -6,25 +6,23 @@ import pytest
 
 from glasu.network.admission import Admission
 from glasu.network.facts import server_facts
-from glasu.network.fencing import REMEMBERED, count_start, describe_process, note_welcome
-from glasu.network.frames import CONTROL_BYTES, pack_control
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code, Hello, Prepared, Process
+from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
+from glasu.network.frames import CONTROL_BYTES
+from glasu.network.handshake import Code, Hello, Prepared, Process, RefusalError
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.run_folder import open_joining, open_serving
-from glasu.network.sanitize import SENTENCES, printable
 from glasu.records import to_plain
-from glasu.report import versions
+from support.controls import pack_control
 from support.tiny import tiny
 
-FACTS = server_facts(versions(), "training", parties=2)
+FACTS = server_facts("training", parties=2)
 
 
 @pytest.fixture
 def admission(tmp_path):
     state = open_serving(tmp_path)
-    state.update(run="00" * 12)
     config, _ = tiny()
-    return Admission(FACTS, config, "ab", state, lambda: {0: "start"}, lambda nodes: config)
+    return Admission(FACTS, config, "ab", "00" * 12, Fence(state), lambda: {0: "start"})
 
 
 def hello(**changes):

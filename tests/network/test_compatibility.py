@@ -23,10 +23,8 @@ from glasu.network.compatibility import (
     two_columns,
 )
 from glasu.network.facts import LABELS, server_facts
-from glasu.network.handshake import RefusalError
-from glasu.network.join import join
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions
-from glasu.network.payloads import Code
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove
@@ -53,8 +51,8 @@ PARTY = {
 
 
 def facts(**changes):
-    stated = server_facts({"glasu": "1.0", "numpy": "2.0"}, "training", parties=3, **PARTY)
-    return replace(stated, **changes)
+    stated = server_facts("training", parties=3, **PARTY)
+    return replace(stated, **{"glasu": "1.0", "numpy": "2.0", "numpy_build": "2.0", **changes})
 
 
 OTHERS = {  # another value for every fact
@@ -92,7 +90,7 @@ def test_another_value_of_any_fact_is_refused_or_warned_about(name):
     server = facts(training="11")
     party = replace(server, **{name: OTHERS[name]})
     rule = next(rule for rule in RULES if name in rule.facts)
-    if rule.fatal:
+    if rule.level == "bad":
         with pytest.raises(RefusalError, match=rf"it differs from the server: {re.escape(LABELS[name])}: ") as refused:
             refuse_differences("b", party, {SERVER: server})
         assert rule.remedy in str(refused.value)
@@ -121,12 +119,13 @@ def test_extensions_of_other_source_are_refused_and_listed():
 
 def test_the_dry_run_collects_all_differences_at_once():
     parties = {"a": facts(), "b": facts(numpy="2.1", id_order=DIGESTS[1]), "c": facts(splits=DIGESTS[1])}
-    found = {finding.check: finding for finding in collect_findings(facts(), parties)}
+    server = facts(**dict.fromkeys(PARTY))
+    found = {finding.check: finding for finding in collect_findings(server, parties)}
     assert {check: finding.level for check, finding in found.items()} == dict.fromkeys(
         ("versions", "ids", "labels"), "bad"
     )
     assert "a = c differs from b" in found["ids"].said
-    assert "splits: a = b differs from c" in found["labels"].said
+    assert "splits (SHA-256): a = b differs from c" in found["labels"].said
 
 
 def test_equal_facts_are_good_findings():
@@ -143,7 +142,7 @@ def test_a_party_without_data_is_a_warning_and_the_others_are_compared():
 
 def test_a_comparison_has_two_columns():
     differences = compare_settings({"a": {"nodes": 2708, "long": "x" * 200}, "the server": {"nodes": 2707}})
-    lines = two_columns(differences, "a", "the server")
+    lines = two_columns(differences)
     assert lines[0].split() == ["a", "the", "server"]
     assert lines[1].split() == ["nodes", "2708", "2707"]
     assert lines[2].endswith("(nothing)")
@@ -429,7 +428,7 @@ def test_settings_that_a_party_does_not_expect_are_declined_with_a_table_at_both
     server, a = cluster.serve(), cluster.join("a")
     error = cluster.join("b", expect=config.replace(train={"learning_rate": 0.25})).error()
     assert isinstance(error, RefusalError)
-    assert "train.learning_rate: expected 0.25" in str(error)
+    assert "train.learning_rate: b expects 0.25, the server " in str(error)
     assert "agree on one run file with the server's operator" in str(error)
     cluster.until("server", "b: declines to take part")
     for who in ("server", "b"):
@@ -448,7 +447,7 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
         role.outcome()
     server.outcome()
     assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with these
-    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* expected 0.25, got"):
+    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* a expects 0.25, the server"):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 
@@ -475,8 +474,8 @@ def test_the_certificate_says_which_party_it_is(kits, tmp_path):
     disguised = replace(own, certificate_pem=other.certificate_pem, key_pem=other.key_pem)  # calls itself a
 
     class Disguised(TrainingParty):
-        def __init__(self, options):
-            super().__init__(replace(options, kit=disguised))
+        def __init__(self, options, party):
+            super().__init__(replace(options, kit=disguised), party)
 
     error = cluster.join("a", Disguised).error()
     assert isinstance(error, ConfigError)
@@ -488,9 +487,9 @@ def test_the_certificate_says_which_party_it_is(kits, tmp_path):
 
 def test_a_kit_of_another_party_is_refused_before_anything_is_sent(kits, tmp_path):
     _, parties = tiny()
-    options = JoinOptions(party=parties[0], kit=open_kit(kits / "b"), server="localhost:1", out=tmp_path / "a")
+    options = JoinOptions(kit=open_kit(kits / "b"), server="localhost:1", out=tmp_path / "a")
     with pytest.raises(ConfigError, match="the data belongs to party 'a' and the kit to party 'b'"):
-        join(options)
+        TrainingParty(options, parties[0])
     assert not (tmp_path / "a").exists()
 
 

@@ -13,25 +13,23 @@ from glasu.errors import AbsenceError, ProtocolError, TrainingError, TransportEr
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
 from glasu.network.connection_codes import ConnectionCode, Disconnection
-from glasu.network.frames import ACK, CONTROL, Channel, pack_control, pack_frame
+from glasu.network.control import PROTOCOL, ProposedAttempt
+from glasu.network.frames import ACK, CONTROL, Channel, pack_frame
 from glasu.network.handshake import RefusalError
-from glasu.network.session_hello import PROTOCOL
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
 from glasu.protocol.requests import Receive
-from support.toy_run import RUN, Role, Toy, ToyClientHandshake, digest, key, logger
+from support.controls import numbered, unnumbered
+from support.roles import Role
+from support.toy_run import RUN, Toy, ToyClientHandshake, digest, key, logger
 
 KIT = SimpleNamespace(ca_fingerprint="AA", name="a")
 CLOSED = Disconnection(ConnectionCode.CLOSED)
 
 
-def word(kind, **fields):
-    return pack_frame(CONTROL, pack_control(kind, **fields))
-
-
 def welcome(**changes):
     fields = {"protocol": PROTOCOL, "run": RUN, "server": "s1", "resumed": False, "received": 0, "payload": {}}
-    return word("welcome", **{**fields, **changes})
+    return unnumbered("welcome", **{**fields, **changes})
 
 
 class FakeLine:
@@ -71,15 +69,7 @@ class Server:
         return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}))
 
 
-def numbered(*bodies):
-    """Return control messages in the sequence of a server."""
-    channel = Channel()
-    for kind, fields in bodies:
-        channel.outbox.put_control(kind, **fields)
-    return [channel.take_next() for _ in bodies]
-
-
-BEGIN = ("begin", {"attempt": 1, "round": 0, "digest": digest(Toy().start(0))})
+BEGIN = ("begin", {"number": 1, "round": 0, "digest": digest(Toy().start(0))})
 
 
 def open_and_wait(session):
@@ -89,7 +79,7 @@ def open_and_wait(session):
 
 @pytest.mark.parametrize("events", [(), (welcome(),)], ids=["none", "welcome"])
 def test_a_server_that_lets_parties_in_and_drops_them_is_asked_less_and_less_often(events):
-    server = Server(*[(*events, CLOSED)] * 9, (word("stopped", reason="enough"),))
+    server = Server(*[(*events, CLOSED)] * 9, (unnumbered("stopped", code="x", reason="enough"),))
     session = server.session()
     with pytest.raises(TrainingError):
         open_and_wait(session)
@@ -97,8 +87,8 @@ def test_a_server_that_lets_parties_in_and_drops_them_is_asked_less_and_less_oft
 
 
 def test_a_stream_that_served_is_opened_again_at_once():
-    notice = word("notice", line="waiting for b")
-    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (word("stopped", reason="enough"),)]
+    notice = unnumbered("notice", line="waiting for b")
+    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (unnumbered("stopped", code="x", reason="enough"),)]
     server = Server(*visits)
     session = server.session()
     session.open()
@@ -115,6 +105,25 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
     assert len(server.lines) == 1
 
 
+def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
+    for code, advice in (("UNKNOWN_NAME", "Give the right name"), ("NOTHING_LISTENS", "Start the server")):
+        server = Server((Disconnection(ConnectionCode[code]),))
+        with pytest.raises(AbsenceError, match=f"saved work is kept. {advice}"):
+            server.session(wait=0.0).open()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (ConnectionCode.SERVER_EXPIRED, "this party does not accept the server at localhost:1: the server's certif"),
+        (ConnectionCode.REFUSED, "the server at localhost:1 does not accept this party: revoked.$"),
+    ],
+)
+def test_a_final_end_says_which_side_rejects_the_other(code, words):
+    with pytest.raises(TransportError, match=words):
+        Server((Disconnection(code, "revoked."),)).session().open()
+
+
 @pytest.mark.parametrize("code", [code for code in ConnectionCode if code.is_final])
 def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
     server = Server((Disconnection(code, "x"),))
@@ -124,7 +133,9 @@ def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
 
 
 def test_a_refusal_ends_the_session_without_another_try():
-    server = Server((word("refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),))
+    server = Server(
+        (unnumbered("refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),)
+    )
     with pytest.raises(RefusalError, match="other nodes"):
         server.session().open()
     assert (len(server.lines), server.pauses) == (1, [])
@@ -164,9 +175,9 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any("answers again" in line for line in server.log)
-    server.lines[0].deliver(word("stopped", reason="enough"))
+    server.lines[0].deliver(unnumbered("stopped", code="x", reason="enough"))
     role.join(10)
-    assert isinstance(role.error, TrainingError)
+    assert isinstance(role.error(), TrainingError)
 
 
 def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes():
@@ -180,16 +191,16 @@ def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes()
         server.lines[0].deliver(pack_frame(ACK))
         time.sleep(0.001)
     role.join(10)
-    assert isinstance(role.error, AbsenceError)
-    assert "waited 300 s for the other parties" in str(role.error)
+    assert isinstance(role.error(), AbsenceError)
+    assert "waited 300 s for the other parties" in str(role.error())
 
 
 def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     server = Server(
         (welcome(), *numbered(BEGIN)),
         (welcome(run="cd" * 12, server="s2"),),
-        (word("refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
-        (word("stopped", reason="enough", run=RUN),),
+        (unnumbered("refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
+        (unnumbered("stopped", code="x", reason="enough"),),
     )
     session = server.session()
     session.open()
@@ -214,18 +225,23 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([welcome(protocol=7)], "speaks session protocol '7', this side 1"),
-        ([welcome(server="")], "field 'server'"),
-        ([welcome(received=-1)], "field 'received'"),
-        ([welcome(payload=[])], "field 'payload'"),
+        ([welcome(protocol=7)], f"speaks session protocol '7', this side {PROTOCOL}"),
+        ([welcome(server="s" * 65)], "server: has length 65"),
+        ([welcome(received=-1)], "received: is -1 and must lie in"),
+        ([welcome(payload=[])], "payload: must be an object, not a list"),
+        ([welcome(more=1)], "has the unknown key 'more'"),
         ([welcome(resumed=True)], "a conversation that this party does not know"),
-        ([welcome(received="1")], "field 'received'"),
+        ([welcome(received="1")], "received: must be an integer, not '1'"),
         ([b""], "expected at least 17"),
         ([b"\xff" * 40], "unknown kind 255"),
-        ([pack_frame(CONTROL, b"[" * 50_000)], "expected a JSON object"),
-        ([word("x")], "control message of unknown kind 'x'"),
+        ([pack_frame(CONTROL, b"[" * 50_000)], "control frame: is nested too deeply"),
+        ([unnumbered("x")], "control message of unknown kind 'x'"),
         (numbered(BEGIN), "a frame came before the welcome"),
         ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
+        ([welcome(), *numbered(("begin", {"number": 1}))], "control message 'begin': round: is missing"),
+        ([welcome(), *numbered(("goodbye", {"payload": 7}))], "control message 'goodbye': payload: must be an object"),
+        ([welcome(), *numbered(("ready", {"attempt": 1}))], "control message 'ready': it is not expected now"),
+        ([unnumbered("stopped", reason="x")], "control message 'stopped': code: is missing"),
         ([welcome(), *numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
         ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "frame 2 came, but 1 is the next one"),
         ([welcome(), pack_frame(ACK, acknowledged=9)], "frame 9 is acknowledged"),
@@ -242,7 +258,11 @@ def test_what_the_server_says_reaches_a_terminal_as_one_short_printable_line():
     escapes = "\x1b[2J\nall parties are there\r\x9b1m" + "x" * 10_000
     table = [escapes] * 80
     server = Server(
-        (welcome(), word("notice", line=escapes), word("refused", reason=escapes, code=escapes, table=table))
+        (
+            welcome(),
+            unnumbered("notice", line=escapes),
+            unnumbered("refused", reason=escapes, code=escapes, table=table),
+        )
     )
     session = server.session()
     with pytest.raises(RefusalError) as caught:
@@ -266,7 +286,7 @@ def joint(round_index=0, rows=3):
 )
 def test_an_answer_that_is_not_expected_or_too_long_is_refused_by_its_header(content, words):
     channel = Channel()
-    channel.outbox.put_control(BEGIN[0], **BEGIN[1])
+    channel.outbox.put_control(ProposedAttempt(*BEGIN[1].values()))
     channel.outbox.put_message(content)
     server = Server((welcome(), channel.take_next()))
     session = server.session()
@@ -292,7 +312,7 @@ def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
             server.lines[0].deliver(frame)
 
     threading.Thread(target=flood, daemon=True).start()
-    held = session._connection.channel
+    held = session.connection.channel
     last = -1
     while last != held.waiting:
         last = held.waiting
@@ -316,7 +336,7 @@ def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
     begin = {"round": 0, "digest": BEGIN[1]["digest"]}
-    frames = numbered(BEGIN, ("report", {}), ("begin", {"attempt": 2, **begin}))
+    frames = numbered(BEGIN, ("report", {}), ("begin", {"number": 2, **begin}))
     server = Server((welcome(), frames[0]))
     session = server.session()
     session.open()

@@ -16,7 +16,8 @@ from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.runtime.simulation import simulate
-from support.cluster import Cluster, Killed
+from support.cluster import Cluster
+from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 from support.toy_run import breaking_lines
 
@@ -74,7 +75,7 @@ def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, 
     assert_same_end(served, simulated)
     assert tuple(report["weights_sha256"][0] for report in reports) == served.weights_sha256
     assert served.traffic["bytes_to_server"] >= simulated.traffic["bytes_to_server"]
-    assert any("attempt 2: all parties are connected; continuing after round" in line for line in cluster.lines["a"])
+    assert any("attempt 2: all parties are connected; " in line for line in cluster.lines["a"])
 
 
 @pytest.mark.parametrize(("kind", "round_index"), [(RoundDone, 0), (RoundDone, 1), (Evaluated, 2), (RoundDone, 2)])
@@ -266,7 +267,7 @@ def test_a_party_that_repeats_its_last_round_is_not_finished_meanwhile(kits, tmp
     class Noting(TrainingParty):
         def begin(self, attempt):
             script = super().begin(attempt)
-            states.append((self.options.party.name, self.run.state.value.finished))
+            states.append((self.party.name, self.state.value.finished))
             return script
 
     class DyingAtTheEnd(Noting):
@@ -423,7 +424,7 @@ def test_a_role_whose_only_checkpoint_is_damaged_restarts_from_round_0(role, kit
         again.outcome()
     assert_same_end(server.outcome(), simulate(parties, config).report)
     assert any("not used: " in line for line in cluster.lines[role])
-    assert any("continuing after round 0" in line for line in cluster.lines["server"])
+    assert any("all parties are connected; starting with the first round." in line for line in cluster.lines["server"])
 
 
 def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):

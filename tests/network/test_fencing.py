@@ -7,8 +7,7 @@ import json
 import pytest
 
 from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code
+from glasu.network.handshake import Code, RefusalError
 from glasu.network.run_folder import open_joining, open_serving
 
 

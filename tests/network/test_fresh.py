@@ -11,7 +11,8 @@ import pytest
 from glasu.errors import AbsenceError, ConfigError
 from glasu.network.training_server import TrainingServer
 from glasu.runtime.simulation import simulate
-from support.cluster import Cluster, Killed
+from support.cluster import Cluster
+from support.roles import Killed
 from support.tiny import assert_same_end, tiny
 
 

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, GlasuError
-from glasu.network.party_role import PartyPerformer
-from glasu.network.party_run import PartyCheckpoint
+from glasu.network.join import PartyPerformer
+from glasu.network.training_party import PartyCheckpoint
 from glasu.network.training_server import ServerCheckpoint
-from glasu.protocol.messages import Gradient, Losses, Message, Metrics, Partial, Proposal, Scores, Waiting
+from glasu.protocol.messages import (
+    Gradient,
+    Losses,
+    Message,
+    Metrics,
+    Partial,
+    Proposal,
+    Scores,
+    TensorMessage,
+    Waiting,
+)
 from glasu.protocol.requests import Send
 from glasu.runtime.checkpointing import Store, to_arrays
 from glasu.runtime.simulation import simulate
@@ -22,7 +32,7 @@ from support.cluster import Cluster
 from support.tiny import assert_same_end, tiny
 
 JOINT = {"backward": "joint", "num_local_steps": 1}
-OWNER = {"labels": "b"}
+OWNER, OTHER = {"labels": "b"}, {"labels": "c"}
 NEIGHBOR = {"sampler": "neighbor", "prefetch": 1}
 
 
@@ -48,10 +58,14 @@ class Target:
 TARGETS = {
     "partial": Target(Partial, Phase.TRAINING, 1, 1),
     "last partial": Target(Partial, Phase.TRAINING, 1, 3),
+    "partial in evaluation": Target(Partial, Phase.EVALUATION, 2, 1),
     "gradient": Target(Gradient, Phase.BACKWARD, 1, None, JOINT),
+    "owner's gradient": Target(Gradient, Phase.BACKWARD, 1, None, OWNER),
+    "waiting": Target(Waiting, Phase.BACKWARD, 1, None, OTHER),
     "losses": Target(Losses, Phase.TRAINING, 1),
     "scores": Target(Scores, Phase.EVALUATION, 2),
     "metrics": Target(Metrics, Phase.EVALUATION, 2),
+    "owner's metrics": Target(Metrics, Phase.EVALUATION, 2, None, OWNER),
     "proposal": Target(Proposal, Phase.SAMPLING, 1, None, NEIGHBOR),
 }
 
@@ -95,6 +109,8 @@ TENSORS = {
     "another type": (lambda message: replace(message, value=message.value.astype(np.float64)), "got"),
 }
 OWN = {
+    "owner's gradient": {"nothing to send": (lambda message: Waiting(message.key), "Waiting")},
+    "waiting": {"a gradient": (lambda message: Gradient(message.key, np.zeros((4, 6), np.float32)), "Gradient")},
     "scores": {
         "a huge probability": (with_value((0, 0), 1e30), r"in 0\.\.1, got 1e\+30"),
         "a negative probability": (with_value((0, 0), -5), r"in 0\.\.1, got -5"),
@@ -111,7 +127,7 @@ OWN = {
 
 
 def attacks_on(name):
-    tensor = {} if name in ("losses", "metrics", "proposal") else TENSORS
+    tensor = TENSORS if issubclass(TARGETS[name].kind, TensorMessage) else {}
     return {**ANY, **tensor, **OWN.get(name, {})}
 
 
@@ -205,6 +221,7 @@ def test_a_server_that_waits_drops_the_sender_and_continues_as_if_nothing_had_co
         ("scores", "a row less"),
         ("metrics", "one less"),
         ("proposal", "no set"),
+        ("waiting", "a gradient"),
     ],
 )
 def test_a_server_that_waits_drops_the_sender_and_not_the_party_that_it_is_compared_with(name, attack, kits, tmp_path):

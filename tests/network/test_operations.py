@@ -12,7 +12,7 @@ import pytest
 
 from glasu.errors import ConfigError
 from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
-from glasu.network.status import Status
+from glasu.network.options import Status
 from support.cluster import Cluster
 from support.tiny import tiny
 

@@ -11,12 +11,11 @@ from support.cluster import Cluster
 from support.tiny import tiny
 
 GIB = 2**30
-DEEP = 10**9
 ABSURD = {
     "hidden": ({"model": {"hidden": 20_000}}, "model.hidden=20000, "),
-    "narrow but deep": (
-        {"model": {"hidden": 1, "num_layers": DEEP, "aggregation_layers": (DEEP - 1,)}},
-        f"model.num_layers={DEEP}",
+    "deep": (
+        {"model": {"hidden": 10_000, "num_layers": 1000, "aggregation_layers": (999,)}},
+        "model.num_layers=1000",
     ),
     "heads": ({"model": {"backbone": "gat", "hidden": 2**30, "heads": 2**30}}, f"model.hidden={2**30}"),
     "local steps": ({"train": {"num_local_steps": 2**31 - 1}}, f"train.num_local_steps={2**31 - 1}"),
@@ -45,6 +44,7 @@ def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_
     error = cluster.join("a", max_memory=1000).error()
     assert isinstance(error, ConfigError)
     assert "model.hidden=" in str(error)
+    assert "this party allows 1000 bytes." in str(error)
     cluster.until("server", "a: declines to take part: model.hidden=")
     for role in [cluster.join(name, max_memory=GIB) for name in "abc"]:
         role.outcome()

@@ -24,19 +24,19 @@ from glasu.network.frames import (
     HEADER,
     PIECE,
     PIECE_BYTES,
-    pack_control,
     pack_frame,
 )
-from glasu.network.handshake import RefusalError
-from glasu.network.peer import GROUPS, Receipts
-from glasu.network.server_session import RestartAttempt
+from glasu.network.handshake import Code, RefusalError
+from glasu.network.roster import GROUPS, Receipts, RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key, Phase
-from support.raw_party import STATEMENT, Desk, hello, wait_for
-from support.toy_run import RUN, Role, ToyServerHandshake, key
+from support.controls import hello, pack_control, unnumbered
+from support.raw_party import STATEMENT, Desk, wait_for
+from support.roles import Role
+from support.toy_run import RUN, ToyServerHandshake, key
 
 
 def partial(client, round_index=0, chunk=0, value=1.0, **changes):
@@ -48,19 +48,19 @@ def receiving(desk, round_index=0, chunk=0):
     """Let the thread of the run wait for a partial of every party."""
     request = Receive((Partial,), key(round_index, chunk))
     role = Role("receiving", lambda: desk.session.receive(request))
-    wait_for(lambda: desk.session._roster.expected is request or not role.is_alive())
+    wait_for(lambda: desk.session.roster.peers[desk.toy.parties[-1]].expected is request or not role.is_alive())
     return role
 
 
 # --- hello ------------------------------------------------------------------------------------
 
 HELLOS = {
-    "not a hello": pack_frame(CONTROL, pack_control("prepared", payload={})),
+    "not a hello": unnumbered("prepared", payload={}),
     "an ack": pack_frame(ACK),
     "a piece": pack_frame(PIECE, b"x" * 30, number=1),
     "another protocol": hello(protocol=99),
     "no protocol": hello(protocol=None),
-    "a process without a name": hello(process=""),
+    "another field": hello(more=1),
     "a process with a long name": hello(process="x" * 65),
     "a name that is none": hello(process=7),
     "a negative count": hello(received=-1),
@@ -103,6 +103,24 @@ def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason(
     wait_for(lambda: any("a: not accepted" in str(control.fields.get("line")) for control in other.controls()))
 
 
+def test_a_connection_for_another_purpose_does_not_look_like_a_refused_party():
+    def refuse(party, payload):
+        return RefusalError(Code.OTHER_PURPOSE, "a training is under way there") if "doctor" in payload else None
+
+    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
+    other = desk.connect("b")
+    running = desk.connect("a")
+    wait_for(lambda: all(desk.session.connected().values()))
+    assert desk.connect("a", hello(process="p2", payload={"doctor": 1})).last_word().fields["code"] == "other_purpose"
+    assert desk.log[-1] == "a: a connection for another purpose was refused: a training is under way there"
+    assert not any("not accepted" in line for line in desk.log)
+    assert desk.session.connected()["a"]
+    assert desk.session.roster.peers["a"].refusal == ""  # a later error does not give it as a reason
+    for party in (running, other):
+        party.end()
+        assert not any("another purpose" in str(control.fields) for control in party.controls())
+
+
 def test_a_statement_that_is_refused_withdraws_the_process():
     def refuse(party, payload):
         return RefusalError("other_data", "other nodes") if payload == {"rounds": "bad"} else None
@@ -129,7 +147,7 @@ def test_a_new_process_voids_the_attempt():
     role = receiving(desk)
     desk.connect("b", hello(process="p2"))
     role.join(20)
-    assert isinstance(role.error, RestartAttempt)
+    assert isinstance(role.error(), RestartAttempt)
 
 
 def test_the_same_process_goes_on_where_it_was_over_another_stream():
@@ -137,7 +155,7 @@ def test_the_same_process_goes_on_where_it_was_over_another_stream():
     a, b = desk.run()
     server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
     a.send_message(partial(0))
-    wait_for(lambda: not desk.session._roster.peers["a"].conversation.inbox.is_empty)
+    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     a.end()
     again = desk.connect("a", hello(server=server, received=len([one for one in a.heard if one.number])))
     b.send_message(partial(1))
@@ -153,9 +171,7 @@ def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received)
     desk = Desk()
     a, _ = desk.run()
     server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
-    a.flush()
     if received == 0:  # it acknowledged the proposal before
-        a.channel.received = 1
         a.send(pack_frame(ACK, acknowledged=1))
     a.end()
     word = desk.connect("a", hello(server=server, received=received)).last_word()
@@ -167,17 +183,18 @@ def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received)
 
 CONTROLS = {
     "of unknown kind": ("x", {}, "control message of unknown kind 'x'"),
-    "a second hello": ("hello", {}, "control message of unknown kind 'hello'"),
+    "of the server": ("report", {}, "control message 'report': it is not expected now"),
+    "a last word in the sequence": ("failed", {"code": "x", "reason": "y"}, "message 'failed': it is not expected now"),
     "too long": ("prepared", {"payload": "x" * CONTROL_BYTES}, f"expected at most {CONTROL_BYTES} bytes, got"),
-    "without a statement": ("prepared", {}, "'prepared' without a statement"),
-    "a statement that is none": ("prepared", {"payload": [1]}, "'prepared' without a statement"),
+    "without a statement": ("prepared", {}, "control message 'prepared': payload: is missing"),
+    "a statement that is none": ("prepared", {"payload": [1]}, "payload: must be an object, not a list"),
     "a second statement": ("prepared", {"payload": STATEMENT}, "'prepare' cannot follow the state 'running'"),
     "a second confirmation": (
         "ready",
         {"attempt": 1, "digest": "start"},
         "'confirm' cannot follow the state 'running'",
     ),
-    "no result": ("finished", {"attempt": 1}, "'finished' without a result"),
+    "no result": ("finished", {"attempt": 1}, "control message 'finished': payload: is missing"),
 }
 
 
@@ -189,9 +206,9 @@ def test_a_control_message_that_nobody_sends_aborts_the_run(name):
     role = receiving(desk)
     a.send_control(kind, **fields)
     role.join(20)
-    assert isinstance(role.error, ProtocolError)
-    assert words in str(role.error)
-    assert role.error.party == "a"
+    assert isinstance(role.error(), ProtocolError)
+    assert words in str(role.error())
+    assert role.error().party == "a"
     assert a.last_word().kind == "stopped"
 
 
@@ -204,7 +221,7 @@ def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     wait_for(lambda: any(control.kind == "begin" for control in party.controls()))
     party.send_control("ready", attempt=1, digest="wrong")
     role.join(20)
-    assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error)
+    assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error())
 
 
 def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
@@ -212,7 +229,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     (a,) = desk.run()
     gathering = Role("gathering", desk.session.gather)
     wait_for(lambda: any(control.kind == "report" for control in a.controls()))
-    a.send_control("finished", attempt=1, result={"of": "attempt 1"})
+    a.send_control("finished", attempt=1, payload={"of": "attempt 1"})
     a.send_message(partial(0))
     a.send_control("prepared", payload=STATEMENT)
     gathering.outcome(20)
@@ -220,7 +237,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     wait_for(lambda: sum(control.kind == "begin" for control in a.controls()) == 2)
     a.send_control("ready", attempt=2, digest="start")
     role.outcome(20)
-    a.send_control("finished", attempt=2, result={"of": "attempt 2"})
+    a.send_control("finished", attempt=2, payload={"of": "attempt 2"})
     assert desk.session.collect_results() == [{"of": "attempt 2"}]
 
 
@@ -228,11 +245,13 @@ def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
     desk = Desk()
     a, _ = desk.run()
     role = receiving(desk)
-    a.send(pack_frame(CONTROL, pack_control("failed", reason="its data cannot be used")))
+    a.send(unnumbered("failed", code="invalid_data", reason="its data cannot be used"))
     role.join(20)
-    assert isinstance(role.error, TrainingError)
-    assert str(role.error) == "party 'a' failed: its data cannot be used"
+    assert isinstance(role.error(), TrainingError)
+    assert str(role.error()) == "party 'a' failed: its data cannot be used"
+    assert role.error().code == "party_failed"
     late = desk.connect("a", hello(process="p3"))
+    assert late.last_word().fields["code"] == "party_failed"
     assert late.last_word().fields["reason"] == "party 'a' failed: its data cannot be used"
 
 
@@ -241,7 +260,7 @@ def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
     a = desk.connect("a")
     other = desk.connect("b")
     wait_for(lambda: all(desk.session.connected().values()))
-    a.send(pack_frame(CONTROL, pack_control("declined", reason="other settings", table=["x", "y"])))
+    a.send(unnumbered("declined", code="x", reason="other settings", table=["x", "y"]))
     wait_for(lambda: not desk.session.connected()["a"])
     assert desk.handshake.withdrawn == ["a"]
     wait_for(lambda: "a: declines to take part: other settings" in desk.log)
@@ -272,8 +291,8 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
     b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:PIECE_BYTES], number=3))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
-        raise role.error
-    assert role.error.party == "b"
+        raise role.error()
+    assert role.error().party == "b"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +310,7 @@ def test_another_kind_and_too_long_a_message_are_refused(message, words):
     b.send_message(encode(message))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
-        raise role.error
+        raise role.error()
 
 
 def test_messages_that_come_early_are_checked_when_their_turn_comes():
@@ -316,8 +335,8 @@ def test_a_repeat_is_dropped_and_another_content_under_its_key_stops_the_run_wha
     role = receiving(desk, chunk=2)
     a.send_message(partial(0, chunk=1, value=2.0))
     role.join(20)
-    assert isinstance(role.error, EquivocationError)
-    assert str(role.error).count("SHA-256") == 1
+    assert isinstance(role.error(), EquivocationError)
+    assert str(role.error()).count("SHA-256") == 1
 
 
 @pytest.mark.parametrize("when", ["at its header", "at its turn", "in the script"])
@@ -326,7 +345,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
     a, b = desk.run()
     if when == "at its turn":
         b.send_message(partial(1, round_index=7))
-        wait_for(lambda: not desk.session._roster.peers["b"].conversation.inbox.is_empty)
+        wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
     role = receiving(desk)
     if when == "at its header":
         b.send_message(partial(1, round_index=7))
@@ -335,11 +354,15 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
     if when == "in the script":
         b.send_message(partial(1))
         role.outcome(20)
-        assert desk.session.set_aside(ProtocolError("NaN in its tensor", party="b"))
+        error = ProtocolError("NaN in its tensor", party="b")
         assert not desk.session.set_aside(ProtocolError("of nobody"))
     else:
         role.join(20)
-        assert isinstance(role.error, RestartAttempt)
+        error = role.error()
+    if when == "at its header":
+        assert isinstance(error, RestartAttempt)
+    else:
+        assert desk.session.set_aside(error)
     word = b.last_word()
     assert (word.kind, word.fields["code"]) == ("refused", "invalid_message")
     assert desk.session.connected() == {"a": True, "b": False}
@@ -387,12 +410,12 @@ def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, gre
     assert not desk.session.connected()["a"]
     assert desk.session.connected()["b"]
     assert all(line.isprintable() for line in desk.log)
-    assert desk.session._roster.peers["a"].conversation.channel.waiting < 10_000
-    if desk.session._roster.failure is None:
+    assert desk.session.roster.peers["a"].channel.waiting < 10_000
+    if desk.session.roster.failure is None:
         other.send_control("prepared", payload=STATEMENT)
         wait_for(lambda: "b: prepared." in desk.log)
     else:
-        assert str(desk.session._roster.failure).startswith("party 'a' failed")
+        assert str(desk.session.roster.failure).startswith("party 'a' failed")
     other.end()
 
 
@@ -402,10 +425,10 @@ ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
 @pytest.mark.parametrize(
     "frame",
     [
-        pack_frame(CONTROL, pack_control("declined", reason=ESCAPES, table=[ESCAPES] * 5)),
-        pack_frame(CONTROL, pack_control("declined", reason=ESCAPES, table=7)),
-        pack_frame(CONTROL, pack_control("failed", reason=ESCAPES)),
-        pack_frame(CONTROL, pack_control(ESCAPES)),
+        unnumbered("declined", code="x", reason=ESCAPES, table=[ESCAPES] * 5),
+        unnumbered("declined", code="x", reason=ESCAPES, table=7),
+        unnumbered("failed", code="invalid_data", reason=ESCAPES),
+        unnumbered(ESCAPES),
         pack_frame(CONTROL, ESCAPES.encode()),
     ],
 )
@@ -417,7 +440,7 @@ def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frame):
     party.end()
     said = [str(control.fields.get("line", "")) for control in other.controls()]
     said += [str(control.fields.get("reason", "")) for control in party.controls()]
-    for line in [*desk.log, *said, str(desk.session._roster.failure or "")]:
+    for line in [*desk.log, *said, str(desk.session.roster.failure or "")]:
         assert line.isprintable()
         assert len(line) < 2000
 
@@ -496,7 +519,7 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
         with pytest.raises(TrainingError, match="the server failed when party 'a' connected"):
             desk.session.gather()
     else:
-        assert desk.session._roster.failure is None
+        assert desk.session.roster.failure is None
         monkeypatch.setattr("os.fsync", lambda handle: None)
         desk.connect("a")
         wait_for(lambda: desk.session.connected()["a"])
@@ -508,7 +531,7 @@ def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
     party = desk.connect("a")
     party.end()
     assert "a: its connection was dropped: OSError in the program (Too many open files)." in desk.log
-    assert desk.session._roster.failure is None
+    assert desk.session.roster.failure is None
 
 
 def test_a_bug_that_a_stream_wakes_is_told_by_its_type_only():
@@ -569,7 +592,7 @@ def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives()
         desk.connect("a").send_control("prepared", payload=STATEMENT)
         role.join(20)
     with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
-        raise role.error
+        raise role.error()
     named = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b to join" in line]
     assert max(named, default=0.0) <= 200  # it waits for b alone since a's message arrived, and soon times out
 
@@ -615,7 +638,7 @@ def test_a_broadcast_is_encoded_once_for_all_parties():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    held = [peer.conversation.channel.outbox.held for peer in desk.session._roster.peers.values()]
+    held = [peer.channel.outbox.held for peer in desk.session.roster.peers.values()]
     assert min(held) > message.value.nbytes
     assert peak < 1.5 * message.value.nbytes
 
@@ -625,14 +648,14 @@ def test_a_broadcast_is_encoded_once_for_all_parties():
 
 @pytest.fixture
 def pausing(monkeypatch):
-    """Return a function that blocks the next call of a library function; it returns two events: begun, continue."""
+    """Return a function that blocks a library function in the thread "slow"; it returns two events: begun, continue."""
 
     def pause(name):
         module, _, function = name.partition(".")
         original, begun, go_on = getattr(sys.modules[module], function), threading.Event(), threading.Event()
 
         def slow(*arguments, **options):
-            if not begun.is_set() and threading.current_thread().name.startswith("reader"):
+            if not begun.is_set() and threading.current_thread().name == "slow":
                 begun.set()
                 assert go_on.wait(20)
             return original(*arguments, **options)
@@ -647,34 +670,51 @@ def pausing(monkeypatch):
 def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausing):
     desk = Desk()
     a, b = desk.run()
-    a.reader.name = "reader of a"
     begun, go_on = pausing(name)
     if name == "json.loads":
-        a.send_control("finished", attempt=1, result={})
+        a.reader.name = "slow"
+        a.send_control("finished", attempt=1, payload={})
     else:
+        role = receiving(desk)
+        role.name = "slow"
         a.send_message(partial(0))
+        b.send_message(partial(1))
     assert begun.wait(20)
     connected = Role("connected", desk.session.connected)  # needs the lock
     assert connected.outcome(5) == {"a": True, "b": True}
-    b.send_message(partial(1))
-    wait_for(lambda: desk.session._roster.peers["b"].conversation.inbox.is_ready)
+    b.send_message(partial(1, chunk=1))
+    wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
     go_on.set()
 
 
-def test_a_message_that_was_decoded_for_an_attempt_that_is_over_is_not_used(pausing):
+def test_a_party_whose_message_is_taken_may_send_the_next_one_while_others_are_awaited():
+    desk = Desk()
+    a, b = desk.run()
+    b.send_message(partial(1))
+    role = receiving(desk)
+    a.send_message(partial(0))
+    role.outcome(20)
+    role = receiving(desk, chunk=1)
+    b.send_message(partial(1))  # a repeat, which is dropped when its turn comes
+    a.send_message(partial(0, chunk=1))
+    wait_for(lambda: desk.session.roster.peers["a"].expected is None)
+    a.send_message(partial(0, chunk=2))
+    b.send_message(partial(1, chunk=1))
+    assert [message.key.chunk for message in role.outcome(20)] == [1, 1]
+
+
+def test_a_message_of_an_attempt_that_is_over_is_not_used():
     desk = Desk("a")
     (a,) = desk.run()
-    a.reader.name = "reader of a"
-    begun, go_on = pausing("hashlib.sha256")
     a.send_message(partial(0))
-    assert begun.wait(20)
+    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     gathering = Role("gathering", desk.session.gather)  # voids the attempt
     wait_for(lambda: any(control.kind == "report" for control in a.controls()))
-    go_on.set()
+    a.send_message(partial(0, chunk=1))
     a.send_control("prepared", payload=STATEMENT)
     gathering.outcome(20)
-    assert desk.session._roster.peers["a"].conversation.inbox.is_empty
-    assert desk.session._roster.peers["a"].conversation.channel.waiting == 0
+    assert not desk.session.roster.peers["a"].channel.inbox
+    assert desk.session.roster.peers["a"].channel.waiting == 0
 
 
 # --- receipts --------------------------------------------------------------------------------------

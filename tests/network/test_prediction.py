@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.data.folders import write_party
-from glasu.data.query_ids import find_query_nodes
+from glasu.data.folders import find_query_nodes, write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
 from glasu.network.compatibility import config_for_network
-from glasu.network.handshake import RefusalError
-from glasu.network.party_role import PartyPerformer
-from glasu.network.payloads import Code
+from glasu.network.handshake import Code, RefusalError
+from glasu.network.join import PartyPerformer
 from glasu.network.prediction_party import PredictionParty
 from glasu.network.prediction_server import PredictionServer
 from glasu.pki.provision import add
@@ -25,7 +23,8 @@ from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Send
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.cluster import NOBODY, Cluster, Killed
+from support.cluster import NOBODY, Cluster
+from support.roles import Killed
 from support.tiny import tiny
 
 ASKED = np.array([20, 3, 11, 3])
@@ -38,7 +37,7 @@ def trained(kits, folder, **keys):
     cluster.run()
     cluster.lines.clear()
     cluster.port = 0
-    return cluster, TrainedModel.of(simulate(parties, config))
+    return cluster, TrainedModel.of(simulate(parties, config).clients)
 
 
 def read(path):
@@ -82,7 +81,7 @@ def test_class_probabilities_travel_only_to_parties_that_requested_them(kits, tm
         def __call__(self, request):
             reply = super().__call__(request)
             if isinstance(reply, JointScores):
-                seen[self.role.party.name] = reply.value.shape
+                seen[self.purpose.party.name] = reply.value.shape
             return reply
 
     server = cluster.serve_prediction()
@@ -281,7 +280,7 @@ def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
     server = cluster.serve_prediction(config=other)
     error = cluster.predict_with("a", ASKED).error()
     assert isinstance(error, ConfigError)
-    assert "train.learning_rate: trained 0.1, got 0.25" in str(error)
+    assert "train.learning_rate: a trained 0.1, the server 0.25" in str(error)
     cluster.until("server", "a: declines to take part: the server's settings are not those of the training")
     cluster.end(server)
 

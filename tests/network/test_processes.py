@@ -17,7 +17,8 @@ import pytest
 
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.processes import GLASU, SMALL_RUN, Processes, assert_same_report
+from support.commands import GLASU
+from support.processes import SMALL_RUN, Processes, assert_same_report
 
 CORA = """
 [data]
@@ -126,7 +127,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     with (roles.folder / "b" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [str(value) for value in ids]
-    model = TrainedModel.of(simulate(roles.parties, roles.config))
+    model = TrainedModel.of(simulate(roles.parties, roles.config).clients)
     expected = model.predict_proba(roles.parties, np.array([3, 7, 50]))[[1, 2, 0]]
     found = [[float(row[f"p_{name}"]) for name in model.classes] for row in rows]
     assert np.array_equal(np.array(found, np.float32), expected)

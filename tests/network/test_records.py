@@ -11,14 +11,13 @@ import pytest
 
 from glasu.errors import CheckpointError, DataError
 from glasu.network.facts import server_facts
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Process, Welcome, read_payload
+from glasu.network.handshake import Code, Finished, Hello, Prepared, Process, RefusalError, Welcome, read_payload
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from glasu.registry import Extension
 
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
-FACTS = replace(server_facts({"glasu": "1.0", "numpy": "2.0+build"}, "training", parties=3), extensions=(EXTENSION,))
+FACTS = replace(server_facts("training", parties=3), extensions=(EXTENSION,))
 PAYLOADS = [
     Hello(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
     Hello(facts=FACTS, process=None, finished=Finished(weights_sha256="ab"), only="00", fresh=True),

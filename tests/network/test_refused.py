@@ -32,9 +32,11 @@ from glasu.network.transport import Listener
 from glasu.pki.authority import Signed, issue, make_authority
 from glasu.pki.kit import open_kit, pem
 from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY
-from support.processes import GLASU, SMALL_RUN
+from support.commands import GLASU
+from support.processes import SMALL_RUN
 from support.raw_party import Desk, answer
 from support.tiny import tiny_parties
+from support.warm_process import WarmProcess
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
@@ -224,8 +226,8 @@ def test_a_signal_ends_a_waiting_role_in_one_line(role, sent, code, kits, tmp_pa
     else:
         write_party(tiny_parties()[0], tmp_path / "a")
         words = ["join", tmp_path / "a", "--server", "localhost:1", "--kit", kits / "a"]
-    with log.open("w") as file:
-        process = subprocess.Popen([*GLASU, *map(str, words), "--out", str(tmp_path / "out")], stderr=file, stdout=file)
+    log.touch()
+    process = WarmProcess([*map(str, words), "--out", str(tmp_path / "out")], log)
     waiting = "listening on" if role == "server" else "waiting for the server"
     deadline = time.monotonic() + 60
     while waiting not in log.read_text():

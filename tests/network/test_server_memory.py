@@ -12,7 +12,8 @@ import pytest
 from glasu.protocol.fields import split_rows
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
-from support.toy_run import Role, Toy, ToyParty, key
+from support.roles import Role
+from support.toy_run import Toy, ToyParty, key
 
 HIDDEN, CHUNK_ROWS = 64, 4096  # a chunk has 1 MiB
 ANSWERS = {"mean": np.ones(HIDDEN), "concat": np.repeat([0, 1, 2], HIDDEN)}  # a row of it; party m sends rows of m

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from glasu.network.frames import ROOM, WINDOW
-from support.toy_run import Federation, Killed, Role, Toy, breaking_lines
+from support.roles import Killed, Role
+from support.toy_run import Federation, Toy, breaking_lines
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_party_that_crashes_at_any_point_goes_on_from_the_last_common_checkpoi
     others = [small.join("a"), small.join("c")]
     crashed = small.join("b", after=crash_at(moment))
     crashed.join(30)
-    assert isinstance(crashed.error, Killed)
+    assert isinstance(crashed.error(), Killed)
     small.finish(server, [others[0], small.join("b"), others[1]])
 
 
@@ -77,7 +78,7 @@ def test_a_server_that_crashes_at_any_point_is_started_again_and_no_party_is(mom
     crashed = small.serve(after=crash_at(moment))
     parties = [small.join(name) for name in "abc"]
     crashed.join(30)
-    assert isinstance(crashed.error, Killed)
+    assert isinstance(crashed.error(), Killed)
     small.finish(small.serve(), parties)
     assert all(len(started) == 1 for started in small.parties.values())
 
@@ -89,7 +90,7 @@ def until_it_ends(start, *moments):
         for moment in moments:
             crashed = start(after=crash_at(moment))
             crashed.join(60)
-            if not isinstance(crashed.error, Killed):
+            if not isinstance(crashed.error(), Killed):
                 return crashed.outcome()
         return start().outcome()
 
@@ -122,8 +123,8 @@ def test_a_tensor_of_many_windows_passes_without_deadlock_in_bounded_memory(kits
     most = {"waiting": 0, "held": 0}
 
     def watch(what, round_index, chunk):
-        for peer in federation.servers[0].session.host._roster.peers.values():
-            channel = peer.conversation.channel
+        for peer in federation.servers[0].session.roster.peers.values():
+            channel = peer.channel
             most["waiting"] = max(most["waiting"], channel.waiting)
             most["held"] = max(most["held"], channel.outbox.held)
 

@@ -18,7 +18,8 @@ from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from support.raw_party import Desk, wait_for
-from support.toy_run import Role, ToyClientHandshake, digest, key, logger
+from support.roles import Role
+from support.toy_run import ToyClientHandshake, digest, key, logger
 
 RATE = 1e6  # bytes per second
 LONG = np.zeros((4096, 1024), np.float32)  # at this rate it takes 17 s
@@ -93,7 +94,7 @@ def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
     began = time.monotonic()
     party.fail(TrainingError("enough"))
     waiting.join(60)
-    assert str(waiting.error) == "party 'a' failed: enough"
+    assert str(waiting.error()) == "party 'a' failed: enough"
     assert time.monotonic() - began < SOON
 
 

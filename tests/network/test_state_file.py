@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from glasu.errors import CheckpointError, ConfigError, GlasuError
-from glasu.network.party_role import PartyPerformer
-from glasu.network.server_role import ServerPerformer
+from glasu.network.join import PartyPerformer
+from glasu.network.serve import ServerPerformer
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Broadcast, RoundDone, Scatter, Send
@@ -52,7 +52,7 @@ def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_rol
         def __call__(self, request):
             reply = super().__call__(request)
             if isinstance(request, Send) and type(request.message).__name__ != "Losses":  # they end a round
-                note(self.role.options.party.name, request.message)
+                note(self.purpose.party.name, request.message)
             return reply
 
     with monkeypatch.context() as patch:
@@ -164,7 +164,7 @@ def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(na
     assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
         str(error)
     )
-    assert f"Restore {memory}" in str(error)
+    assert f"restore {memory}" in str(error)
     path.write_bytes(before)
     report, _ = stopped.run()
     assert_same_end(report, simulate(stopped.parties, stopped.config).report)

@@ -18,15 +18,7 @@ from threading import Condition
 
 import pytest
 
-from glasu.network.connection_codes import (
-    SENTENCES,
-    ConnectionCode,
-    Disconnection,
-    Endpoint,
-    describe,
-    describe_absence,
-    describe_refusal,
-)
+from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
 from glasu.network.transport import AMBIGUOUS, HELLO_WITHIN, Line, Listener, Stream, read_details
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision, revoke
@@ -72,26 +64,16 @@ def test_the_installed_version_of_grpc_reports_what_was_recorded_for_the_others(
 
 def test_every_code_has_a_sentence_and_unknown_words_are_passed_on():
     assert set(SENTENCES) == set(ConnectionCode)
-    end = Endpoint("[::1]:9443", "AA:BB")
+    end = "[::1]:9443", "AA:BB"
     for code in ConnectionCode:
-        line = describe(Disconnection(code, "this."), end)
+        line = describe(Disconnection(code, "this."), *end)
         assert line
         assert "{" not in line
         assert not line.endswith(".")
-    assert describe(read_details("UNAVAILABLE", "something new"), end) == "something new (unavailable)"
-    named = describe(Disconnection(ConnectionCode.SERVER_OF_OTHER_NAME, hosts=("x.org",)), end)
+    assert describe(read_details("UNAVAILABLE", "something new"), *end) == "something new (unavailable)"
+    named = describe(Disconnection(ConnectionCode.SERVER_OF_OTHER_NAME, hosts=("x.org",)), *end)
     assert "does not name ::1" in named
     assert "--host x.org,::1`" in named
-
-
-def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
-    end = Endpoint("x.invalid:1", "")
-    assert "Give the right name" in describe_absence(Disconnection(ConnectionCode.UNKNOWN_NAME), end, 5)
-    assert "Start the server" in describe_absence(Disconnection(ConnectionCode.NOTHING_LISTENS), end, 5)
-    told = describe_refusal(Disconnection(ConnectionCode.SERVER_EXPIRED), end)
-    assert told.startswith("this party does not accept the server at x.invalid:1: ")
-    told = describe_refusal(Disconnection(ConnectionCode.REFUSED, "revoked."), end)
-    assert told == "the server at x.invalid:1 does not accept this party: revoked."
 
 
 # --- certificates ----------------------------------------------------------------------------------
@@ -218,6 +200,35 @@ def test_noise_is_answered_by_an_alert_at_most(desk):
         plain.sendall(b"\x16\x03\x01" + bytes(range(256)))
         with suppress(ConnectionError):
             assert plain.recv(1000)[:1] in (b"", b"\x15")
+
+
+FAILED_HANDSHAKES = """
+import socket, ssl, sys
+from contextlib import suppress
+from pathlib import Path
+from glasu.network.transport import Listener
+from glasu.pki.kit import open_kit
+kits = Path(sys.argv[1])
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.load_verify_locations(kits / "a" / "ca.pem")
+with Listener(None, open_kit(kits / "server"), "localhost:0") as listener:
+    listener.start()
+    for _ in range(20):
+        with suppress(OSError), socket.create_connection(("localhost", listener.port), timeout=20) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost") as secure:
+                secure.recv(1)
+"""
+
+
+@pytest.mark.parametrize("verbosity", [None, "INFO"])
+def test_failed_tls_handshakes_cannot_fill_the_log_unless_the_operator_wants_their_lines(verbosity, kits):
+    settings = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    settings |= {"GRPC_VERBOSITY": verbosity} if verbosity else {}
+    words = [sys.executable, "-c", FAILED_HANDSHAKES, str(kits)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=settings, check=True)
+    assert ended.stdout == ""
+    assert ended.stderr.count("Handshake failed") == (20 if verbosity else 0)
+    assert verbosity or ended.stderr == ""
 
 
 GRPC_FIRST = """

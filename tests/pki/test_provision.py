@@ -74,17 +74,19 @@ def test_keys_are_their_owners_alone_whatever_the_umask(tmp_path, umask):
 def test_a_key_is_never_readable_by_others_even_while_it_is_written(tmp_path, monkeypatch):
     seen = []
 
-    def watch(handle: int, mode: int) -> None:
-        seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
-        chmod(handle, mode)
+    def watch(path, mode, **keys) -> None:
+        if Path(path).is_file():
+            seen.append(stat.S_IMODE(Path(path).stat().st_mode))
+        chmod(path, mode, **keys)
 
-    chmod = os.fchmod
-    monkeypatch.setattr(os, "fchmod", watch)
+    chmod = os.chmod
+    monkeypatch.setattr(os, "chmod", watch)
     before = os.umask(0)
     try:
         provision(tmp_path, ["a"], ["localhost"])
     finally:
         os.umask(before)
+    assert len(seen) == 13
     assert set(seen) == {0o600}
 
 

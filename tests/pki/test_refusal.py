@@ -35,7 +35,8 @@ def a_kit(role: str, **changes: object) -> Kit:
         certificate_pem=pem(own),
         key_pem=b"",
         fingerprint="",
-        serial=own.serial_number,
+        serial=f"{own.serial_number:x}",
+        ca_fingerprint="",
         expires=own.not_valid_after_utc,
         roster=("a", "b") if role == "server" else (),
     )
@@ -121,7 +122,7 @@ def test_a_party_of_the_roster_is_served():
 
 def test_a_revoked_certificate_is_refused_and_the_next_one_of_the_party_is_not():
     old, new = (issue(AUTHORITY, "a", (), NOW, 30).certificate for _ in range(2))
-    kit = replace(SERVER_KIT, revoked=frozenset([old.serial_number]))
+    kit = replace(SERVER_KIT, revoked=frozenset([f"{old.serial_number:x}"]))
     reason = find_refusal(pem(old), kit, now=NOW)
     assert "'a' is revoked" in reason
     assert f"{old.serial_number:x}" in reason

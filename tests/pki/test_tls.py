@@ -77,7 +77,7 @@ def test_openssl_reads_what_the_kit_says_of_itself(kits):
     assert "DNS:" not in shown
     assert "CA:FALSE" in shown
     assert "TLS Web Client Authentication" in shown
-    assert f"serial={kit.serial:X}".lower() in shown.lower().replace("serial=0", "serial=")
+    assert f"serial={kit.serial}" in shown.lower().replace("serial=0", "serial=")
     assert kit.fingerprint in shown
     end = openssl("x509", "-in", path, "-noout", "-enddate").stdout
     assert end.strip() == f"notAfter={kit.expires:%b} {kit.expires.day:2} {kit.expires:%H:%M:%S %Y} GMT"

@@ -11,10 +11,10 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import TrainingError
 from glasu.model.aggregation import Mean
+from glasu.model.sampler import Sample
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
 from glasu.protocol.client import Client
-from glasu.protocol.sample import Sample
 from glasu.protocol.update import local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
@@ -198,7 +198,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         train=TrainConfig(sampler="full", batch_size=0),
         wire=WireConfig(precision="fp64"),
     )
-    client = Client(config, party, index=0, names="ab", num_outputs=3, watch=Stopwatch(lambda: 0.0))
+    client = Client(config, party, index=0, names="ab", watch=Stopwatch(lambda: 0.0))
     client.release = Release(use_for_all_kinds(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
     batch = client.learner.gather(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}

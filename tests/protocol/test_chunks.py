@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import split_rows
+from glasu.protocol.chunks import split_rows
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, JointGradient, Partial, Proposal, TensorMessage
 from support.monolith import identical, run, settings, tiny_parties
@@ -44,9 +44,12 @@ def tensors_of(messages):
     return [message for message in messages if isinstance(message, TensorMessage)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "int8"])
-@pytest.mark.parametrize("keys", MODES, ids=str)
-def test_the_size_of_the_chunks_changes_no_bit_and_no_number_of_exchanges(keys, precision):
+@pytest.mark.parametrize(
+    ("precision", "keys"),
+    [*itertools.product(("fp32", "int8"), MODES), *itertools.product(("fp64", "bf16"), (MODES[0], MODES[3]))],
+    ids=str,
+)
+def test_the_size_of_the_chunks_changes_no_bit_and_no_number_of_exchanges(precision, keys):
     for more, rows in (({}, 5), ({}, 24), (RIDERS, 3)):  # all 24 nodes fill a chunk: an empty one is the last
         if rows == 24 and precision != "int8":
             continue

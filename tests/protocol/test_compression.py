@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from glasu.errors import ProtocolError, TrainingError
+from glasu.protocol.backward import server_backward
+from glasu.protocol.inference import server_inference
 from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Partial, Scores, TensorMessage
+from glasu.protocol.requests import Receive, Scatter
 from glasu.protocol.server import Server, Sizes
+from glasu.runtime.drive import advance
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import BFloat16, Int8, Plain, encodings_of
@@ -175,7 +179,7 @@ def test_rounded_training_stays_near_the_exact_one(keys):
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_predictions_are_near_the_exact_ones_and_still_probabilities(precision):
     parties = tiny_parties()
-    model = TrainedModel.of(simulate(parties, quick(precision="fp32", num_rounds=4)))
+    model = TrainedModel.of(simulate(parties, quick(precision="fp32", num_rounds=4)).clients)
     exact = model.predict_proba(parties)
     rounded = dataclasses.replace(model, config=model.config.replace(wire={"precision": precision}))
     found = rounded.predict_proba(parties)
@@ -208,17 +212,19 @@ def test_the_server_needs_little_more_memory_than_its_answer(precision, what):
     kind, message = ("representation", Partial) if what == "aggregate" else ("gradient", Gradient)
     value = np.ones((rows, hidden), np.float32)
     keys = [Key(run=bytes(12), phase=Phase.TRAINING, client=client) for client in range(M)]
-    messages = [message(key, server.encodings[kind].encode(value, key)) for key in keys]
-    compute = {
-        "aggregate": lambda: [server.aggregate(messages, server.key(Phase.TRAINING, 0, 1), 0)],
-        "backpropagate": lambda: server.backpropagate(messages, server.key(Phase.BACKWARD, 0, 1), 0),
-    }[what]
+    messages = [message(key, server.shapes.encodings[kind].encode(value, key)) for key in keys]
+    layers = dict.fromkeys(server.aggregation_layers, rows)
+    key = server.identity.key(Phase.TRAINING, 0)
+    script = server_inference(server, key, layers) if what == "aggregate" else server_backward(server, key, layers)
+    assert isinstance(advance(script), Receive)
     tracemalloc.start()
     try:
-        size = sum(array.nbytes for array in compute())
+        answer = advance(script, messages)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    answers = answer.messages if isinstance(answer, Scatter) else [answer.message]
+    size = sum(answer.value.nbytes for answer in answers)
     assert peak < size + 12 * rows * hidden * 4  # a few chunks of floats
 
 

@@ -11,7 +11,6 @@ from glasu.errors import ProtocolError
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Evaluated, Evaluating
 from glasu.protocol.state import Selection
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.monolith import (
     NUM_CLASSES,
@@ -23,10 +22,13 @@ from support.monolith import (
     settings,
     tiny_parties,
 )
+from support.tiny import simulate
 
 
 def trained(parties, **keys):
-    return TrainedModel.of(simulate(parties, settings(**{"num_rounds": 2, "aggregation_layers": (1, 3), **keys})))
+    return TrainedModel.of(
+        simulate(parties, settings(**{"num_rounds": 2, "aggregation_layers": (1, 3), **keys})).clients
+    )
 
 
 def predict_in_chunks(model, parties, nodes, chunk_rows):
@@ -355,7 +357,7 @@ def test_a_multilabel_task_is_learned_selected_by_micro_f1_and_predicted(owner):
     scores = {entry["round"]: entry["val_micro_f1"] for entry in report.history}
     assert report.validation.micro_f1 == max(scores.values())
     assert report.validation.round == max(scores, key=lambda index: (scores[index], -index))
-    model = TrainedModel.of(done)
+    model = TrainedModel.of(done.clients)
     guess = model.predict(parties)
     np.testing.assert_array_equal(guess, dense(model, parties) > 0.5)
     truth, nodes = parties[0].labels, parties[0].splits.test

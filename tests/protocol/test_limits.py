@@ -11,9 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import FlagField, Shapes
+from glasu.protocol.fields import HEADER, FlagField
 from glasu.protocol.limits import Limits
-from glasu.protocol.message_bytes import HEADER, decode, encode, read_header
+from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Message, Partial, Proposal, Waiting
 from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import Phase
@@ -25,7 +25,7 @@ PRECISIONS = ["fp32", "fp64", "bf16", "int8"]
 
 
 def shapes_of(num_nodes: int = 100, prefetch: int = 3, steps: int = 4, widening: int = 1, precision: str = "fp32"):
-    return Shapes(
+    return Limits(
         num_nodes=num_nodes,
         num_classes=3,
         hidden=HIDDEN,
@@ -62,7 +62,7 @@ def test_what_a_run_can_send_is_within_the_limit_of_its_kind(kind):
     def law(data, shapes, phase):
         contents = kind.contents().values()
         values = [data.draw(fitting(content, shapes, phase)) for content in contents]
-        check(Limits(shapes), kind(KEY._replace(phase=phase), *values))
+        check(shapes, kind(KEY._replace(phase=phase), *values))
 
     law()
 
@@ -74,8 +74,7 @@ def test_the_limit_is_the_size_of_the_largest_message(kind, precision, phase):
     for num_nodes in (5, CHUNK_ROWS, CHUNK_ROWS + 1):
         shapes = shapes_of(num_nodes, widening=3, precision=precision)
         values = [largest(content, shapes, phase) for content in kind.contents().values()]
-        limits = Limits(shapes)
-        assert check(limits, kind(KEY._replace(phase=phase), *values)) == limits.of(kind, phase)[1]
+        assert check(shapes, kind(KEY._replace(phase=phase), *values)) == shapes.of(kind, phase)[1]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -88,13 +87,13 @@ def test_one_more_row_set_or_value_is_refused(kind, precision):
         values = {other: largest(each, shapes, KEY.phase) for other, each in kind.contents().items()}
         values[name] = largest(content, shapes, KEY.phase, extra=1)
         with pytest.raises(ProtocolError, match="expected at most"):
-            check(Limits(shapes), kind(KEY, **values))
+            check(shapes, kind(KEY, **values))
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_one_more_byte_or_section_is_refused_from_the_header_alone(kind):
-    limits = Limits(shapes_of())
-    values = [largest(content, limits.shapes, KEY.phase) for content in kind.contents().values()]
+    limits = shapes_of()
+    values = [largest(content, limits, KEY.phase) for content in kind.contents().values()]
     data = encode(kind(KEY, *values))
     head = read_header(data, len(data))
     sections, size = limits.of(kind, KEY.phase)
@@ -107,21 +106,21 @@ def test_one_more_byte_or_section_is_refused_from_the_header_alone(kind):
 
 @pytest.mark.parametrize(("num_nodes", "last"), [(5, 0), (CHUNK_ROWS - 1, 0), (CHUNK_ROWS, 1), (3 * CHUNK_ROWS, 3)])
 def test_a_chunk_behind_the_last_one_is_refused(num_nodes, last):
-    limits = Limits(shapes_of(num_nodes))
+    limits = shapes_of(num_nodes)
     check(limits, Waiting(KEY._replace(chunk=last)))
     with pytest.raises(ProtocolError, match=rf"expected a chunk of 0\.\.{last}, got {last + 1}"):
         check(limits, Waiting(KEY._replace(chunk=last + 1)))
 
 
 def test_only_an_agreement_of_training_sets_has_several_sets():
-    limits = Limits(shapes_of(prefetch=3))
+    limits = shapes_of(prefetch=3)
     sets = {phase: limits.of(Proposal, phase)[0] for phase in Phase}
     assert sets == {phase: 3 if phase is Phase.SAMPLING else 1 for phase in Phase}
-    assert Limits(shapes_of(prefetch=0)).of(Proposal, Phase.SAMPLING)[0] == 1
+    assert shapes_of(prefetch=0).of(Proposal, Phase.SAMPLING)[0] == 1
 
 
 def test_no_message_is_longer_than_the_largest():
-    limits = Limits(shapes_of(300, precision="fp64", widening=3))
+    limits = shapes_of(300, precision="fp64", widening=3)
     assert limits.largest == max(limits.of(kind, phase)[1] for kind in MESSAGES for phase in Phase)
     assert limits.largest == HEADER.size + 12 + CHUNK_ROWS * 3 * HIDDEN * 8
 
@@ -152,7 +151,7 @@ def test_every_message_of_a_run_is_within_the_limits_that_the_handshake_fixes(ke
 
 def test_the_limits_of_a_run_follow_its_settings():
     config = settings(aggregation="concat", hidden=7, num_local_steps=5, prefetch=2, chunk_rows=9)
-    found = Limits.of_run(config, num_nodes=24, num_classes=3, num_clients=4).shapes
+    found = Limits.of_run(config, num_nodes=24, num_classes=3, num_clients=4)
     counts = {item.name: getattr(found, item.name) for item in dataclasses.fields(found) if item.name != "encodings"}
     assert counts == {
         "num_nodes": 24,

@@ -147,12 +147,12 @@ def test_a_state_does_not_change_while_the_run_goes_on():
     config, parties = case("adam")
     _, _, _, states = unbroken(config, parties)
     first, last = states[0][0][0], states[-1][0][0]
-    assert first.round == 1
-    assert last.round == ROUNDS
+    assert first.progress.round == 1
+    assert last.progress.round == ROUNDS
     assert any(not torch.equal(first.weights[key], last.weights[key]) for key in first.weights)
     assert any(not torch.equal(first.optimizer[key], last.optimizer[key]) for key in first.optimizer)
-    assert not first.best_weights  # no evaluation yet
-    assert last.best_weights
+    assert not first.progress.best_weights  # no evaluation yet
+    assert last.progress.best_weights
 
 
 def test_a_client_that_forgot_its_optimiser_would_be_noticed():

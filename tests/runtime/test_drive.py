@@ -364,7 +364,7 @@ def test_an_answer_about_another_topic_is_refused(change):
 
 
 def test_an_answer_of_another_kind_is_refused():
-    with pytest.raises(ProtocolError, match="expected a Agreed or Partial, got a Joint"):
+    with pytest.raises(ProtocolError, match="expected Agreed or Partial, got Joint"):
         check_answer(Receive((Agreed, Partial), ASKED), joint())
 
 

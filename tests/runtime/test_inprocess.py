@@ -19,9 +19,10 @@ from glasu.protocol.learner import Batch
 from glasu.protocol.requests import RoundDone
 from glasu.protocol.rounds import client_script, server_script
 from glasu.runtime.inprocess import Running, run_together
-from glasu.runtime.simulation import SimulationOptions, make_clients, make_server, simulate
+from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
+from support.tiny import simulate
 
 
 @pytest.mark.parametrize("method", ["glasu", "simulated", "standalone"])
@@ -47,7 +48,7 @@ def test_every_client_computes_on_one_thread():
         return time.perf_counter()
 
     config = RunConfig(data=DataConfig(name="demo"), model=ModelConfig(hidden=8), train=TrainConfig(num_rounds=1))
-    simulate(load_parties(config), config, SimulationOptions(workers=2, clock=clock))
+    simulate(load_parties(config), config, workers=2, clock=clock)
     clients = {(name, threads) for name, threads in seen if name.startswith("glasu-client")}
     assert {threads for _, threads in clients} == {1}
     assert len(clients) == 2
@@ -75,10 +76,10 @@ def train_noted(config, perform=lambda action: None):
     for client, data in zip(clients, noted, strict=True):
         client.learner.data = data
     server = make_server(config, clients)
-    running = [Running(client_script(client), lambda action: None, client.watch) for client in clients]
-    watch = Stopwatch(lambda: 0.0)
+    running = [Running(client.name, client_script(client), client.watch) for client in clients]
+    serving = Running("server", server_script(server), Stopwatch(lambda: 0.0), perform)
     with suppress(KeyboardInterrupt):
-        run_together(server_script(server), running, server.roster, TrafficCounter(), watch, perform)
+        run_together(serving, running, TrafficCounter())
     return clients, [data.rounds for data in noted]
 
 
@@ -136,7 +137,6 @@ assert len(digests) == 1, digests
 """
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_the_first_run_of_a_process_has_the_bits_of_the_second_however_many_threads_a_library_would_take(threads):
-    taking = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+def test_the_first_run_of_a_process_has_the_bits_of_the_second_however_many_threads_a_library_would_take():
+    taking = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}  # the runs themselves use one thread
     subprocess.run([sys.executable, "-c", TWICE], check=True, env={**os.environ, **taking})

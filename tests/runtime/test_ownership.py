@@ -34,10 +34,10 @@ def test_saving_a_model_touches_no_file_but_its_own(tmp_path):
     foreign = tmp_path / "foreign.safetensors"
     foreign.write_bytes(b"not ours")
     config = settings(num_rounds=1)
-    model = glasu.TrainedModel.of(simulate(tiny_parties(), config))
+    model = glasu.TrainedModel.of(simulate(tiny_parties(), config).clients)
     model.save(tmp_path)
     assert foreign.read_bytes() == b"not ours"
     fewer = simulate(tiny_parties()[:2], config)
-    glasu.TrainedModel.of(fewer).save(tmp_path)
+    glasu.TrainedModel.of(fewer.clients).save(tmp_path)
     assert not (tmp_path / f"{model.names[2]}.safetensors").exists()
     assert glasu.TrainedModel.load(tmp_path).names == model.names[:2]

@@ -12,8 +12,8 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.protocol.message_bytes import encode
-from glasu.runtime.simulation import simulate, train
-from support.monolith import settings, tiny_parties
+from glasu.runtime.simulation import train
+from support.tiny import settings, simulate, tiny_parties
 
 ROUNDS = 3
 CASES = {
@@ -293,7 +293,7 @@ def test_other_data_is_refused(tmp_path):
     changed = parties[1].features.copy()
     changed[0, 0] += 1
     others = [parties[0], replace(parties[1], features=changed), parties[2]]
-    with pytest.raises(ConfigError, match=r"other settings or data: b = "):
+    with pytest.raises(ConfigError, match=r"other settings or data: data of b = "):
         simulate(others, config, checkpoints=tmp_path)
 
 

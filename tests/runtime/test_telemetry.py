@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from glasu.model.task import ACCURACY
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint, Partial
-from glasu.protocol.requests import Evaluated, RoundDone
+from glasu.protocol.requests import Evaluated
 from glasu.records import read_record, to_plain
 from glasu.report import Seconds, Traffic
 from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
@@ -26,6 +27,10 @@ def tensor(kind, client, phase=Phase.TRAINING):
 def validation(round_index, accuracy, party=None, *, improved=False):
     metrics = {"accuracy": accuracy, "macro_f1": accuracy, "loss": 1 - accuracy}
     return Evaluated(round_index, "validation", metrics, ACCURACY, 0.5, improved, party)
+
+
+def final(accuracy, party=None):
+    return replace(validation(3, accuracy, party), split="test")
 
 
 class Clock:
@@ -74,10 +79,9 @@ def recorded():
     clock = Clock()
     telemetry = Telemetry(clock)
     clock.now = 2.0
-    telemetry.sent_to_server(tensor(Partial, 0))
+    telemetry.traffic.sent_to_server(tensor(Partial, 0))
     with telemetry.watch.measure("communication"):
         clock.now = 5.0
-    telemetry.observe(RoundDone(0, 0.7))
     telemetry.observe(validation(1, 0.5, improved=True))
     return telemetry
 
@@ -89,7 +93,7 @@ def test_a_restored_run_adds_to_the_figures_of_before():
     resumed.restore(state)
     assert resumed.state() == state
     clock.now = 1.0
-    resumed.sent_to_server(tensor(Partial, 0))
+    resumed.traffic.sent_to_server(tensor(Partial, 0))
     assert resumed.traffic.messages == 2
     assert resumed.seconds() == Seconds(6.0, {"sampling": 0.0, "compute": 0.0, "communication": 3.0, "evaluation": 0.0})
 
@@ -103,17 +107,18 @@ def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
     telemetry = recorded()
     state = telemetry.state()
     telemetry.observe(validation(2, 0.9, improved=True))
-    telemetry.sent_to_server(tensor(Partial, 0))
+    telemetry.traffic.sent_to_server(tensor(Partial, 0))
     telemetry.rewind(state)
-    assert [entry.round for entry in telemetry.history()] == [1]
+    assert [entry.event.round for entry in telemetry.evaluations] == [1]
     assert telemetry.traffic.messages == 2
     telemetry.rewind(TelemetryState())
-    assert telemetry.history() == ()
-    assert telemetry.mean_losses() == ()
+    assert telemetry.evaluations == []
 
 
 def test_an_entry_of_the_history_has_the_cost_until_then():
-    (entry,) = recorded().history()
+    telemetry = recorded()
+    telemetry.observe(final(0.5))
+    (entry,) = telemetry.measurements([[0.7]]).history
     size = len(encode(tensor(Partial, 0)))
     assert entry.to_dict() == {
         "round": 1, "loss": 0.5, "val_accuracy": 0.5, "val_macro_f1": 0.5, "val_loss": 0.5, "bytes": size,
@@ -122,18 +127,19 @@ def test_an_entry_of_the_history_has_the_cost_until_then():
 
 
 def test_parties_alone_are_averaged_and_listed_in_their_order():
-    telemetry = Telemetry(Clock(), ["a", "b"])
+    telemetry = Telemetry(Clock())
     telemetry.observe(validation(1, 0.8, "b", improved=True))
     telemetry.observe(validation(1, 0.4, "a", improved=True))
     telemetry.observe(validation(2, 0.6, "a", improved=True))
-    telemetry.observe(RoundDone(0, 1.0, "a"))
-    telemetry.observe(RoundDone(0, 3.0, "b"))
-    scores = telemetry.scores("validation", per_client=True)
-    assert scores.per_client == (0.6, 0.8)
-    assert scores.accuracy == pytest.approx(0.7)
-    assert scores.round is None  # each has its own
-    assert telemetry.mean_losses() == (2.0,)
-    assert [entry.metrics["accuracy"] for entry in telemetry.history()] == pytest.approx([0.6, 0.7])
+    telemetry.observe(final(0.9, "a"))
+    telemetry.observe(final(0.5, "b"))
+    measured = telemetry.measurements([[1.0, 2.0], [3.0]], ["a", "b"], per_client=True)
+    assert measured.validation.per_client == (0.6, 0.8)
+    assert measured.validation.accuracy == pytest.approx(0.7)
+    assert measured.validation.round is None  # each has its own
+    assert measured.test.per_client == (0.9, 0.5)
+    assert measured.losses == (2.0, 2.0)  # in the second round one party trained
+    assert [entry.metrics["accuracy"] for entry in measured.history] == pytest.approx([0.6, 0.7])
 
 
 def test_the_seconds_of_the_clients_in_this_process_are_added():

@@ -11,11 +11,10 @@ from torch_geometric.nn import SAGEConv
 
 from glasu.config import TrainConfig
 from glasu.errors import AlignmentError, ConfigError, DataError
-from glasu.runtime.predictions import write_predictions
-from glasu.runtime.simulation import simulate
 from glasu.runtime.telemetry import TrafficCounter
-from glasu.runtime.trained_model import TrainedModel
+from glasu.runtime.trained_model import TrainedModel, write_predictions
 from support.monolith import Monolith, settings, tiny_parties
+from support.tiny import simulate
 
 KINDS = {
     "mean": {"aggregation_layers": (1, 3)},
@@ -35,7 +34,7 @@ def fitted(name="mean"):
     parties = tiny_parties(owner=keys.get("labels"))
     config = settings(num_rounds=3, precision="fp32", optimizer="adam", **keys)
     done = simulate(parties, config, convolution=convolution)
-    return TrainedModel.of(done, convolution), parties, done
+    return TrainedModel.of(done.clients, convolution), parties, done
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
     assert np.array_equal(again.predict_proba(parties, **who), probabilities)
     assert np.array_equal(again.predict(parties, **who), model.predict(parties, **who))
     assert again.config == model.config
-    assert (again.classes, again.names, again.scales) == (model.classes, model.names, model.scales)
+    assert (again.classes, again.clients) == (model.classes, model.clients)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "custom"])
@@ -184,7 +183,7 @@ def with_names(parties):
 @pytest.mark.parametrize("through_a_folder", [False, True])
 def test_renamed_and_reordered_columns_are_refused(tmp_path, rename, through_a_folder):
     parties = with_names(tiny_parties())
-    model = TrainedModel.of(simulate(parties, settings(precision="fp32")))
+    model = TrainedModel.of(simulate(parties, settings(precision="fp32")).clients)
     if through_a_folder:
         model.save(tmp_path)
         model = TrainedModel.load(tmp_path)
@@ -201,7 +200,7 @@ def test_columns_that_had_no_names_in_training_may_have_some_later():
 
 def test_of_pooled_columns_the_names_are_compared_too():
     parties = with_names(tiny_parties())
-    model = TrainedModel.of(simulate(parties, settings(method="centralized", precision="fp32")))
+    model = TrainedModel.of(simulate(parties, settings(method="centralized", precision="fp32")).clients)
     model.predict_proba(parties)
     with pytest.raises(DataError, match="party 'all': its feature columns"):
         model.predict_proba([parties[0], replace(parties[1], feature_names=("p", "q", "r", "s", "t")), parties[2]])
@@ -313,7 +312,7 @@ def test_weights_of_another_party_are_refused(folder):
 
 def test_weights_of_another_run_are_refused(folder, tmp_path):
     """The same parties and shapes with another seed: only the digest differs."""
-    other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])))
+    other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])).clients)
     other.save(tmp_path / "other")
     (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
     with pytest.raises(DataError, match=r"c\.safetensors: its weights are not the ones that model\.toml names"):
@@ -383,9 +382,11 @@ def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):
 
 def test_prediction_keeps_the_input_scale_of_the_training_whatever_the_new_features_are():
     model, parties, _ = fitted("input scale")
-    assert len(set(model.scales)) == 3  # "auto" gave each party its own
+    assert len({client.input_scale for client in model.clients}) == 3  # "auto" gave each party its own
     doubled = [replace(one, features=2 * one.features) for one in parties]
-    rescaled = replace(model, scales=tuple(2 * scale for scale in model.scales))
+    rescaled = replace(
+        model, clients=tuple(replace(client, input_scale=2 * client.input_scale) for client in model.clients)
+    )
     assert np.array_equal(model.predict_proba(doubled), rescaled.predict_proba(parties))
     assert not np.array_equal(model.predict_proba(doubled), model.predict_proba(parties))
 
@@ -396,7 +397,7 @@ def test_prediction_is_exact_though_evaluation_was_sampled_and_answers_in_the_as
         **{"aggregation_layers": (1, 3), "sampler": "neighbor", "fanout": 1, "sampled_evaluation": True, **keys}
     )
     parties = tiny_parties()
-    model = TrainedModel.of(simulate(parties, config))
+    model = TrainedModel.of(simulate(parties, config).clients)
     assert model.config.train.sampled_evaluation
     nodes = np.array([17, 3, 22, 0, 9, 3])  # unsorted, with one duplicate
     expected = Monolith(model.config, parties, model.weights).probabilities().numpy()
@@ -415,6 +416,6 @@ def test_a_party_whose_name_could_lead_out_of_a_model_folder_is_refused(name):
 @pytest.mark.parametrize("name", ["Sales EU", "München", "a.b", "x" * 100])
 def test_other_names_of_parties_survive_the_folder(tmp_path, name):
     first, *others = tiny_parties()
-    model = TrainedModel.of(simulate([replace(first, name=name), *others], settings(aggregation_layers=(3,))))
+    model = TrainedModel.of(simulate([replace(first, name=name), *others], settings(aggregation_layers=(3,))).clients)
     model.save(tmp_path)
     assert TrainedModel.load(tmp_path).names == (name, "b", "c")

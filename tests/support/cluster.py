@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,72 +15,19 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.network.connection import Dialing
-from glasu.network.join import join_as, join_prediction_as
+from glasu.network.join import PartyPerformer, join
 from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
-from glasu.network.party_role import PartyPerformer
 from glasu.network.prediction_party import PredictionParty, Query
 from glasu.network.prediction_server import PredictionServer
-from glasu.network.serve import serve_as, serve_prediction_as
-from glasu.network.server_role import ServerPerformer
+from glasu.network.serve import ServerPerformer, serve
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
 from glasu.report import RunReport
+from support.log_lines import on_log
+from support.roles import Role
 
 NOBODY = np.empty(0, np.int64)
-
-
-class Killed(BaseException):
-    """Ends a role as a signal would, without a message to its peers."""
-
-
-class Role(threading.Thread):
-    """One role in a thread; `outcome` waits for it and returns its result, or raises its error."""
-
-    def __init__(self, work: Callable[[], Any], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._work, self._result, self._error = work, None, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._work()
-        except BaseException as error:
-            self._error = error
-
-    def error(self, seconds: float = 120) -> BaseException | None:
-        self.join(seconds)
-        assert not self.is_alive(), f"{self.name} hangs"
-        return self._error
-
-    def outcome(self, seconds: float = 120) -> Any:
-        error = self.error(seconds)
-        if error is not None:
-            raise error
-        return self._result
-
-
-class Lines(logging.Handler):
-    """Collects the lines of one role's logger."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.INFO)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
-
-
-@contextmanager
-def collected(logger: logging.Logger, lines: list[str]) -> Iterator[None]:
-    """Append the lines of a logger to `lines` while the block lasts."""
-    handler = Lines(lines)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 @dataclass
@@ -104,11 +49,11 @@ class Cluster:
         **options: Any,
     ) -> Role:
         """Start the server of a training, and return when it listens."""
-        return self._start_server(lambda ready: serve_as(role(self._serve_options(ready, options)), performer))
+        return self._start_server(lambda ready: serve(role(self._serve_options(ready, options)), performer))
 
     def serve_prediction(self, role: type[PredictionServer] = PredictionServer, **options: Any) -> Role:
         """Start the server of a prediction, and return when it listens."""
-        return self._start_server(lambda ready: serve_prediction_as(role(self._serve_options(ready, options))))
+        return self._start_server(lambda ready: serve(role(self._serve_options(ready, options))))
 
     def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
         observer = changes.get("observer")
@@ -140,10 +85,10 @@ class Cluster:
             listens.set()
 
         def run() -> Any:
-            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
+            with on_log(self.lines.setdefault("server", []).append, "glasu.server"):
                 return work(ready)
 
-        role = Role(run, "server")
+        role = Role("server", run)
         while not listens.wait(0.02) and role.is_alive():
             pass
         return role
@@ -159,11 +104,11 @@ class Cluster:
         """Start a party of a training."""
 
         def work() -> Any:
-            made = role(self._join_options(name, options))
+            used, party = self._join_options(name, options)
+            made = role(used, party)
             if open_line is None:
-                return join_as(made, performer)
-            used = made.options
-            return join_as(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
+                return join(made, performer)
+            return join(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
 
         return self._start_party(name, work)
 
@@ -177,30 +122,29 @@ class Cluster:
     ) -> Role:
         """Start a party of a prediction that requests these nodes."""
         query = Query(np.asarray(nodes, np.int64))
-        return self._start_party(
-            name, lambda: join_prediction_as(role(self._join_options(name, options), query), performer)
-        )
+        return self._start_party(name, lambda: join(role(*self._join_options(name, options), query), performer))
 
-    def _join_options(self, name: str, changes: dict[str, Any]) -> JoinOptions:
-        party = next(party for party in self.parties if party.name == name)
+    def _join_options(self, name: str, changes: dict[str, Any]) -> tuple[JoinOptions, PartyData]:
+        """Return the options and the data of a party; `changes` may hold other data as `party`."""
+        own = next(party for party in self.parties if party.name == name)
         values = {
-            "party": party,
             "server": f"localhost:{self.port}",
             "wait": 60.0,
             **changes,
             "kit": open_kit(self.kits / changes.get("kit", name), "party"),
             "out": self.folder / changes.get("out", name),
         }
-        return JoinOptions(**values)
+        party = values.pop("party", own)
+        return JoinOptions(**values), party
 
     def _start_party(self, name: str, work: Callable[[], Any]) -> Role:
         lines = self.lines.setdefault(name, [])
 
         def run() -> Any:
-            with collected(logging.getLogger(f"glasu.party.{name}"), lines):
+            with on_log(lines.append, f"glasu.party.{name}"):
                 return work()
 
-        return Role(run, name)
+        return Role(name, run)
 
     def predict(self, **requested: Any) -> tuple[Any, dict[str, Any]]:
         """Predict without a fault; parties that are not named request nothing. Every call uses a free port."""

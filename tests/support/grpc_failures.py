@@ -94,7 +94,10 @@ def forward(port: int) -> Iterator[tuple[int, threading.Event, threading.Event]]
                     break
                 if not content:
                     break
-                target.sendall(content)
+                try:
+                    target.sendall(content)
+                except OSError:  # the other side has hung up
+                    break
             for end in (source, target):
                 end.close()
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData
+from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.rounds import client_script, server_script
-from glasu.protocol.sample import Sample
 from glasu.protocol.server import Server
 from glasu.runtime.inprocess import Running, one_thread_each, run_together
 from glasu.runtime.simulation import make_clients, make_server
@@ -239,18 +239,16 @@ def run_roles(
     clients: Sequence[Client],
     server: Server,
     see: Callable[[Client, Save | Event], None] = lambda client, action: None,
-    see_server: Callable[[Save | Event], None] = lambda action: None,
+    see_server: Callable[[Save | Event], None] | None = None,
     *,
     meter: TrafficCounter | None = None,
     watch: Stopwatch | None = None,
     carry: Callable[[Message], Message] | None = None,
 ) -> None:
     """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
-    running = [Running(client_script(client), partial(see, client), client.watch) for client in clients]
-    watch = watch or Stopwatch(lambda: 0.0)
-    run_together(
-        server_script(server), running, server.roster, meter or TrafficCounter(), watch, see_server, carry=carry
-    )
+    running = [Running(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
+    serving = Running("server", server_script(server), watch or Stopwatch(lambda: 0.0), see_server, "communication")
+    run_together(serving, running, meter or TrafficCounter(), carry=carry)
 
 
 def run_scripts(
@@ -262,9 +260,8 @@ def run_scripts(
 ) -> list[Any]:
     """Run any scripts against each other, ignore their saves and events; return the results of the clients'."""
     watch = Stopwatch(lambda: 0.0)
-    running = [Running(script, lambda action: None, watch) for script in clients]
-    names = [chr(ord("a") + index) for index in range(len(clients))]
-    run_together(server, running, names, meter or TrafficCounter(), watch, lambda action: None, carry=carry)
+    running = [Running(chr(ord("a") + index), script, watch) for index, script in enumerate(clients)]
+    run_together(Running("server", server, watch), running, meter or TrafficCounter(), carry=carry)
     return [client.result for client in running]
 
 

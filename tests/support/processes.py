@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import simulate
+from support.commands import GLASU
 from support.small import SMALL
+from support.warm_process import WarmProcess
 
-GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SMALL_RUN = (
     SMALL
     + """\
@@ -40,7 +40,7 @@ class Processes:
         for party in self.parties:
             write_party(party, folder / "parties" / party.name)
         self.words = ["--quiet"]  # of all commands
-        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.running: dict[str, subprocess.Popen[str] | WarmProcess] = {}
         self.started: dict[str, int] = {}
 
     def start(self, name: str, *more: str, called: str = "") -> None:
@@ -53,9 +53,14 @@ class Processes:
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
         self.started[called] = self.started.get(called, 0) + 1
-        command = [*GLASU, *map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
-        with (self.folder / f"{called}.log").open("a") as log:
-            self.running[called] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+        command = [*map(str, words), "--kit", str(kit), "--out", str(out), *self.words, *more]
+        log = self.folder / f"{called}.log"
+        log.touch()
+        if name != "server":
+            self.running[called] = WarmProcess(command, log)
+            return
+        with log.open("a") as file:
+            self.running[called] = subprocess.Popen([*GLASU, *command], stdout=file, stderr=file, text=True)
 
     def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""
@@ -93,10 +98,8 @@ class Processes:
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""
-        return [
-            int(found)
-            for found in re.findall(r"all parties are connected; continuing after round (\d+)", self.log("server"))
-        ]
+        found = re.findall(r"all parties are connected; (?:continuing after round (\d+)|starting)", self.log("server"))
+        return [int(round_index or 0) for round_index in found]
 
     def finish(self) -> dict:
         """Wait for all roles, and return the server's report."""

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 from glasu.network.connection_codes import Disconnection
-from glasu.network.frames import CONTROL, Channel, Control, Frame, pack_control, pack_frame, read_control, read_frame
+from glasu.network.frames import CONTROL, PIECE, PIECE_BYTES, Frame, pack_frame, read_frame
 from glasu.network.server_session import ServerSession
-from glasu.network.session_hello import PROTOCOL
 from glasu.network.transport import Line, Stream
 from glasu.pki.kit import Kit
-from support.toy_run import RUN, Role, Toy, ToyServerHandshake, logger
+from support.controls import Control, hello, pack_control, read_control
+from support.roles import Role
+from support.toy_run import RUN, Toy, ToyServerHandshake, logger
 
 STATEMENT = {"rounds": {"0": "start"}}
-
-
-def hello(**changes: object) -> bytes:
-    fields = {"protocol": PROTOCOL, "process": "p1", "server": None, "received": 0, "payload": {}}
-    return pack_frame(CONTROL, pack_control("hello", **{**fields, **changes}))
 
 
 class RawParty:
     """One stream of a party to a session's host."""
 
     def __init__(self, session: ServerSession, name: str) -> None:
-        self.stream, self.channel = session.host.open_stream(), Channel()
+        self.stream, self._number = session.host.open_stream(), 0
         self._incoming: SimpleQueue[bytes | None] = SimpleQueue()
         self.heard: list[Frame] = []
         frames: Iterator[bytes] = iter(self._incoming.get, None)
@@ -46,17 +43,17 @@ class RawParty:
 
     def send_control(self, kind: str, **fields: object) -> None:
         """Send a control message in the sequence."""
-        self.channel.outbox.put_control(kind, **fields)
-        self.flush()
+        self._send_numbered(CONTROL, pack_control(kind, **fields))
 
     def send_message(self, message: bytes) -> None:
         """Send an encoded message in the sequence."""
-        self.channel.outbox.put_message(message)
-        self.flush()
+        for offset in range(0, len(message), PIECE_BYTES):
+            piece = message[offset : offset + PIECE_BYTES]
+            self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece)
 
-    def flush(self) -> None:
-        while (frame := self.channel.take_next()) is not None:
-            self.send(frame)
+    def _send_numbered(self, kind: int, body: bytes) -> None:
+        self._number += 1
+        self.send(pack_frame(kind, body, number=self._number))
 
     def end(self) -> None:
         """End the stream, and wait until the server has read everything."""

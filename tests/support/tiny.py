@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +12,8 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolv
 from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.party import PartyData, Splits
+from glasu.runtime.simulation import Simulation, SimulationOptions
+from glasu.runtime.simulation import simulate as simulate_run
 
 NUM_CLASSES = 3
 
@@ -37,6 +40,11 @@ def tiny_parties(
         told = (labels, classes, splits) if owner in (None, name) else (None, (), None)
         parties.append(PartyData(name, np.arange(num_nodes), block, graph, *told))
     return parties
+
+
+def simulate(parties: Sequence[PartyData], config: RunConfig, **options: Any) -> Simulation:
+    """Simulate a run with these fields of `SimulationOptions`."""
+    return simulate_run(parties, config, SimulationOptions(**options))
 
 
 def settings(**keys: Any) -> RunConfig:

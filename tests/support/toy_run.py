@@ -17,16 +17,20 @@ from typing import Any
 import numpy as np
 
 from glasu.errors import ProtocolError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.server_session import RestartAttempt, ServerSession
+from glasu.network.roster import RestartAttempt
+from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import Head
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import SERVER, Key, Phase
+from support.log_lines import LineHandler
+from support.roles import Killed, Role
 
 RUN = "ab" * 12
 Checkpoints = dict[int, np.ndarray]
@@ -51,8 +55,7 @@ class Toy:
     columns: int = 4
 
     def start(self, client: int) -> np.ndarray:
-        values = np.random.default_rng(client).normal(size=(self.chunks, self.rows, self.columns))
-        return values.astype(np.float32)
+        return np.random.default_rng(client).random((self.chunks, self.rows, self.columns), np.float32)
 
     def mix(self, own: np.ndarray, mean: np.ndarray, client: int) -> np.ndarray:
         return (own * np.float32(0.5) + mean * np.float32(client + 1)).astype(np.float32)
@@ -123,32 +126,6 @@ class ToyClientHandshake:
 
     def statement(self) -> Payload:
         return {"rounds": {str(index): digest(value) for index, value in self.checkpoints.items()}}
-
-
-class Role(threading.Thread):
-    """A role in a separate thread, with its result or error."""
-
-    def __init__(self, name: str, action: Callable[[], Any]) -> None:
-        super().__init__(name=f"toy-{name}", daemon=True)
-        self._action, self.result, self.error = action, None, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.result = self._action()
-        except BaseException as error:
-            self.error = error
-
-    def outcome(self, seconds: float = 60.0) -> Any:
-        self.join(seconds)
-        assert not self.is_alive(), f"{self.name} hangs"
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-
-class Killed(BaseException):
-    """Ends a role as a crash would, without a message."""
 
 
 class ToyServer:
@@ -303,21 +280,10 @@ class ToyParty:
         return self.toy.mix(own, np.stack(means), self.client)
 
 
-class Keep(logging.Handler):
-    """Keeps lines in a list."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
-
-
 def logger(lines: list[str]) -> logging.Logger:
     """Return a logger that appends its lines to a list."""
     found = logging.Logger("toy")
-    found.addHandler(Keep(lines))
+    found.addHandler(LineHandler(lines.append))
     return found
 
 

@@ -12,11 +12,11 @@ import pytest
 from glasu.errors import ProtocolError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Agreed, Joint, JointGradient, JointScores, Losses, Metrics, Proposal, Verdict
-from glasu.runtime.simulation import simulate
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 from support.monolith import run, settings, tiny_parties
+from support.tiny import simulate
 
 FROM_SERVER = (Joint, JointGradient, JointScores, Agreed, Verdict)
 MODES = [
@@ -161,7 +161,7 @@ def test_one_key_has_one_content_also_in_runs_on_other_data_and_in_predictions_o
     config = settings(num_rounds=2, precision="fp32", aggregation_layers=(1, 3), seed=4)
     for seed in (0, 1):  # the same settings, other data
         parties = tiny_parties(seed=seed)
-        model = TrainedModel.of(simulate(parties, config, traffic=Witness(contents)))
+        model = TrainedModel.of(simulate(parties, config, traffic=Witness(contents)).clients)
         for nodes in ([3, 5, 8], [3, 5, 9], [5, 3, 8], [3, 5, 8]):
             model.predict_proba(parties, nodes, traffic=Witness(contents))
     assert len(contents) > 50

@@ -9,16 +9,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from glasu.cli.arguments import format_event
 from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
-from glasu.network.status import Status
+from glasu.network.options import Status
 from glasu.protocol.requests import Evaluated, Evaluating
 
 if TYPE_CHECKING:
@@ -26,34 +24,37 @@ if TYPE_CHECKING:
     from glasu.timing import Clock
 
 
-@contextmanager
-def show_log(prefix: str = "", *, quiet: bool = False) -> Iterator[None]:
-    """Write the log of the library to standard error during the block; if quiet, only warnings and errors."""
-    handler = _LineHandler(prefix)
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
-    logger = logging.getLogger("glasu")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+class _Receiver(logging.Handler):
+    """Receives the log of the library during its block."""
+
+    def __enter__(self) -> Self:
+        """Start to receive the records of all GLASU loggers."""
+        logger = logging.getLogger("glasu")
+        self._level_before = logger.level
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop, and restore the level of the loggers."""
+        logger = logging.getLogger("glasu")
+        logger.removeHandler(self)
+        logger.setLevel(self._level_before)
 
 
-class _LineHandler(logging.Handler):
-    """Prints the message of a record as one line."""
+class LineLog(_Receiver):
+    """Writes the log to standard error, one line per record; if quiet, only warnings and errors."""
 
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
+    def __init__(self, prefix: str = "", *, quiet: bool = False) -> None:
+        super().__init__(logging.WARNING if quiet else logging.INFO)
         self._prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record."""
         print_lines([f"{self._prefix}{record.getMessage()}"])
 
 
-class Log(logging.Handler):
+class Log(_Receiver):
     """Writes the log and the events of one role during its block. Several threads may write at the same time."""
 
     def __init__(
@@ -75,18 +76,6 @@ class Log(logging.Handler):
         self._command, self._role, self._now = args.command, role, now
         self._as_json, self._quiet = args.log_format == "json", args.quiet
         self._write_lock, self._patience = threading.Lock(), Patience(clock)
-
-    def __enter__(self) -> Log:
-        """Start to receive the records of all GLASU loggers."""
-        logger = logging.getLogger("glasu")
-        logger.addHandler(self)
-        logger.setLevel(logging.INFO)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        logging.getLogger("glasu").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record, also if quiet."""

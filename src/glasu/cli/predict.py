@@ -33,8 +33,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.data.sources.catalog import load_parties
     from glasu.model.backbones import backbone_class
-    from glasu.runtime.predictions import write_predictions
-    from glasu.runtime.trained_model import TrainedModel
+    from glasu.runtime.trained_model import TrainedModel, write_predictions
 
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():

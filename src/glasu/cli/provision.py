@@ -16,6 +16,13 @@ from glasu.errors import ConfigError
 if TYPE_CHECKING:
     from glasu.pki.kit import Kit
 
+ACTIONS = {
+    "--parties": "create a CA, and kits for the server and these parties",
+    "--add": "create kits for more parties",
+    "--remove": "remove parties from the roster and revoke their certificates",
+    "--renew": "create new keys and certificates for these parties or `server`",
+    "--revoke": "revoke all certificates issued so far to these parties",
+}
 EXAMPLE = "glasu provision --parties a,b,c --host localhost --out kits"
 
 
@@ -26,25 +33,8 @@ def parse_names(text: str) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument(
-        "--parties", type=parse_names, metavar="NAMES", help="create a CA, and kits for the server and these parties"
-    )
-    action.add_argument("--add", type=parse_names, metavar="NAMES", help="create kits for more parties")
-    action.add_argument(
-        "--remove",
-        type=parse_names,
-        metavar="NAMES",
-        help="remove parties from the roster and revoke their certificates",
-    )
-    action.add_argument(
-        "--renew",
-        type=parse_names,
-        metavar="NAMES",
-        help="create new keys and certificates for these parties or `server`",
-    )
-    action.add_argument(
-        "--revoke", type=parse_names, metavar="NAMES", help="revoke all certificates issued so far to these parties"
-    )
+    for option, purpose in ACTIONS.items():
+        action.add_argument(option, type=parse_names, metavar="NAMES", help=purpose)
     parser.add_argument(
         "--host",
         type=parse_names,

@@ -50,12 +50,12 @@ def _command_line(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace) -> None:
     out = make_output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
 
-    from glasu.cli.log import show_log
+    from glasu.cli.log import LineLog
     from glasu.experiments.reproduce import QUICK, reproduce
     from glasu.experiments.tables import to_markdown
     from glasu.runtime.inprocess import cores
 
-    with show_log(quiet=args.quiet):
+    with LineLog(quiet=args.quiet):
         reproduction = reproduce(
             TABLES if args.table == "all" else [args.table],
             out,

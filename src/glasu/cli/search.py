@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from glasu.cli.log import show_log
+    from glasu.cli.log import LineLog
     from glasu.experiments.search import search
 
-    with show_log(quiet=args.quiet):
+    with LineLog(quiet=args.quiet):
         result = search(
             args.run_file,
             make_output_folder(args.out),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 
-from glasu.cli.arguments import add_run_file, make_output_folder, parse_path, read_config
+from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path, read_config
 
 EXAMPLE = "glasu split examples/cora.toml --out parties"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
+    add_extensions(parser)
     parser.add_argument("--out", type=parse_path, required=True, metavar="PARTIES", help="folder for the party folders")
     parser.add_argument(
         "--format", choices=("parquet", "csv"), default="parquet", help="file format of nodes and edges (parquet)"

@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
-    from glasu.cli.log import show_log
+    from glasu.cli.log import LineLog
     from glasu.cli.progress import show_progress
     from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
-    with show_log("glasu train: "):
+    with LineLog("glasu train: "):
         if not args.fresh:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> None:
         from glasu.data.sources.catalog import load
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
+        from glasu.runtime.checkpointing import checkpoint_folder
         from glasu.runtime.simulation import SimulationOptions, simulate
-        from glasu.runtime.simulation_checkpoints import checkpoint_folder
         from glasu.runtime.trained_model import TrainedModel, remove_model
 
         loaded = load(config)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
                     observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
                 )
                 simulation = simulate(loaded.parties, config, options)
-            TrainedModel.of(simulation).save(out / "model")
+            TrainedModel.of(simulation.clients).save(out / "model")
             write_atomically(out / "report.json", simulation.report.to_json().encode())
             for finished in checkpoints.glob("*.checkpoint"):
                 finished.unlink()

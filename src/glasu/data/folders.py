@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import scipy.sparse as sp
 import tomli_w
 
 from glasu.data.cache.parties import read_files
 from glasu.data.cache.store import Cache
 from glasu.data.graph import Graph
-from glasu.data.party import MISSING_REMEDY, PartyData, Splits
+from glasu.data.party import MISSING_REMEDY, SPLITS, PartyData, Splits
 from glasu.data.table_errors import Faults
 from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
 from glasu.errors import DataError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MANIFEST = "party.toml"
-SPLIT_NAMES = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     faults.raise_if_any()  # before features: in a CSV file without a header, the other column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{MANIFEST} says id_type = "integer"')
-        _refuse_duplicates(ids, nodes, manifest.id)
+        nodes.refuse_duplicates(manifest.id, ids)
         with faults.collect():
             graph = _read_graph(edges, manifest, ids)
     features = _read_features(nodes, manifest, missing, faults)
@@ -137,9 +135,31 @@ def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) 
     files = [folder / MANIFEST, *_find_tables(folder, read_manifest(folder))]
     names = [folder.resolve().name, *(file.name for file in files)]
     about = {"kind": "folder", "names": names, "missing": missing}
-    parties = read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])
-    assert isinstance(parties, list)
-    return parties[0]
+    return read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])[0]
+
+
+def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
+    """Return the position of each id of a table. Its id column has the name of the party's id column, or `id`.
+
+    Args:
+        path: a .parquet or .csv file.
+        folder: of the party; its party.toml names the id column.
+        party: the data of the party.
+    """
+    if path.suffix.removeprefix(".") not in FORMATS:
+        raise DataError(f"{path}: the file of ids must end in .{' or .'.join(FORMATS)}.")
+    if not path.is_file():
+        raise DataError(f"{path}: does not exist; --predict takes a table with the ids to predict.")
+    table, own = read_table(path), read_manifest(folder).id
+    name = own if own in table.columns else "id"
+    if name not in table.columns:
+        expected = " or ".join(repr(known) for known in dict.fromkeys((own, "id")))
+        raise DataError(f"{path}: has no column {expected}; {table.names()}. Rename the id column.")
+    if table.num_rows == 0:
+        raise DataError(f"{path}: has no rows; list at least one id, or use --predict without a file.")
+    return table.positions(
+        name, pa.array(party.ids.tolist()), "the ids of this party are", "is not the id of a node of this party."
+    )
 
 
 def _find_tables(folder: Path, manifest: Manifest) -> tuple[Path, Path]:
@@ -200,7 +220,7 @@ def _node_columns(party: PartyData, manifest: Manifest) -> Columns:
         columns[manifest.label] = pa.array(names[labels], pa.string(), mask=labels < 0)
     if party.splits is not None and manifest.split is not None:
         split = np.full(party.num_nodes, None, object)
-        for name in SPLIT_NAMES:
+        for name in SPLITS:
             split[getattr(party.splits, name)] = name
         columns[manifest.split] = pa.array(split, pa.string())
     return columns
@@ -227,13 +247,6 @@ def _find_table(folder: Path, what: str, name: str | None) -> Path:
     problem = "has both" if present else "has neither"
     files = " and ".join(f"{what}.{suffix}" for suffix in FORMATS)
     raise DataError(f"{folder}: {problem} of {files}; provide one of them, or name it in {MANIFEST}.")
-
-
-def _refuse_duplicates(ids: Any, nodes: Table, name: str) -> None:
-    first = np.asarray(pc.index_in(ids, pc.unique(ids)))  # rows numbered by first appearance
-    repeated = first != np.maximum.accumulate(np.concatenate([[-1], first[:-1]])) + 1
-    if repeated.any():
-        raise nodes.explain(name, repeated, "the id is in an earlier row too; every node has one row.")
 
 
 def _feature_columns(nodes: Table, manifest: Manifest) -> list[str]:
@@ -314,23 +327,17 @@ def _read_splits(nodes: Table, manifest: Manifest) -> Splits | None:
     if manifest.split is None:
         return None
     values = np.array([name or "" for name in nodes.strings(manifest.split)], np.str_)
-    other = ~np.isin(values, ["", *SPLIT_NAMES])
+    other = ~np.isin(values, ["", *SPLITS])
     if other.any():
-        raise nodes.explain(manifest.split, other, f"must be one of {', '.join(SPLIT_NAMES)}, or empty.")
-    return Splits(*(np.flatnonzero(values == name) for name in SPLIT_NAMES))
+        raise nodes.explain(manifest.split, other, f"must be one of {', '.join(SPLITS)}, or empty.")
+    return Splits(*(np.flatnonzero(values == name) for name in SPLITS))
 
 
 def _read_graph(edges: Table, manifest: Manifest, ids: Any) -> Graph:
-    kind = "integer" if pa.types.is_integer(ids.type) else "string"
-    ends: list[NDArray[np.integer]] = []
-    for name in (manifest.source, manifest.target):
-        found = pc.index_in(edges.ids(name, kind, "the ids of the nodes are"), ids.combine_chunks())
-        unknown = np.asarray(pc.is_null(found))
-        if unknown.any():
-            raise edges.explain(
-                name, unknown, "the id is not among this party's nodes; remove the edge, or add the node."
-            )
-        ends.append(np.asarray(found))
+    unknown = "the id is not among this party's nodes; remove the edge, or add the node."
+    source, target = (
+        edges.positions(name, ids, "the ids of the nodes are", unknown) for name in (manifest.source, manifest.target)
+    )
     weights = None
     if manifest.weight is not None:
         weights = edges.numbers(manifest.weight)
@@ -338,4 +345,4 @@ def _read_graph(edges: Table, manifest: Manifest, ids: Any) -> Graph:
             raise edges.explain(manifest.weight, np.isnan(weights), "the weight is missing; give every edge one.")
         if (weights < 0).any():
             raise edges.explain(manifest.weight, weights < 0, "the weight is negative; use weights of 0 or more.")
-    return Graph.from_edges(ends[0], ends[1], len(ids), weights)
+    return Graph.from_edges(source, target, len(ids), weights)

@@ -187,28 +187,15 @@ def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[
     """Return the graph with both directions of each edge in `ends`, shape (2, E), without self loops.
 
     A duplicate edge counts once, with its largest weight: a list may hold both directions of an edge, and adding them
-    up would double the weight. Time is O(E) without weights.
+    up would double the weight.
     """
     if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
         bad = np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=0))[0]
         raise DataError(f"edge {bad}: an end is out of range; nodes are numbered 0..{num_nodes - 1}.")
-    kept = ends[0] != ends[1]
-    low, high = np.minimum(*ends)[kept], np.maximum(*ends)[kept]
+    source, target = np.concatenate([ends, ends[::-1]], axis=1)
     if weights is None:
-        import scipy.sparse as sp
-
-        upper = sp.coo_array((np.ones(len(low), bool), (low, high)), shape=(num_nodes, num_nodes)).tocsr()
-        both = upper + upper.T.tocsr()
-        both.sort_indices()
-        return Graph(both.indptr.astype(np.int64), both.indices.astype(np.int32, copy=False))
-    weights = weights[kept].astype(np.float32)
-    order = np.lexsort((-weights, high, low))
-    low, high, weights = low[order], high[order], weights[order]
-    first = np.ones(len(low), bool)
-    first[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-    low, high, weights = low[first], high[first], weights[first]
-    both_weights = np.concatenate([weights, weights])
-    return Graph.from_edges(np.concatenate([low, high]), np.concatenate([high, low]), num_nodes, both_weights)
+        return Graph.from_edges(source, target, num_nodes)
+    return _keep_largest_weights(source, target, num_nodes, np.concatenate([weights, weights]))
 
 
 def unite_graphs(graphs: Sequence[Graph]) -> Graph:
@@ -216,19 +203,25 @@ def unite_graphs(graphs: Sequence[Graph]) -> Graph:
 
     The largest and not the sum: parties that hold the same edge of one graph then restore the weight in that graph.
     """
-    nodes = graphs[0].num_nodes
-    if all(graph is graphs[0] for graph in graphs):
-        return graphs[0]
+    first = graphs[0]
+    if all(graph.indices is first.indices and graph.weights is first.weights for graph in graphs):
+        return first
     if all(graph.weights is None for graph in graphs):
         union = _add_patterns(graphs)
         return Graph(union.indptr.astype(np.int64), union.indices.astype(np.int32, copy=False))
     source, target = np.concatenate([graph.edge_index() for graph in graphs], axis=1)
-    keys, where = np.unique(target * nodes + source, return_inverse=True)
-    weights = np.full(len(keys), -np.inf, np.float32)
-    ones = [np.ones(graph.num_edges, np.float32) for graph in graphs]
-    stored = [one if graph.weights is None else graph.weights for one, graph in zip(ones, graphs, strict=True)]
-    np.maximum.at(weights, where, np.concatenate(stored))
-    return Graph.from_edges(keys % nodes, keys // nodes, nodes, weights)
+    weights = [np.ones(graph.num_edges, np.float32) if graph.weights is None else graph.weights for graph in graphs]
+    return _keep_largest_weights(source, target, first.num_nodes, np.concatenate(weights))
+
+
+def _keep_largest_weights(
+    source: NDArray[np.integer], target: NDArray[np.integer], num_nodes: int, weights: NDArray[np.floating]
+) -> Graph:
+    """Return the graph in which a duplicate edge has the largest of its weights."""
+    keys, where = np.unique(target.astype(np.int64) * num_nodes + source, return_inverse=True)
+    largest = np.full(len(keys), -np.inf, np.float32)
+    np.maximum.at(largest, where, weights.astype(np.float32))
+    return Graph.from_edges(keys % num_nodes, keys // num_nodes, num_nodes, largest)
 
 
 def count_linked_pairs(graphs: Sequence[Graph]) -> int:

@@ -11,7 +11,8 @@ import scipy.sparse as sp
 
 from glasu.data.cache.arrays import Workspace
 from glasu.data.graph import EDGE_BYTES, Graph, unite_graphs
-from glasu.data.party import PartyData, Splits
+from glasu.data.party import CheckedArrays, PartyData, Splits
+from glasu.data.preprocessing import compact_features, mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream
 
@@ -21,24 +22,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def partition(whole: PartyData, num_clients: int, edge_fraction: float, seed: int) -> list[PartyData]:
+def partition(
+    whole: PartyData, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace | None = None
+) -> list[PartyData]:
     """Give each client ceil(d / M) feature columns and each edge with probability `edge_fraction`, independently.
 
     In a symmetric graph both directions of an edge are kept or dropped together. The clients are named a, b, c, ...
+    Their arrays are made in the workspace; by default, in memory. The features of one client must fit into memory.
     """
-    bounds = feature_bounds(whole.num_features, num_clients)
-    names = [name_client(client) for client in range(num_clients)]
-    graphs = divide_edges(whole.graph, names, edge_fraction, seed, Workspace())
-    return [
-        replace(
+    workspace = workspace or Workspace()
+    bounds = pairwise(feature_bounds(whole.num_features, num_clients))
+    graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, workspace)
+    parties = []
+    for client, (graph, (start, stop)) in enumerate(zip(graphs, bounds, strict=True)):
+        block = compact_features(whole.features[:, start:stop])
+        features = place_features(block, f"{client}.", workspace)
+        party = replace(
             whole,
-            name=name,
-            features=whole.features[:, start:stop],
+            name=name_client(client),
+            features=features,
             feature_names=whole.feature_names[start:stop],
             graph=graph,
+            checked=CheckedArrays(whole.ids, whole.ids_digest(), features, mean_length(block), graph),
         )
-        for name, graph, (start, stop) in zip(names, graphs, pairwise(bounds), strict=True)
-    ]
+        parties.append(party)
+    return parties
 
 
 def feature_bounds(columns: int, num_clients: int) -> list[int]:
@@ -82,36 +90,32 @@ def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
     return [replace(party, graph=union) for party in parties]
 
 
-def divide_edges(
-    graph: Graph, names: Sequence[str], edge_fraction: float, seed: int, workspace: Workspace
-) -> list[Graph]:
+def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
     """Give each client each edge with probability `edge_fraction`.
 
     In a symmetric graph the draw for the earlier direction of an edge decides for both. Beside the result, this takes
-    bounded memory and one byte per edge for each eight clients, in the workspace.
+    one byte of memory per edge and pieces of bounded size.
 
     Args:
         graph: the undivided graph.
-        names: one per client.
+        num_clients: M.
         edge_fraction: the expected share of edges that each client gets; with 1, all clients share `graph`.
         seed: of the draws.
-        workspace: receives the arrays `<name>.indptr`, `<name>.indices` and, with weights, `<name>.weights`.
+        workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
     """
     if not 0 <= edge_fraction <= 1:
         raise ConfigError(f"edge_fraction={edge_fraction}: must lie in [0, 1].")
     if edge_fraction == 1:
-        return [graph] * len(names)
+        return [graph] * num_clients
     parts: list[Graph] = []
     piece_edges = max(1, workspace.piece_bytes // EDGE_BYTES)
-    for first in range(0, len(names), 8):
-        clients = range(first, min(first + 8, len(names)))
-        kept: NDArray[np.uint8] = workspace.zeros("kept", np.uint8, graph.num_edges)
+    kept = np.empty(graph.num_edges, np.uint8)  # one bit per client
+    for first in range(0, num_clients, 8):
+        clients = range(first, min(first + 8, num_clients))
         above = _draw(graph, clients, edge_fraction, seed, kept, piece_edges)
         if not _copy_to_reverse(graph, above, kept, piece_edges):
             _draw(graph, clients, edge_fraction, seed, kept, piece_edges)  # directed: a draw for every edge
-        parts += (_select(graph, kept, bit, f"{names[client]}.", workspace) for bit, client in enumerate(clients))
-        del kept
-        workspace.drop("kept")
+        parts += (_select(graph, kept, bit, f"{client}.", workspace) for bit, client in enumerate(clients))
     return parts
 
 

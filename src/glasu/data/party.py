@@ -5,30 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu.data.graph import Graph, sort_distinct
 from glasu.data.party_name import check_party_name
-from glasu.data.preprocessing import Features, are_finite, compact_features, mean_length
+from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, mean_length
 from glasu.errors import DataError
 
+SPLITS = ("train", "validation", "test")
 MISSING_REMEDY = (
     "fill it in, or choose a replacement: --missing zero or mean at `glasu join` and `glasu doctor`, "
     'data.missing = "zero" or "mean" in the settings of `glasu train`'
 )
-
-
-@dataclass(frozen=True)
-class SplitFacts:
-    """Facts about splits, computed once."""
-
-    sha256: str  # of the three lists of positions
-    lowest: int  # smallest position; 0 if there are no positions
-    highest: int  # largest position; -1 if there are no positions
-    disjoint: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,44 +30,31 @@ class Splits:
     validation: NDArray[np.int64]
     test: NDArray[np.int64]
 
-    @classmethod
-    def with_facts(
-        cls, parts: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], facts: SplitFacts
-    ) -> Self:
-        """Return splits whose facts are known; no position is read."""
-        splits = cls(*parts)
-        splits.__dict__["facts"] = facts
-        return splits
-
-    @cached_property
-    def facts(self) -> SplitFacts:
-        """Facts about the positions."""
-        parts = [np.ascontiguousarray(part, "<i8") for part in (self.train, self.validation, self.test)]
-        chosen = np.concatenate(parts)
-        return SplitFacts(
-            hashlib.sha256(b"|".join(part.tobytes() for part in parts)).hexdigest(),
-            lowest=int(chosen.min(initial=0)),
-            highest=int(chosen.max(initial=-1)),
-            disjoint=len(sort_distinct(chosen)) == len(parts[0]) + len(parts[1]) + len(parts[2]),
-        )
-
     def digest(self) -> str:
         """Return the SHA-256 of the three lists of positions."""
-        return self.facts.sha256
+        parts = (np.ascontiguousarray(part, "<i8").tobytes() for part in (self.train, self.validation, self.test))
+        return hashlib.sha256(b"|".join(parts)).hexdigest()
+
+    def check(self, num_nodes: int, where: str) -> None:
+        """Raise DataError unless the positions are disjoint and in range."""
+        chosen = np.concatenate([self.train, self.validation, self.test]).astype(np.int64)
+        if chosen.min(initial=0) < 0 or chosen.max(initial=-1) >= num_nodes:
+            raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
+        count = len(chosen)
+        if len(sort_distinct(chosen)) != count:
+            raise DataError(f"{where}: a node is in two splits; a node can be in one.")
 
 
 @dataclass(frozen=True, eq=False)
-class CachedFacts:
-    """Facts about the arrays of a cache entry. They hold for these array objects only."""
+class CheckedArrays:
+    """Arrays that were checked when they were made, and facts about them. They hold for these array objects only."""
 
-    key: str  # of the cache: equal keys mean equal data
     ids: NDArray[np.int64] | NDArray[np.str_]
     ids_sha256: str
     features: Features
     mean_length: float  # of the feature rows that are not zero
     graph: Graph
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...]
+    key: str | None = None  # of the cache: equal keys mean equal arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +69,7 @@ class PartyData:
     classes: tuple[str, ...] = ()
     splits: Splits | None = None
     feature_names: tuple[str, ...] = ()  # of the columns; () if they have none
-    cached: CachedFacts | None = field(default=None, repr=False)  # arrays from the cache are not checked again
+    checked: CheckedArrays | None = field(default=None, repr=False)  # these arrays are not checked again
 
     @property
     def num_nodes(self) -> int:
@@ -102,14 +80,14 @@ class PartyData:
         return int(self.features.shape[1])
 
     def __post_init__(self) -> None:
-        cached = self.cached
-        checks_features = cached is None or cached.features is not self.features
+        checked = self.checked
+        checks_features = checked is None or checked.features is not self.features
         if checks_features:
             object.__setattr__(self, "features", compact_features(self.features))
         object.__setattr__(self, "ids", _convert_ids(self.ids))
         nodes, where = self.num_nodes, f"party {self.name!r}"
         check_party_name(self.name)
-        if (cached is None or cached.ids is not self.ids) and not _are_distinct(self.ids):
+        if (checked is None or checked.ids is not self.ids) and not _are_distinct(self.ids):
             raise DataError(f"{where}: two nodes have the same id; ids must be distinct.")
         if len(self.features.shape) != 2 or self.features.shape[1] == 0:
             raise DataError(
@@ -128,11 +106,7 @@ class PartyData:
         if self.labels is not None:
             self._check_labels(where)
         if self.splits is not None:
-            facts = self.splits.facts
-            if facts.lowest < 0 or facts.highest >= nodes:
-                raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{nodes - 1}.")
-            if not facts.disjoint:
-                raise DataError(f"{where}: a node is in two splits; a node can be in one.")
+            self.splits.check(nodes, where)
 
     def _check_labels(self, where: str) -> None:
         labels, count = self.labels, len(self.classes)
@@ -141,8 +115,6 @@ class PartyData:
             raise DataError(f"{where}: {len(labels)} labels for {self.num_nodes} nodes.")
         if count < 2:
             raise DataError(f"{where}: labels of {count} class(es); a classifier needs at least two.")
-        if self.cached is not None and self.cached.labels is labels and self.cached.classes == self.classes:
-            return
         high = 1 if labels.ndim == 2 else count - 1
         if labels.ndim == 2 and labels.shape[1] != count:
             raise DataError(f"{where}: {labels.shape[1]} label columns for {count} classes.")
@@ -159,8 +131,8 @@ class PartyData:
 
     def ids_digest(self) -> str:
         """Return the SHA-256 of the list of ids in its order."""
-        if self.cached is not None and self.cached.ids is self.ids:
-            return self.cached.ids_sha256
+        if self.checked is not None and self.checked.ids is self.ids:
+            return self.checked.ids_sha256
         return ids_sha256(self.ids)
 
     @cached_property
@@ -170,16 +142,45 @@ class PartyData:
 
     def mean_length(self) -> float:
         """Return the mean Euclidean length of the feature rows that are not zero; 0 if all are zero."""
-        if self.cached is not None and self.cached.features is self.features:
-            return self.cached.mean_length
+        if self.checked is not None and self.checked.features is self.features:
+            return self.checked.mean_length
         return mean_length(self.features)
 
     def cache_key(self) -> str | None:
         """Return the cache key of ids, features and edges, or None if one of them is not from that entry."""
-        cached = self.cached
-        if cached is None or cached.ids is not self.ids:
-            return None
-        return cached.key if cached.features is self.features and cached.graph is self.graph else None
+        own = self.checked
+        same = own is not None and own.ids is self.ids and own.features is self.features and own.graph is self.graph
+        return own.key if own is not None and same else None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all arrays of this party by name."""
+        features, graph = self.features, self.graph
+        found: dict[str, NDArray[Any]] = {"ids": self.ids, "indptr": graph.indptr, "indices": graph.indices}
+        if isinstance(features, np.ndarray):
+            found["x"] = features
+        else:
+            found |= {f"x_{part}": getattr(features, part) for part in CSR_PARTS}
+        if graph.weights is not None:
+            found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees reads all weights
+        if self.labels is not None:
+            found["labels"] = self.labels
+        if self.splits is not None:
+            found |= {part: getattr(self.splits, part) for part in SPLITS}
+        return found
+
+    def data_digest(self) -> str:
+        """Return the SHA-256 of all data that a run reads: a run can only continue on the same data.
+
+        Features and edges from the cache are not read: their cache key replaces them.
+        """
+        key = self.cache_key()
+        texts = (self.name, self.ids_digest(), self.columns_digest(), *self.classes, key or "")
+        found = hashlib.sha256("\0".join(texts).encode())
+        for name, array in self.arrays().items():
+            if name in ("labels", *SPLITS) or (key is None and name not in ("ids", "degree")):
+                found.update(f"|{name}{array.dtype.str}{array.shape}|".encode())
+                found.update(np.ascontiguousarray(array).data)
+        return found.hexdigest()
 
 
 def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:

@@ -1,4 +1,7 @@
-"""Rules for the name of a party, which becomes part of file names, log lines and certificates."""
+"""Rules for the name of a party, which becomes part of file names, log lines and certificates.
+
+`glasu provision` imports this module, and loads no numpy.
+"""
 
 from __future__ import annotations
 

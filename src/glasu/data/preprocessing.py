@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.cache.arrays import row_pieces
+from glasu.data.cache.arrays import Workspace, row_pieces
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
 Features: TypeAlias = "NDArray[np.float32] | sp.csr_array"
+CSR_PARTS = ("data", "indices", "indptr")  # the arrays of a sparse matrix
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
 
@@ -32,6 +33,26 @@ def compact_features(features: np.ndarray | sp.spmatrix | sp.sparray) -> Feature
     return dense
 
 
+def make_csr(shape: tuple[int, int], data: Any, indices: Any, indptr: Any) -> sp.csr_array:
+    """Return a sparse matrix in canonical form without reading the arrays, which the constructor of scipy does."""
+    import scipy.sparse as sp
+
+    sparse = sp.csr_array(shape, dtype=np.float32)
+    sparse.data, sparse.indices, sparse.indptr = data, indices, indptr
+    sparse.has_sorted_indices = sparse.has_canonical_format = True
+    return sparse
+
+
+def place_features(features: Features, prefix: str, workspace: Workspace) -> Features:
+    """Write compact features to `<prefix>x`, or `<prefix>x_data`, ..., of a workspace with a folder; return maps."""
+    if workspace.folder is None:
+        return features
+    if isinstance(features, np.ndarray):
+        return workspace.arrays[workspace.keep(f"{prefix}x", features)]
+    names = [workspace.keep(f"{prefix}x_{part}", getattr(features, part)) for part in CSR_PARTS]
+    return make_csr(features.shape, *(workspace.arrays[name] for name in names))
+
+
 def are_finite(features: Features) -> bool:
     """Return whether no value is infinite or NaN."""
     values = features if isinstance(features, np.ndarray) else features.data
@@ -40,22 +61,11 @@ def are_finite(features: Features) -> bool:
 
 def mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero."""
-    if not isinstance(features, np.ndarray):
-        return mean_root(squared_lengths(features))
-    squares = np.empty(len(features))
-    for rows in row_pieces(features):
-        squares[rows] = squared_lengths(features[rows])
-    return mean_root(squares)
-
-
-def squared_lengths(rows: Features) -> NDArray[np.float64]:
-    """Return the squared Euclidean length of each row."""
-    if isinstance(rows, np.ndarray):
-        return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return np.asarray(rows.multiply(rows).sum(axis=1), np.float64).ravel()
-
-
-def mean_root(squares: NDArray[np.float64]) -> float:
-    """Return the mean of the square roots of the positive values; 0 if there are none."""
+    if isinstance(features, np.ndarray):
+        squares = np.empty(len(features))
+        for rows in row_pieces(features):
+            squares[rows] = np.einsum("ij,ij->i", features[rows], features[rows], dtype=np.float64)
+    else:
+        squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
     lengths = np.sqrt(squares[squares > 0])
     return float(lengths.mean()) if len(lengths) else 0.0

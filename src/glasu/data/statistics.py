@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from glasu.data.cache.store import Cache
 from glasu.data.graph import count_linked_pairs
 from glasu.data.party import PartyData
-from glasu.data.sources import find_source
-from glasu.data.sources.source import Statistics
-
-if TYPE_CHECKING:
-    from glasu.data.cache.parties import Dataset
+from glasu.data.sources import Statistics, find_source
 
 
-def describe(data: Dataset, cache: Cache | None = None) -> Statistics:
-    """Count as the paper does: the directed edges of one graph, or the undirected edges in the union of several."""
-    if isinstance(data, PartyData):
-        return Statistics(data.num_nodes, data.graph.num_edges, data.num_features, len(data.classes))
-    graphs = [party.graph for party in data]
-    keys = [party.cache_key() for party in data]
+def describe(parties: Sequence[PartyData], cache: Cache | None = None, *, divided: bool = False) -> Statistics:
+    """Count as the paper does.
+
+    Args:
+        parties: one graph that is divided among the clients, or the data of each party.
+        cache: remembers the number of pairs in parties that come from it.
+        divided: count the directed edges of the one graph, not the pairs of nodes that any of the graphs links.
+    """
+    if divided:
+        (whole,) = parties
+        return Statistics(whole.num_nodes, whole.graph.num_edges, whole.num_features, len(whole.classes))
+    graphs = [party.graph for party in parties]
+    keys = [party.cache_key() for party in parties]
     if None in keys:
         pairs = count_linked_pairs(graphs)
     else:
         about = {"kind": "linked pairs", "parties": keys}
         entry = (cache or Cache()).open(about, lambda _: {"pairs": count_linked_pairs(graphs)})
         pairs = entry.facts["pairs"]
-    features = sum(party.num_features for party in data)
-    classes = max(len(party.classes) for party in data)
-    return Statistics(data[0].num_nodes, pairs, features, classes, "undirected")
+    features = sum(party.num_features for party in parties)
+    classes = max(len(party.classes) for party in parties)
+    return Statistics(parties[0].num_nodes, pairs, features, classes, "undirected")
 
 
 def compare_with_paper(found: Statistics, name: str) -> dict[str, tuple[int, int]] | None:

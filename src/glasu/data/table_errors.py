@@ -42,12 +42,12 @@ class Faults:
             raise DataError(f"{shown} There are {more} more faults." if more > 0 else shown)
 
 
-def read_csv_header(path: Path) -> list[str]:
+def read_csv_header(path: Path, separator: str = ",") -> list[str]:
     """Return the column names in the first line of a CSV file."""
     refuse_unreadable(path)
-    names = next(_read_rows(path, ","), None)
+    names = next(_read_rows(path, separator), None)
     if names is None or any("\0" in name or ESCAPED.search(name) for name in names):
-        raise explain_csv(path)
+        raise explain_csv(path, separator)
     return names
 
 

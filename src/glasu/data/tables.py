@@ -18,9 +18,10 @@ from glasu.errors import DataError
 from glasu.files import name_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
 MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # missing numbers in CSV
 INFINITY = r"(?i)^[+-]?inf(inity)?$"
@@ -65,8 +66,9 @@ class Table:
             raise DataError(f"{self.path}: column {name!r} of type {column.type} cannot be read as text.") from None
         return [value or None for value in values]
 
-    def numbers(self, name: str) -> NDArray[np.float32]:
-        """Return a column as float32, NaN for missing values."""
+    def numbers(self, name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a column as numbers, NaN for missing values."""
+        kind = pa.from_numpy_dtype(np.dtype(dtype))
         column = self.column(name)
         if pa.types.is_string(column.type) and self.path.suffix == ".csv":
             column = pc.utf8_trim_whitespace(column)
@@ -79,7 +81,7 @@ class Table:
                 raise self.explain(
                     name, other, "is not a number; features and weights must be numeric, so encode text first."
                 )
-            column = pc.cast(column, pa.float32())
+            column = pc.cast(column, kind)
         numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if not (numeric or pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type)):
             raise DataError(
@@ -87,7 +89,7 @@ class Table:
             )
         if pa.types.is_boolean(column.type):
             column = pc.cast(column, pa.uint8())
-        values = np.asarray(pc.fill_null(pc.cast(column, pa.float32(), safe=False), float("nan")))
+        values = np.asarray(pc.fill_null(pc.cast(column, kind, safe=False), float("nan")))
         if np.isinf(values).any():
             raise self.explain(name, np.isinf(values), INFINITE)
         return values
@@ -125,12 +127,42 @@ class Table:
                 return column
             raise DataError(f"{self.path}: column {name!r}: an id exceeds 64 bits; write ids as strings.") from None
 
+    def refuse_duplicates(self, name: str, ids: Any) -> None:
+        """Raise DataError if two rows have the same id; `ids` is the column as `Table.ids` returns it."""
+        first = np.asarray(pc.index_in(ids, pc.unique(ids)))  # rows numbered by first appearance
+        repeated = first != np.maximum.accumulate(np.concatenate([[-1], first[:-1]])) + 1
+        if repeated.any():
+            raise self.explain(name, repeated, "the id is in an earlier row too; every node has one row.")
 
-def read_table(path: Path) -> Table:
-    """Read a .parquet or .csv file."""
+    def positions(self, name: str, ids: Any, why: str, rule: str) -> NDArray[np.int64]:
+        """Return the position of each id of a column in the list `ids`.
+
+        Args:
+            name: of the column.
+            ids: all ids, as pyarrow holds them.
+            why: the reason for integers, see `Table.ids`.
+            rule: what an id that is not in the list breaks.
+        """
+        kind = "integer" if pa.types.is_integer(ids.type) else "string"
+        known = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        found = pc.index_in(self.ids(name, kind, why), known)
+        unknown = np.asarray(pc.is_null(found))
+        if unknown.any():
+            raise self.explain(name, unknown, rule)
+        return np.asarray(found, np.int64)
+
+
+def read_table(path: Path, separator: str = ",", columns: Sequence[str] | None = None) -> Table:
+    """Read a .parquet or .csv file.
+
+    Args:
+        path: of the file.
+        separator: of the values of a CSV file.
+        columns: the names of the columns of a CSV file to read; None reads all.
+    """
     if not path.is_file():
         raise DataError(f"{path}: does not exist; create it, or name another file in party.toml.")
-    table = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+    table = _read_csv(path, separator, columns) if path.suffix == ".csv" else _read_parquet(path)
     names = table.column_names
     if twice := find_repeated(names):
         raise DataError(f"{path}: columns {twice[0]} and {twice[1]} have the same name; names must be distinct.")
@@ -147,26 +179,30 @@ def write_table(columns: Columns, path: Path) -> None:
             parquet.write_table(table, path)
 
 
-def _read_csv(path: Path) -> Any:
-    """Read all columns as strings.
+def _read_csv(path: Path, separator: str, columns: Sequence[str] | None) -> Any:
+    """Read columns as strings.
 
     pyarrow gets no handler of invalid rows: its threads outlive the call, and a thread that releases a Python function
     while the interpreter shuts down aborts the process.
     """
-    names = read_csv_header(path)
-    places = [str(number) for number in range(len(names))]
+    names = read_csv_header(path, separator)
+    places = {str(number): name for number, name in enumerate(names)}
+    wanted = [place for place, name in places.items() if columns is None or name in columns]
     try:
         table = csv.read_csv(
             path,
-            read_options=csv.ReadOptions(use_threads=False, column_names=places),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            read_options=csv.ReadOptions(use_threads=False, column_names=list(places)),
+            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(places, pa.string()), null_values=[""], strings_can_be_null=True
+                column_types=dict.fromkeys(places, pa.string()),
+                include_columns=wanted,
+                null_values=[""],
+                strings_can_be_null=True,
             ),
         )
     except (pa.ArrowException, OSError):
-        raise explain_csv(path) from None
-    return table.slice(1).rename_columns(names)
+        raise explain_csv(path, separator) from None
+    return table.slice(1).rename_columns([places[place] for place in wanted])
 
 
 def _read_parquet(path: Path) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from glasu.errors import ConfigError
-from glasu.network.status import View
+from glasu.network.options import View
 from glasu.report import versions
 
 if TYPE_CHECKING:
@@ -115,13 +115,13 @@ def _counters(view: View) -> Iterator[Metric]:
     phases = CounterMetricFamily(
         "glasu_phase_bytes", "Bytes of encoded messages by phase of the run.", labels=["phase"]
     )
-    for phase, count in view.bytes_by_phase.items():
+    for phase, count in view.traffic.by_phase.items():
         phases.add_metric([phase], count)
     yield phases
     seconds = CounterMetricFamily("glasu_seconds", "Seconds of the server by activity.", labels=["part"])
-    for part, spent in view.seconds_by_part.items():
+    for part, spent in view.seconds.parts.items():
         seconds.add_metric([part], spent)
     yield seconds
-    yield CounterMetricFamily("glasu_messages", "Messages in both directions.", view.messages)
-    yield CounterMetricFamily("glasu_exchanges", "Round trips between parties and server.", view.exchanges)
+    yield CounterMetricFamily("glasu_messages", "Messages in both directions.", view.traffic.messages)
+    yield CounterMetricFamily("glasu_exchanges", "Round trips between parties and server.", view.traffic.exchanges)
     yield CounterMetricFamily("glasu_refused", "Connections refused after the TLS handshake.", view.refused)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -45,6 +46,15 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     key = Stream(config.train.seed, "batch", round=round_index).key()
     batch: NodeSet = training_nodes[draw_distinct(key, len(training_nodes), size)]
     return batch
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The agreed node sets S_m[0..L] of one round, and the edges drawn for each layer."""
+
+    round: int
+    nodes: tuple[NodeSet, ...]
+    draws: tuple[Draw, ...]
 
 
 class Sampler(ABC):
@@ -165,14 +175,14 @@ class FullGraph(Sampler):
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
             kept = self._draws[everything] = (targets, draw_all(self.graph, targets))
         return kept[1]
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        everything = len(targets) == self.graph.num_nodes
+        everything = len(targets) == len(self._everything)
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)

@@ -6,40 +6,30 @@ wait can raise NewAttempt: load the proposed checkpoint and confirm again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
-from glasu.errors import GlasuError, ProtocolError, SettingsError, TrainingError, TransportError, get_public_message
+from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, get_public_message
+from glasu.network import control
 from glasu.network.connection import Connection, Dialing
+from glasu.network.control import ProposedAttempt
 from glasu.network.frames import (
-    CONTROL,
+    ACK,
     Assembler,
     CheckLimits,
-    Control,
     check_expected,
+    control_frame,
     describe_expected,
-    read_control,
+    pack_frame,
 )
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
-from glasu.network.sanitize import SENTENCES, printable
-from glasu.network.session_hello import Welcome
 from glasu.network.states import PeerEvent, PeerState, peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
 FAREWELL = 2.0  # seconds for the end of a stream to reach the server
+LAST_WORD = 10.0  # seconds that the reason of a failure may take to leave
 ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
-
-
-@dataclass(frozen=True)
-class ProposedAttempt:
-    """The round after which the server proposes to continue."""
-
-    number: int
-    round: int
-    digest: str | None  # of this party's checkpoint of that round
 
 
 class NewAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
@@ -61,20 +51,16 @@ class ClientSession:
             handshake: this party's statements and decisions.
         """
         self._handshake, self._log = handshake, dialing.log
-        self._connection = Connection(dialing, handshake.hello)
+        self.connection = Connection(dialing, handshake.hello)
         self._machine = peer_machine()
-        self._assembler = Assembler()
         self._check_limits: CheckLimits | None = None  # known when the party is prepared
-        self._run = ""
         self.farewell: Payload = {}  # what the server said with its goodbye
 
     # --- before messages flow -----------------------------------------------------------------
 
     def open(self) -> None:
         """Connect, and give the server's welcome to the handshake."""
-        with self._noting_the_end():
-            welcome = self._connection.connect()
-        self._renew(welcome)
+        self._renew(self.connection.connect())
 
     def prepare(self, check_limits: CheckLimits) -> None:
         """State the settings and checkpoints of this party.
@@ -97,9 +83,9 @@ class ClientSession:
     def confirm(self, attempt: ProposedAttempt) -> None:
         """Confirm that this party's checkpoint is loaded; messages flow from now on."""
         self._machine.advance(PeerEvent.CONFIRM)
-        self._connection.pin(self._run)
-        self._assembler = Assembler()
-        self._send_control("ready", attempt=attempt.number, digest=attempt.digest)
+        self.connection.pin_run()
+        self.connection.channel.assembler = Assembler()
+        self._send_control(control.Confirmation(attempt.number, attempt.digest))
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -109,12 +95,11 @@ class ClientSession:
         It does not wait while the inbound queue is full, too. The server may be waiting for this party to read, and it
         reads only in `receive`: the two would wait for each other. The message is then kept here, not at the server.
         """
-        connection, content = self._connection, encode(message)
-        with self._noting_the_end():
-            renewed = connection.wait_until(
-                lambda: not connection.channel.outbox.is_full or connection.channel.is_full,
-                f"to send {type(message).__name__} for {message.key}",
-            )
+        connection, content = self.connection, encode(message)
+        renewed = connection.wait_until(
+            lambda: not connection.channel.outbox.is_full or connection.channel.is_full,
+            f"to send {type(message).__name__} for {message.key}",
+        )
         if renewed is not None:
             self._renew(renewed)  # a new server process: the attempt is over, and `receive` will say so
             return
@@ -135,7 +120,7 @@ class ClientSession:
     def finish(self, attempt: ProposedAttempt, result: Payload) -> None:
         """Report that this party's results are written."""
         self._machine.advance(PeerEvent.FINISH)
-        self._send_control("finished", attempt=attempt.number, result=dict(result))
+        self._send_control(control.Result(attempt.number, result))
 
     def await_dismissal(self) -> None:
         """Wait until every party is finished: until then, another one may need this one to repeat its last step."""
@@ -144,72 +129,63 @@ class ClientSession:
 
     def fail(self, error: BaseException) -> None:
         """Report this party's failure to everyone. Only the public part of the message is sent."""
-        if self._machine.state in ENDED or isinstance(error, TransportError):
+        if self._machine.state in ENDED or self.connection.is_over or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
-        self._connection.send_last_word("failed", reason=printable(get_public_message(error), SENTENCES))
+        word = control.Failed(get_code(error), get_public_message(error))
+        self.connection.close(control_frame(word), seconds=LAST_WORD)
 
     def decline(self, error: GlasuError) -> None:
         """Decline the server's offer with a reason; the other parties keep waiting for this one.
 
         Settings that differ are shown at both ends.
         """
-        table = list(error.table) if isinstance(error, SettingsError | RefusalError) else []
-        for line in table:
+        table = error.table if isinstance(error, RefusalError) else ()
+        word = control.Declined(error.code, error.public_message, table)
+        for line in word.table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self._connection.send_last_word("declined", reason=printable(error.public_message, SENTENCES), table=table)
+        self.connection.close(control_frame(word), seconds=LAST_WORD)
 
     def close(self) -> None:
         """End the connection. A dismissed party acknowledges that first: the server waits for it."""
         if self._machine.state is PeerState.DISMISSED:
-            self._connection.hang_up(FAREWELL)
-        self._connection.close()
+            self.connection.close(pack_frame(ACK, acknowledged=self.connection.channel.received), seconds=FAREWELL)
+        self.connection.close()
 
     # --- helpers ------------------------------------------------------------------------------
 
-    @contextmanager
-    def _noting_the_end(self) -> Iterator[None]:
-        """Note that the server ended the run, or this party's part in it: it needs no report of a failure then."""
-        try:
-            yield
-        except (RefusalError, TrainingError) as error:
-            if self._machine.state not in ENDED:
-                self._machine.advance(PeerEvent.REFUSE if isinstance(error, RefusalError) else PeerEvent.FAIL)
-            raise
+    def _send_control(self, message: object) -> None:
+        with self.connection.changed:
+            self.connection.channel.outbox.put_control(message)
+            self.connection.changed.notify_all()
 
-    def _send_control(self, kind: str, **fields: object) -> None:
-        with self._connection.changed:
-            self._connection.channel.outbox.put_control(kind, **fields)
-            self._connection.changed.notify_all()
-
-    def _renew(self, welcome: Welcome) -> None:
+    def _renew(self, welcome: control.SessionWelcome) -> None:
         """Begin with a server process that knows nothing of this party."""
         self._machine.advance(PeerEvent.ADMIT)
-        self._assembler, self._run = Assembler(), welcome.run
         self._handshake.welcome(welcome.payload)
         if self._check_limits is not None:
             self._state_again()
 
     def _state_again(self) -> None:
         self._machine.advance(PeerEvent.PREPARE)
-        self._send_control("prepared", payload=dict(self._handshake.statement()))
+        self._send_control(control.Statement(self._handshake.statement()))
 
     def _take_frame(self, expected: Receive | None, what: str) -> Message | None:
         """Take the next frame; return the message that it completes, if one is expected."""
-        with self._noting_the_end():
-            frame = self._connection.take(what)
-        if isinstance(frame, Welcome):
+        frame = self.connection.take(what)
+        if isinstance(frame, control.SessionWelcome):
             self._renew(frame)
             return None
-        if frame.kind == CONTROL:
-            self._take_control(read_control(frame.body))
+        if frame.control is not None:
+            self._take_control(frame.control)
             return None
         if self._machine.state is not PeerState.RUNNING:
             return None  # of an attempt that is over
+        assembler = self.connection.channel.assembler
         try:
-            whole = self._assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))
-            return None if whole is None else decode(whole, self._assembler.head)
+            whole = assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))
+            return None if whole is None else decode(whole.content, whole.head)
         except ProtocolError as error:
             raise ProtocolError(f"from the server, while waiting {what}: {error}") from None
 
@@ -220,30 +196,17 @@ class ClientSession:
         check_expected(expected, head.kind, head.key)
         self._check_limits(head, size)
 
-    def _take_control(self, control: Control) -> None:
-        if control.kind == "begin":
-            attempt = _read_attempt(control.fields)
-            self._machine.advance(PeerEvent.PROPOSE)
-            raise NewAttempt(attempt)
-        if control.kind == "report":
-            self._machine.advance(PeerEvent.REGATHER)
-            if self._check_limits is not None:
-                self._state_again()
-        elif control.kind == "goodbye":
-            farewell = control.fields.get("payload")
-            self.farewell = farewell if isinstance(farewell, dict) else {}
-            self._machine.advance(PeerEvent.DISMISS)
-        else:
-            raise ProtocolError(f"the server sent a control message of unknown kind {printable(control.kind, 60)!r}.")
-
-
-def _read_attempt(fields: Payload) -> ProposedAttempt:
-    number, round_index, digest = fields.get("attempt"), fields.get("round"), fields.get("digest")
-    counts = (
-        isinstance(number, int) and isinstance(round_index, int) and 0 < number < 2**31 and 0 <= round_index < 2**32
-    )
-    if not counts or not isinstance(digest, str | None):
-        raise ProtocolError("the server proposed an attempt without its number, round or digest.")
-    assert isinstance(number, int)
-    assert isinstance(round_index, int)
-    return ProposedAttempt(number, round_index, digest)
+    def _take_control(self, message: Any) -> None:
+        match message:
+            case ProposedAttempt():
+                self._machine.advance(PeerEvent.PROPOSE)
+                raise NewAttempt(message)
+            case control.StatementRequest():
+                self._machine.advance(PeerEvent.REGATHER)
+                if self._check_limits is not None:
+                    self._state_again()
+            case control.Goodbye(payload):
+                self.farewell = payload
+                self._machine.advance(PeerEvent.DISMISS)
+            case _:
+                raise control.refuse_control(message)

@@ -32,15 +32,15 @@ class ConnectionCode(enum.Enum):
         """Return whether trying again cannot help."""
         return self in _FINAL
 
-    @property
-    def is_about_server(self) -> bool:
-        """Return whether it is this party that does not accept the server."""
-        return self in _ABOUT_SERVER
-
 
 _C = ConnectionCode
-_ABOUT_SERVER = {_C.SERVER_EXPIRED, _C.SERVER_NOT_YET_VALID, _C.SERVER_OF_OTHER_CA, _C.SERVER_OF_OTHER_NAME}
-_FINAL = {*_ABOUT_SERVER, _C.REFUSED}
+_FINAL = {
+    _C.SERVER_EXPIRED,
+    _C.SERVER_NOT_YET_VALID,
+    _C.SERVER_OF_OTHER_CA,
+    _C.SERVER_OF_OTHER_NAME,
+    _C.REFUSED,
+}
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,6 @@ class Disconnection:
     code: ConnectionCode
     detail: str = ""  # what the server or gRPC said, for codes whose sentence needs it
     hosts: tuple[str, ...] = ()  # the names in the server's certificate, where they matter
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """What the sentences say about the two ends."""
-
-    address: str  # of the server, host:port
-    ca_fingerprint: str  # of the party's kit
-
-    @property
-    def host(self) -> str:
-        return self.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 SENTENCES: dict[ConnectionCode, str] = {
@@ -79,8 +67,8 @@ SENTENCES: dict[ConnectionCode, str] = {
         "or ask for `glasu provision --renew server --host {hosts}` (list all names: --host replaces them)"
     ),
     _C.OWN_CERTIFICATE_REJECTED: (
-        "it closed the connection after the TLS handshake, as it does when it rejects a party's certificate; the "
-        "server's standard error names the reason. Use a kit of the same `glasu provision` as the server's"
+        "it closed the connection after the TLS handshake, as it does when it rejects a party's certificate; use a kit "
+        "of the same `glasu provision` as the server's. With GRPC_VERBOSITY=INFO, glasu serve prints the reason"
     ),
     _C.REFUSED: "{detail}",
     _C.BUSY: "{detail}",
@@ -102,23 +90,15 @@ ADVICE: dict[ConnectionCode, str] = {
 DEFAULT_ADVICE = "Start the server, and the same command again."
 
 
-def describe(ended: Disconnection, end: Endpoint) -> str:
-    """Return one sentence without a final period."""
-    hosts = ",".join([*(ended.hosts or ["OTHERS"]), end.host])
-    values = {"host": end.host, "address": end.address, "ca_fingerprint": end.ca_fingerprint, "hosts": hosts}
+def describe(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
+    """Return one sentence without a final period.
+
+    Args:
+        ended: the end of the stream.
+        address: of the server, host:port.
+        ca_fingerprint: of the party's kit.
+    """
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    hosts = ",".join([*(ended.hosts or ["OTHERS"]), host])
+    values = {"host": host, "address": address, "ca_fingerprint": ca_fingerprint, "hosts": hosts}
     return SENTENCES[ended.code].format(**values, detail=ended.detail.rstrip("."))
-
-
-def describe_refusal(ended: Disconnection, end: Endpoint) -> str:
-    """Return which side refuses the other, and the reason."""
-    if ended.code.is_about_server:
-        return f"this party does not accept the server at {end.address}: {describe(ended, end)}."
-    return f"the server at {end.address} does not accept this party: {describe(ended, end)}."
-
-
-def describe_absence(ended: Disconnection, end: Endpoint, seconds: float) -> str:
-    """Return the message of a party that has waited for the server too long."""
-    return (
-        f"waited {seconds:.0f} s for the server at {end.address}: {describe(ended, end)}; saved work is kept. "
-        f"{ADVICE.get(ended.code, DEFAULT_ADVICE)}"
-    )

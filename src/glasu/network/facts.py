@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from glasu.protocol.message_bytes import VERSION
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
+from glasu.report import versions
+
+if TYPE_CHECKING:
+    from glasu.data.party import PartyData
 
 Purpose = Literal["training", "prediction", "dry run"]
 Count = Annotated[int, Bounds(0, 2**31 - 1)]
@@ -50,25 +54,58 @@ LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) fo
 EVERY_PARTY_STATES = ("torch", "nodes", "id_kind", "id_set", "id_order")  # besides the facts that the server states
 
 
-def server_facts(versions: Mapping[str, str], purpose: Purpose, **more: Any) -> Facts:
+def server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
     load_entry_points()  # now, not when a setting names a choice of theirs: a party says hello before it has settings
+    found = versions()
     return Facts(
         purpose=purpose,
         message_format=VERSION,
-        glasu=versions["glasu"],
-        numpy=public_version(versions["numpy"]),
-        numpy_build=versions["numpy"],
+        glasu=found["glasu"],
+        numpy=_omit_build(found["numpy"]),
+        numpy_build=found["numpy"],
         extensions=extensions(),
         **more,
     )
 
 
-def public_version(version: str) -> str:
-    """Return a version without the name of its build."""
+def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts:
+    """Return the facts of a party.
+
+    Args:
+        party: its data; None if the data could not be read.
+        purpose: of the session.
+        more: facts that depend on the settings, such as those of `label_facts`.
+    """
+    torch = versions()["torch"]
+    if party is not None:
+        more |= {
+            "nodes": party.num_nodes,
+            "id_kind": "numbers" if party.ids.dtype.kind == "i" else "strings",
+            "id_set": party.set_digest,
+            "id_order": party.ids_digest(),
+        }
+    return server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
+
+
+def label_facts(party: PartyData) -> dict[str, Any]:
+    """Return the facts about classes and splits, which must be equal at all parties whose labels are used."""
+    facts: dict[str, Any] = {}
+    if party.labels is not None:
+        facts |= class_facts(party.classes)
+    if party.splits is not None:
+        facts |= {
+            "splits": party.splits.digest(),
+            "validation_nodes": len(party.splits.validation),
+            "test_nodes": len(party.splits.test),
+        }
+    return facts
+
+
+def class_facts(classes: Sequence[str]) -> dict[str, Any]:
+    """Return the facts about the names of classes."""
+    return {"classes": len(classes), "class_names": hashlib.sha256("\0".join(classes).encode()).hexdigest()}
+
+
+def _omit_build(version: str) -> str:
     return version.partition("+")[0]
-
-
-def digest_names(names: Sequence[str]) -> str:
-    """Return the SHA-256 of names in their order."""
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 
-from glasu.network.handshake import RefusalError
-from glasu.network.payloads import Code, Process
+from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
 REMEMBERED = 256  # starts, besides those that a server has welcomed

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from glasu.network.facts import Facts
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.records import Length
 
 TOGETHER = "server/parties"  # the findings of a comparison; no party can have this name
@@ -25,14 +24,6 @@ class Finding:
 
 
 Findings = Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartyReport:
-    """What a party sends in a dry run."""
-
-    facts: Facts
-    findings: Findings
 
 
 @dataclass(frozen=True)

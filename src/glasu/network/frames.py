@@ -1,7 +1,7 @@
 """Numbered frames: what travels on a stream, acknowledged, resent after a break, and checked before it is stored.
 
 frame     kind (1 byte), number (8), last number received from the other side (8), body
-control   a JSON object with "kind"
+control   a JSON object, see `control.py`
 piece     total length and offset (8 bytes each), then at most PIECE_BYTES of one message; pieces come in order
 ack       no body: only the number received
 
@@ -12,14 +12,13 @@ may be lost. Nothing in this module locks: a session calls it with its own lock 
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glasu.errors import ProtocolError
-from glasu.network.handshake import Payload
+from glasu.network.control import pack_control, read_control
 from glasu.protocol.message_bytes import Head, allocate, read_header
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
@@ -39,13 +38,6 @@ CheckLimits = Callable[[Head, int], None]  # raises ProtocolError for a message 
 Body = bytes | memoryview
 
 
-class Control(NamedTuple):
-    """A control message: its kind and its other fields."""
-
-    kind: str
-    fields: Payload
-
-
 class Frame(NamedTuple):
     """A frame as it came."""
 
@@ -53,11 +45,19 @@ class Frame(NamedTuple):
     number: int
     acknowledged: int
     body: memoryview
+    control: Any  # the control message in it; None in pieces and acks
 
 
-def pack_control(kind: str, **fields: object) -> bytes:
-    """Return the body of a control frame."""
-    return json.dumps({**fields, "kind": kind}).encode()
+class Encoded(NamedTuple):
+    """A message that has come completely and is not decoded yet."""
+
+    head: Head
+    content: memoryview
+
+
+def control_frame(message: object) -> bytes:
+    """Return a control message as a frame outside the sequence."""
+    return pack_frame(CONTROL, pack_control(message))
 
 
 def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -> bytes:
@@ -65,8 +65,8 @@ def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -
     return b"".join((HEADER.pack(kind, number, acknowledged), *body))
 
 
-def read_frame(data: bytes) -> Frame:
-    """Return a frame's parts, or refuse it."""
+def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
+    """Return a frame's parts, or refuse it; a control message of more than `max_control` bytes is not parsed."""
     if len(data) < HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes: expected at least {HEADER.size}, for its header.")
     kind, number, acknowledged = HEADER.unpack_from(data)
@@ -74,25 +74,9 @@ def read_frame(data: bytes) -> Frame:
         raise ProtocolError(f"frame of unknown kind {kind}.")
     if kind != CONTROL and (number == 0) != (kind == ACK):
         raise ProtocolError(f"frame of kind {kind} with number {number}: pieces are numbered, acks are not.")
-    return Frame(kind, number, acknowledged, memoryview(data)[HEADER.size :])
-
-
-def read_control(body: Body, most: int = MAX_FRAME) -> Control:
-    """Return a control message, or refuse it; a body of more than `most` bytes is not parsed."""
-    if len(body) > most:
-        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(body)}.")
-    try:
-        fields = json.loads(bytes(body), parse_constant=_refuse_constant)
-        kind = fields.pop("kind")
-        if not isinstance(kind, str):
-            raise TypeError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ProtocolError(f"control frame of {len(body)} bytes: expected a JSON object with a kind.") from None
-    return Control(kind, fields)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    body = memoryview(data)[HEADER.size :]
+    control = read_control(body, max_control) if kind == CONTROL else None
+    return Frame(kind, number, acknowledged, body, control)
 
 
 class Outbox:
@@ -108,9 +92,9 @@ class Outbox:
         self._in_flight = 0  # bytes that went out on the present stream
         self.held = 0  # bytes of all of them
 
-    def put_control(self, kind: str, **fields: object) -> None:
+    def put_control(self, message: object) -> None:
         """Append a control message."""
-        self._put(CONTROL, pack_control(kind, **fields), b"")
+        self._put(CONTROL, pack_control(message), b"")
 
     def put_message(self, message: bytes) -> None:
         """Append an encoded message, in pieces. The pieces refer to `message`: one copy serves many outboxes."""
@@ -160,18 +144,21 @@ class Outbox:
 
 
 class Channel:
-    """Both directions of the numbered frames between two processes, over all streams that they open.
+    """What two processes exchange, over all streams that they open: numbered frames in both directions.
 
     Frames are acknowledged when they come, except while ROOM bytes wait to be used: then the sender stops at its
     window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops reading. It must not stop,
     because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
     """
 
-    def __init__(self, window: int = WINDOW, room: int = ROOM) -> None:
-        self._window, self._room = window, room
+    def __init__(self, process: str = "", window: int = WINDOW, room: int = ROOM) -> None:
+        """Begin; `process` is the name that the session of the other side gave itself."""
+        self.process, self._window, self._room = process, window, room
         self.outbox = Outbox(window)
         self.received = 0  # number of the last frame that came
-        self.waiting = 0  # bytes that came and wait to be used
+        self.assembler = Assembler()
+        self.inbox: deque[tuple[Any, int]] = deque()  # items that wait to be used, with their sizes
+        self.waiting = 0  # bytes in the inbox
         self._acknowledged = 0  # number that the last frame sent has acknowledged
         self._unacknowledged = 0  # bytes that came since then
 
@@ -186,13 +173,21 @@ class Channel:
         self._unacknowledged += len(frame.body) + OVERHEAD
         return True
 
-    def hold(self, size: int) -> None:
-        """Note that something of this size waits to be used."""
+    def put(self, item: Any, size: int) -> None:
+        """Append something that came to the inbox."""
+        self.inbox.append((item, size + OVERHEAD))
         self.waiting += size + OVERHEAD
 
-    def release(self, size: int) -> None:
-        """Note that it was used."""
-        self.waiting -= size + OVERHEAD
+    def pop(self) -> Any:
+        """Take the first item of the inbox."""
+        item, size = self.inbox.popleft()
+        self.waiting -= size
+        return item
+
+    def clear(self) -> None:
+        """Drop the inbox, and the pieces of a message that is not complete: they belong to an attempt that is over."""
+        self.inbox.clear()
+        self.waiting, self.assembler = 0, Assembler()
 
     @property
     def is_full(self) -> bool:
@@ -216,20 +211,16 @@ class Channel:
             self._acknowledged, self._unacknowledged = acknowledged, 0
         return frame
 
-    def resume(self, received: int) -> None:
-        """Continue on another stream with a process that has received this number of frames."""
-        self.outbox.rewind(received)
-
 
 class Assembler:
     """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
 
     def __init__(self) -> None:
-        self.head: Head | None = None  # of the message that is under way, or was the last
+        self._head: Head | None = None  # of the message that is under way
         self._buffer = memoryview(b"")
         self._filled = 0
 
-    def add(self, piece: memoryview, admit: Callable[[Head, int], None]) -> memoryview | None:
+    def add(self, piece: memoryview, admit: CheckLimits) -> Encoded | None:
         """Take the next piece; return the message, in the buffer itself, when it is complete.
 
         Args:
@@ -241,22 +232,22 @@ class Assembler:
             raise ProtocolError(f"piece of {len(piece)} bytes: expected more than {_PIECE.size}, for its header.")
         total, offset = _PIECE.unpack_from(piece)
         content = piece[_PIECE.size :]
-        if self._filled == len(self._buffer):
+        if self._head is None:
             if offset:
                 raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
             head = read_header(content, total)
             admit(head, total)
-            self.head, self._buffer, self._filled = head, allocate(total), 0
+            self._head, self._buffer, self._filled = head, allocate(total), 0
         if (offset, total) != (self._filled, len(self._buffer)) or offset + len(content) > total:
             raise ProtocolError(
-                f"{self.head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "
+                f"{self._head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "
                 f"{len(content)} at {offset} of {total}."
             )
         self._buffer[offset : offset + len(content)] = content
         self._filled += len(content)
         if self._filled < total:
             return None
-        whole, self._buffer, self._filled = self._buffer, memoryview(b""), 0
+        whole, self._head = Encoded(self._head, self._buffer), None
         return whole
 
 

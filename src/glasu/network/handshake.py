@@ -1,16 +1,16 @@
 """The boundary between a session and its role: how a party and a server come to an agreement before messages flow.
 
 A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON objects: the
-session parses the bytes, the role reads the fields.
+dry run) implements one of the two protocols below and decides which processes take part. Payloads travel as JSON
+objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
 
     party                                   server
-    ClientHandshake.hello        ------>    ServerHandshake.admit      may raise RefusalError
-    ClientHandshake.welcome      <------    the payload that `admit` returned
-    ClientSession.prepare        ------>    ServerHandshake.prepare    may raise RefusalError
+    ClientHandshake.hello        ------>    ServerHandshake.admit      Hello; may raise RefusalError
+    ClientHandshake.welcome      <------    the payload that `admit` returned: Welcome
+    ClientSession.prepare        ------>    ServerHandshake.prepare    Prepared; may raise RefusalError
     ClientSession.await_attempt  <------    ServerSession.begin_attempt
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
-    ClientSession.finish         ------>    ServerSession.collect_results
+    ClientSession.finish         ------>    ServerSession.collect_results: Finished
 
 A stream that breaks and is opened again by the same two processes goes through none of this: both sides resend the
 frames that were not acknowledged.
@@ -18,12 +18,43 @@ frames that were not acknowledged.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol, TypeVar
 
 from glasu.errors import ConfigError
+from glasu.network.facts import Facts
+from glasu.network.findings import Findings
+from glasu.network.log_lines import SENTENCES, printable
+from glasu.records import Bounds, Length, RecordError, read_record
 
-Payload = Mapping[str, object]  # a JSON object; the role reads its fields with a strict reader
+Payload = Mapping[str, Any]  # a JSON object
+Record = TypeVar("Record")
+Number = Annotated[int, Bounds(0, 2**32 - 1)]
+Name = Annotated[str, Length(200)]
+Rounds = Annotated[Mapping[Number, Name], Length(100)]  # checkpoints and their digests
+SAME_VERSION = "do both sides run the same version of GLASU?"
+
+
+class Code(enum.StrEnum):
+    """Why a process cannot take part. Programs compare these; the sentence beside the code is for people."""
+
+    SECOND_PROCESS = "second_process"  # another process of this party takes part, or has taken part
+    UNWANTED_RUN = "unwanted_run"  # the party wants another run (--run)
+    OTHER_RUN = "other_run"  # the party's folder belongs to another run
+    RUN_FINISHED = "run_finished"
+    RUN_STARTED = "run_started"  # the party asks for a fresh start, and the run is past its start
+    OTHER_PURPOSE = "other_purpose"  # training, prediction or dry run
+    DIFFERENT_FACTS = "different_facts"
+    DIFFERENT_SETTINGS = "different_settings"
+    INVALID_SETTINGS = "invalid_settings"  # the settings cannot run on this data
+    WRONG_ROSTER = "wrong_roster"
+    NO_COMMON_CHECKPOINT = "no_common_checkpoint"
+    INVALID_PAYLOAD = "invalid_payload"
+    INVALID_HELLO = "invalid_hello"  # of the session
+    INVALID_MESSAGE = "invalid_message"
+    REPLACED = "replaced"  # a newer process of the party takes part
 
 
 class RefusalError(ConfigError):
@@ -33,12 +64,73 @@ class RefusalError(ConfigError):
         """Refuse a process.
 
         Args:
-            code: what programs read, for example "other_settings".
+            code: a `Code`, or the code that a server sent.
             reason: one sentence for people; every party may read it.
             table: lines of a comparison in two columns; shown at the server and at the refused party.
         """
-        super().__init__(reason)
-        self.code, self.table = code, tuple(table)
+        super().__init__(reason, code=code)
+        self.table = tuple(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of a party: the fencing token."""
+
+    incarnation: Annotated[int, Bounds(1, 2**32 - 1)]  # counts the starts of the command in one folder, from 1
+    name: Name  # random
+    before: Annotated[tuple[Name, ...], Length(1000)] = ()  # earlier processes of the same folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """Party: its results are written."""
+
+    weights_sha256: Name = ""  # training
+    received: Number = 0  # prediction: the number of nodes whose class probabilities it received
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """Party: who connects."""
+
+    facts: Facts
+    process: Process | None  # None in a dry run, which takes no part in fencing
+    run: Name | None = None  # the run whose part its folder holds
+    only: Name | None = None  # the only run that it wants to join
+    fresh: bool = False  # it starts over once the run begins
+    finished: Finished | None = None  # set once its results are written
+    rounds: Rounds = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """Server: the party is admitted to this run."""
+
+    config: Mapping[str, Any]
+    roster: tuple[Name, ...]
+    index: Number  # the party's place in the roster
+    run: Name
+    now: float | None = None  # dry run: the server's clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Party: it is ready to run these settings. Now it states all facts."""
+
+    facts: Facts
+    digest: Name = ""  # of the settings; empty in a dry run
+    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
+    rounds: Rounds = field(default_factory=dict)
+    findings: Findings = ()  # dry run
+
+
+def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
+    """Read the payload of a peer strictly; refuse a malformed one with one printable line."""
+    try:
+        return read_record(cls, payload, source)
+    except RecordError as error:
+        why = printable(error, SENTENCES).rstrip(".")
+        raise RefusalError(Code.INVALID_PAYLOAD, f"{why}; {SAME_VERSION}") from None
 
 
 class ServerHandshake(Protocol):

@@ -1,127 +1,250 @@
-"""A party between machines: connect, agree on the run, and take part in attempts until every party is finished."""
+"""A party between machines: one loop for training, prediction and the dry run.
+
+A purpose decides what the party states and computes. `join` connects and takes part in attempts until the server says
+that every party is finished.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
-from glasu.config import RunConfig, resolve
-from glasu.errors import ConfigError, DataError, GlasuError, TransportError
-from glasu.network.client_session import ClientSession, NewAttempt, ProposedAttempt
-from glasu.network.compatibility import compare_with_agreed, in_one_line
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.errors import ConfigError, GlasuError, ProtocolError, TransportError
+from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
+from glasu.network.control import ProposedAttempt
+from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Finished, Payload, Prepared, Welcome, read_payload
 from glasu.network.options import JoinOptions
-from glasu.network.party_role import PartyPerformer, PartyRole
-from glasu.network.prediction_party import Predicted, PredictionParty, Query
-from glasu.network.training_party import TrainingParty
-from glasu.records import parse_json, to_plain
-from glasu.runtime.drive import drive
+from glasu.network.party_setup import build_client
+from glasu.network.run_folder import open_joining
+from glasu.protocol.client import Client
+from glasu.protocol.limits import Limits
+from glasu.protocol.message_bytes import Head
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Event, Receive, Save, Script, Send
+from glasu.records import to_plain
+from glasu.runtime.checkpointing import START
+from glasu.runtime.drive import check_answer, drive
 from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.telemetry import Telemetry
+from glasu.wire.message_key import Key
+
+Result = TypeVar("Result")
 
 
-def join(options: JoinOptions) -> dict[str, Any]:
-    """Take part in one training to its end, write report.json and model/, and return the content of report.json."""
-    _check_name(options)
-    return join_as(TrainingParty(options))
+class PartyPurpose(ABC, Generic[Result]):
+    """The work of a party in a session. The methods here compute and save nothing."""
 
+    def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
+        """Refuse the data of another party; `party` is None if the data cannot be read."""
+        if party is not None and party.name != options.kit.name:
+            raise ConfigError(
+                f"the data belongs to party {party.name!r} and the kit to party {options.kit.name!r}; use the kit of "
+                f"{party.name!r}."
+            )
+        self.options, self.telemetry = options, Telemetry(options.clock)
+        self.watch = self.telemetry.watch  # adds up the computing time of the script
+        self.declined: GlasuError | None = None  # why this party declined the server's offer
 
-def join_as(
-    role: TrainingParty, performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
-) -> dict[str, Any]:
-    """Take part in one training as a role that may state, compute or send something else than `TrainingParty` does.
-
-    Args:
-        role: the party's.
-        performer: performs the requests of its script.
-        dialing: how to connect; None: as the role's options say.
-    """
-    options = role.options
-    with one_thread_each():
-        if role.run.is_closed:
-            report = read_report(options)
-            _check_finished_settings(options, report)
-            options.log.info("%s: this run is finished; --fresh takes part in another one.", options.out)
-            return report
-        count_start(role.run.state)
-        finished = False
-        try:
-            _take_part(options, role, performer, dialing)
-            finished = True
-        except TransportError as error:
-            if not role.run.is_finished:
-                raise
-            options.log.info("%s The results of this party are complete.", error)
-        finally:
-            role.close(finished=finished)
-    return read_report(options)
-
-
-def join_prediction(options: JoinOptions, query: Query) -> Predicted:
-    """Take part in one prediction; write prediction.json and, if this party receives any, predictions.<format>."""
-    _check_name(options)
-    return join_prediction_as(PredictionParty(options, query))
-
-
-def join_prediction_as(role: PredictionParty, performer: type[PartyPerformer] = PartyPerformer) -> Predicted:
-    """Take part in one prediction as a role that may send something else than `PredictionParty` does."""
-    options = role.options
-    with one_thread_each():
-        count_start(role.state)
-        try:
-            _take_part(options, role, performer)
-        except TransportError as error:
-            if role.predicted is None:
-                raise
-            options.log.info("%s The results of this party are complete.", error)
-        if role.predicted is None:
-            raise ConfigError("the server ended the prediction before this party took part in it; start it again.")
-        return role.predicted
-
-
-def _check_name(options: JoinOptions) -> None:
-    if options.party.name != options.kit.name:
-        raise ConfigError(
-            f"the data belongs to party {options.party.name!r} and the kit to party {options.kit.name!r}; use the kit "
-            f"of {options.party.name!r}."
-        )
-
-
-class _Declining:
-    """A role's handshake that remembers the error with which the role declined the server's offer."""
-
-    def __init__(self, role: PartyRole) -> None:
-        self._role = role
-        self.hello, self.statement = role.hello, role.statement
-        self.declined: GlasuError | None = None
+    @abstractmethod
+    def hello(self) -> Payload:
+        """Return the statement of this process about itself. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
+        """Take the offer of a server process, and remember the error if this party declines it."""
         try:
-            self._role.welcome(welcome)
+            self.accept(read_payload(Welcome, welcome, "the server's welcome"))
         except GlasuError as error:
             self.declined = error
             raise
 
+    @abstractmethod
+    def accept(self, offered: Welcome) -> None:
+        """Check what a server process offers and prepare for it, or raise GlasuError."""
 
-def _take_part(
-    options: JoinOptions,
-    role: PartyRole,
-    performer: type[PartyPerformer] = PartyPerformer,
-    dialing: Dialing | None = None,
-) -> None:
-    """Run attempts until the server says that every party is finished."""
-    handshake = _Declining(role)
+    @abstractmethod
+    def statement(self) -> Payload:
+        """Return the statement of this party when it is prepared. Called before every attempt."""
+
+    def check_limits(self, head: Head, size: int) -> None:
+        """Refuse a message of the server, by its header and size, that is too long for this run."""
+        raise ProtocolError("the server sent a message, and this purpose has none.")
+
+    def recall(self) -> Result | None:
+        """Return the result of an earlier process, if the run is finished everywhere."""
+        return None
+
+    def start(self) -> None:
+        """Note in the folder that a process starts. Called before anything is sent."""
+
+    def begin(self, attempt: ProposedAttempt) -> Script[Any]:
+        """Restore the checkpoint of an attempt and return the script that continues from it."""
+        raise ProtocolError("the server started a run, and this purpose has none.")
+
+    def save(self, state: Any) -> None:
+        """Start to write a checkpoint."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until the last saved state is durable."""
+
+    def observe(self, event: Event) -> None:
+        """Pass an event of the script on."""
+        self.options.emit(event)
+
+    def finish(self, result: Any) -> Finished:
+        """Write the results of this party."""
+        raise NotImplementedError
+
+    def hear(self, farewell: Payload) -> None:
+        """Take what the server sends with its goodbye."""
+
+    def close(self, *, finished: bool) -> None:
+        """Stop threads and close files; `finished`: every party is finished."""
+
+    @abstractmethod
+    def result(self) -> Result | None:
+        """Return the results of this party; None until they are complete."""
+
+
+class ClientPurpose(PartyPurpose[Result]):
+    """A purpose in which this party computes with its client: training, prediction."""
+
+    def __init__(self, options: JoinOptions, party: PartyData) -> None:
+        """Read joining.json; nothing is written before `start`."""
+        super().__init__(options, party)
+        self.party, self.state = party, open_joining(options.out, party.name)
+        self._client: Client | None = None
+        self._limits: Limits | None = None
+
+    @property
+    def client(self) -> Client:
+        """This party's client; the session calls `welcome` first."""
+        assert self._client is not None
+        return self._client
+
+    def build_client(self, config: RunConfig, party: PartyData, offered: Welcome, scale: float | None = None) -> None:
+        """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
+        client = build_client(config, party, offered.index, offered.roster, self.options.clock, scale)
+        client.identity.incarnation = self.state.value.incarnation
+        self.telemetry.add_watch(client.watch)
+        self._client, self.watch = client, client.watch
+        self._limits = Limits.of_run(config, party.num_nodes, len(party.classes), client.identity.num_clients)
+
+    @abstractmethod
+    def facts(self) -> Facts:
+        """Return the facts of this party for the settings of the run."""
+
+    def rounds(self) -> Mapping[int, str]:
+        """Return the intact checkpoints of this party and their digests."""
+        return {0: START}
+
+    def statement(self) -> Payload:
+        """Return the facts, settings and checkpoints with which this party is ready to run."""
+        config = self.client.config
+        return to_plain(
+            Prepared(digest=config.digest(), settings=config.flatten(), rounds=self.rounds(), facts=self.facts())
+        )
+
+    def check_limits(self, head: Head, size: int) -> None:
+        """Refuse a message of the server, by its header and size, that is too long for this run."""
+        assert self._limits is not None
+        self._limits.check(head, size)
+
+    def start(self) -> None:
+        """Count this start of the command, for fencing."""
+        count_start(self.state)
+
+
+class PartyPerformer:
+    """Performs the requests of a party's script over a session."""
+
+    def __init__(self, session: ClientSession, purpose: PartyPurpose[Any]) -> None:
+        self.session, self.purpose = session, purpose
+        self._exchange: Key | None = None  # the last answer of the exchange that is not counted yet
+
+    def __call__(self, request: Any) -> Any:
+        """Perform one request and return its result."""
+        purpose, telemetry = self.purpose, self.purpose.telemetry
+        if isinstance(request, Receive):
+            return self._receive(request)
+        self.count_exchange()
+        match request:
+            case Send(message):
+                purpose.settle()  # a checkpoint must be durable before the next message leaves
+                telemetry.traffic.sent_to_server(message)
+                with telemetry.watch.measure("communication"):
+                    self.session.send(message)
+            case Save(take_state):
+                purpose.save(take_state())
+            case _:
+                purpose.observe(request)
+        return None
+
+    def _receive(self, request: Receive) -> Message:
+        telemetry = self.purpose.telemetry
+        with telemetry.watch.measure("communication"):
+            message = check_answer(request, self.session.receive(request))
+        telemetry.traffic.sent_to_clients(message)
+        if request.key.chunk == 0:  # in an exchange with a rider, the answer to the main script comes last
+            self._exchange = request.key
+        return message
+
+    def count_exchange(self) -> None:
+        """Count the exchange whose answers have all arrived. Called after the script's end, too."""
+        if self._exchange is not None:
+            self.purpose.telemetry.traffic.exchange(self._exchange)
+            self._exchange = None
+
+
+def join(
+    purpose: PartyPurpose[Result], performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
+) -> Result:
+    """Take part in one session to its end and return the results of this party.
+
+    Args:
+        purpose: training, prediction or dry run.
+        performer: performs the requests of its script.
+        dialing: how to connect; None: as the options say.
+    """
+    options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
-    session = ClientSession(dialing, handshake)
+    with one_thread_each():
+        if (known := purpose.recall()) is not None:
+            return known
+        purpose.start()
+        try:
+            _take_part(purpose, performer, dialing)
+            finished = True
+        except TransportError as error:
+            if purpose.result() is None:
+                raise
+            options.log.info("%s The results of this party are complete.", error)
+        finally:
+            purpose.close(finished=finished)
+        if (result := purpose.result()) is None:
+            raise ConfigError("the server ended the session before this party took part in it; start it again.")
+        return result
+
+
+def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dialing: Dialing) -> None:
+    """Run attempts until the server says that every party is finished."""
+    session = ClientSession(dialing, purpose)
     try:
         session.open()
-        session.prepare(role.limits.check)
+        session.prepare(purpose.check_limits)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
-            attempt = _run_attempt(session, role, attempt, performer(session, role))
+            attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
+        purpose.hear(session.farewell)
     except Exception as error:
-        if handshake.declined is not None:
-            session.decline(handshake.declined)
+        if purpose.declined is not None:
+            session.decline(purpose.declined)
         else:
             session.fail(error)
         raise
@@ -130,42 +253,16 @@ def _take_part(
 
 
 def _run_attempt(
-    session: ClientSession, role: PartyRole, attempt: ProposedAttempt, perform: PartyPerformer
+    session: ClientSession, purpose: PartyPurpose[Any], attempt: ProposedAttempt, perform: PartyPerformer
 ) -> ProposedAttempt | None:
     """Run one attempt; return the next one, or None when every party is finished."""
     try:
-        script = role.begin(attempt)
+        script = purpose.begin(attempt)
         session.confirm(attempt)
-        result = drive(script, perform, role.watch)
+        result = drive(script, perform, purpose.watch)
         perform.count_exchange()
-        session.finish(attempt, to_plain(role.finish(result)))
+        session.finish(attempt, to_plain(purpose.finish(result)))
         session.await_dismissal()
     except NewAttempt as proposed:
         return proposed.attempt
     return None
-
-
-def read_report(options: JoinOptions) -> dict[str, Any]:
-    """Read report.json of a finished party."""
-    path = options.out / "report.json"
-    try:
-        report = parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); restore it.") from None
-    if not isinstance(report, dict):
-        raise DataError(f"{path}: is not a report; restore it.")
-    return report
-
-
-def _check_finished_settings(options: JoinOptions, report: dict[str, Any]) -> None:
-    """Refuse to call a run finished that had other settings than those of --expect."""
-    if options.expect is None:
-        return
-    config = RunConfig.from_dict(report.get("config", {}), "the settings of the finished run")
-    expect = options.expect.replace(data={"num_clients": config.data.num_clients})
-    differences = compare_with_agreed(config, resolve(expect, options.party.num_nodes)[0])
-    if differences:
-        raise ConfigError(
-            f"{options.out}: holds a finished run with other settings than those of --expect: "
-            f"{in_one_line(differences)}; for another training give another --out."
-        )

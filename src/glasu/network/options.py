@@ -8,29 +8,76 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from glasu.config import RunConfig
-from glasu.network.status import Status, View
-from glasu.pki.kit import Kit
 from glasu.protocol.requests import Event
+from glasu.report import Seconds, Traffic
+from glasu.runtime.telemetry import Telemetry
 from glasu.timing import Clock
 
 if TYPE_CHECKING:
-    from glasu.data.party import PartyData
+    from glasu.pki.kit import Kit
 
 OnInvalidMessage = Literal["abort", "wait"]
 DEFAULT_WAIT = 600.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Event: the progress of one role after a round. Nothing private."""
+
+    round: int  # completed rounds
+    num_rounds: int
+    attempt: int
+    loss: float | None  # of the last round; at the server the mean of all parties
+    bytes_to_server: int
+    bytes_to_clients: int
+    seconds: float  # in which a process of this role ran
+
+    @classmethod
+    def of(cls, telemetry: Telemetry, round_index: int, num_rounds: int, attempt: int, loss: float | None) -> Status:
+        """Return the progress of a role with this telemetry."""
+        return cls(
+            round=round_index,
+            num_rounds=num_rounds,
+            attempt=attempt,
+            loss=loss,
+            bytes_to_server=telemetry.traffic.bytes_to_server,
+            bytes_to_clients=telemetry.traffic.bytes_to_clients,
+            seconds=telemetry.elapsed(),
+        )
+
+    def line(self) -> str:
+        """Return the status line of a round."""
+        loss = "" if self.loss is None else f"loss {self.loss:.3f}, "
+        return (
+            f"round {self.round}/{self.num_rounds} done, {loss}{self.bytes_to_server / 1e6:.2f} MB to the server, "
+            f"{self.bytes_to_clients / 1e6:.2f} MB back, {self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The state of a server at one moment, for monitoring. Nothing private."""
+
+    status: Status
+    connected: Mapping[str, bool]  # by party
+    refused: int  # processes and connections that the server refused after the TLS handshake
+    traffic: Traffic
+    seconds: Seconds
+    scores: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation on validation
+    finished: bool = False
 
 
 @dataclass(frozen=True)
 class Serving:
     """Event: the server process has started. Any thread may call its functions."""
 
-    view: Callable[[], View] | None  # returns the server at this moment; None in a prediction
+    view: Callable[[], View | None]  # returns the server at this moment; None unless it trains
     stop: Callable[[str], None]  # the reason to end the run for all roles
 
 
@@ -39,7 +86,6 @@ class Listening:
     """Event: parties can connect."""
 
     port: int
-    finished: bool = False  # the run is finished; parties can only ask for that
 
 
 RoleEvent = Event | Serving | Listening | Status
@@ -47,22 +93,20 @@ Observer = Callable[[RoleEvent], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """How to serve a training, a prediction or a dry run."""
+class RoleOptions:
+    """What the options of both roles have."""
 
-    config: RunConfig
-    kit: Kit  # the server's; its roster lists the parties
-    listen: str  # host:port
+    kit: Kit
     out: Path  # folder of the results and checkpoints
-    fresh: bool = False  # start over; earlier checkpoints are removed once all parties have joined
-    wait: float = DEFAULT_WAIT  # seconds that a party may be without a connection
-    on_invalid_message: OnInvalidMessage = "abort"
+    fresh: bool = False  # start over; earlier checkpoints are removed once the run begins
+    wait: float = DEFAULT_WAIT  # seconds that the other side may be without a connection
     observer: Observer | None = None
     clock: Clock = time.perf_counter
 
     @property
     def log(self) -> logging.Logger:
-        return logging.getLogger("glasu.server")
+        """The logger of this role."""
+        return logging.getLogger("glasu.server" if self.kit.role == "server" else f"glasu.party.{self.kit.name}")
 
     def emit(self, event: RoleEvent) -> None:
         """Give an event to the observer, if there is one."""
@@ -71,26 +115,19 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinOptions:
-    """How one party takes part in a training, a prediction or a dry run."""
+class ServeOptions(RoleOptions):
+    """How to serve a training, a prediction or a dry run. The roster of the kit lists the parties."""
 
-    party: PartyData
-    kit: Kit  # the party's; the name in its certificate is the party's name
+    config: RunConfig
+    listen: str  # host:port
+    on_invalid_message: OnInvalidMessage = "abort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(RoleOptions):
+    """How one party takes part. The name in the certificate of the kit is the party's name."""
+
     server: str  # host:port
-    out: Path  # folder of the results and checkpoints
     expect: RunConfig | None = None  # refuse other settings
     run: str | None = None  # take part in this run only
-    fresh: bool = False  # start over; earlier checkpoints are removed once the run begins
-    wait: float = DEFAULT_WAIT  # seconds that the server may be away
     max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's
-    observer: Observer | None = None
-    clock: Clock = time.perf_counter
-
-    @property
-    def log(self) -> logging.Logger:
-        return logging.getLogger(f"glasu.party.{self.party.name}")
-
-    def emit(self, event: RoleEvent) -> None:
-        """Give an event to the observer, if there is one."""
-        if self.observer is not None:
-            self.observer(event)

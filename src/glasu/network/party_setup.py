@@ -1,4 +1,4 @@
-"""A party's own part of a run: its facts, the settings resolved for its data, and its client with first weights."""
+"""A party's own part of a run: the settings resolved for its data, the memory they need, and its client."""
 
 from __future__ import annotations
 
@@ -7,64 +7,27 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import ConfigError
-from glasu.network.facts import Facts, Purpose, digest_names, public_version, server_facts
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
-from glasu.report import versions
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.encodings import compute_dtype
 
-LAYER_BYTES = 16 << 10  # memory of the objects of one layer, however narrow it is
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
-def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts:
-    """Return the facts of a party.
+def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:
+    """Return the settings resolved for this party's graph, and the party without labels that they do not use.
 
-    Args:
-        party: its data; None if the data could not be read.
-        purpose: of the session.
-        more: facts that depend on the settings, such as those of `label_facts`.
+    Settings that need more than `max_memory` are refused; see `check_memory`.
     """
-    found = versions()
-    facts = server_facts(found, purpose, **more)
-    about_ids = {} if party is None else id_facts(party)
-    return dataclasses.replace(facts, torch=public_version(found["torch"]), torch_build=found["torch"], **about_ids)
-
-
-def id_facts(party: PartyData) -> dict[str, Any]:
-    """Return the facts about ids: their number and kind, and digests of all of them together."""
-    return {
-        "nodes": party.num_nodes,
-        "id_kind": "numbers" if party.ids.dtype.kind == "i" else "strings",
-        "id_set": party.set_digest,
-        "id_order": party.ids_digest(),
-    }
-
-
-def label_facts(party: PartyData) -> dict[str, Any]:
-    """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
-    facts: dict[str, Any] = {}
-    if party.labels is not None:
-        facts |= {"classes": len(party.classes), "class_names": digest_names(party.classes)}
-    if party.splits is not None:
-        facts |= {
-            "splits": party.splits.digest(),
-            "validation_nodes": len(party.splits.validation),
-            "test_nodes": len(party.splits.test),
-        }
-    return facts
-
-
-def resolve_for_party(config: RunConfig, party: PartyData) -> tuple[RunConfig, PartyData]:
-    """Return the settings resolved for this party's graph, and the party without labels that they do not use."""
+    check_memory(config, party, max_memory)
     labels = config.train.labels
     party = choose_splits(party, config.data.split, config.data_seed)
     if labels in ("all", party.name):
@@ -89,7 +52,7 @@ def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = N
     size = compute_dtype(config).itemsize
     weights = model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden)
     copies = 5 if config.train.optimizer == "adam" else 3
-    needed = size * (copies * weights + 2 * party.num_nodes * model.hidden) + model.num_layers * LAYER_BYTES
+    needed = size * (copies * weights + 2 * party.num_nodes * model.hidden)
     settings = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}: the model needs"
     if needed <= limit:
         limits = Limits.of_run(config, party.num_nodes, len(party.classes), config.data.num_clients)
@@ -97,9 +60,14 @@ def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = N
         settings = f"train.num_local_steps={config.train.num_local_steps}, model.hidden={model.hidden}: a message needs"
     if needed > limit:
         raise ConfigError(
-            f"{settings} at least {needed / 2**30:.1f} GiB, and this party allows {limit / 2**30:.1f} GiB. Ask the "
+            f"{settings} at least {_describe_size(needed)}, and this party allows {_describe_size(limit)}. Ask the "
             "server's operator for smaller values, or raise the limit with --max-memory."
         )
+
+
+def _describe_size(count: int) -> str:
+    """Return a number of bytes in the largest unit of which there is at least one."""
+    return next((f"{count / size:.1f} {unit}" for unit, size in UNITS if count >= size), f"{count} bytes")
 
 
 def total_memory() -> int:
@@ -130,7 +98,6 @@ def build_client(
             party,
             index=index,
             names=roster,
-            num_outputs=len(party.classes),
             watch=Stopwatch(clock),
             scale=scale,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,25 @@ from numpy.typing import NDArray
 
 from glasu.config import resolve
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, DataError
+from glasu.errors import ConfigError
 from glasu.model.blocks import NodeSet
-from glasu.network.client_session import ProposedAttempt
-from glasu.network.compatibility import compare_settings, derive_attempt_run, read_offered_config, refuse_settings
-from glasu.network.facts import Facts, digest_names
+from glasu.network.compatibility import SERVER, compare_settings, read_offered_config, refuse_settings
+from glasu.network.control import ProposedAttempt
+from glasu.network.facts import Facts, class_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
+from glasu.network.join import ClientPurpose
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, party_facts
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Welcome, read_payload
-from glasu.network.run_folder import open_joining
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.prediction_server import PredictionReport, derive_attempt_run
+from glasu.network.run_folder import read_report
 from glasu.network.state_file import write_named
-from glasu.network.training_party import limits_of
 from glasu.protocol.client import Client
-from glasu.protocol.limits import Limits
 from glasu.protocol.prediction import client_request
-from glasu.protocol.requests import Event, Script, Timed
-from glasu.records import parse_json, read_record, to_plain
-from glasu.report import LedgerSummary, Seconds, Traffic, versions
-from glasu.runtime.checkpointing import START
-from glasu.runtime.predictions import write_predictions
-from glasu.runtime.telemetry import Telemetry
-from glasu.runtime.trained_model import TrainedModel, load_weights
-from glasu.timing import Stopwatch
+from glasu.protocol.requests import Script, Timed
+from glasu.records import read_record, to_plain
+from glasu.report import LedgerSummary, versions
+from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
 
@@ -59,87 +51,47 @@ class Predicted:
     file: Path | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartyPredictionReport:
-    """prediction.json of a party."""
-
-    party: str
+@dataclass(frozen=True)
+class _ReportedParties:
     parties: tuple[str, ...]
-    training: str
-    requested: int
-    received: int
-    traffic: Traffic
-    seconds: Seconds
-    ledger: LedgerSummary
-    versions: Mapping[str, str]
-
-    def to_json(self) -> str:
-        """Return the content of prediction.json."""
-        values = to_plain(self)
-        ledger = values.pop("ledger")
-        values |= {
-            "traffic": self.traffic.to_dict(),
-            "seconds": self.seconds.to_dict(),
-            "privacy": {"ledger": [ledger]},
-        }
-        return json.dumps(values, indent=2) + "\n"
 
 
-class PredictionParty:
+class PredictionParty(ClientPurpose[Predicted]):
     """One process of a party in a prediction."""
 
-    def __init__(self, options: JoinOptions, query: Query) -> None:
+    def __init__(self, options: JoinOptions, party: PartyData, query: Query) -> None:
         """Load the trained model of the folder.
 
         Raises:
             ConfigError: the folder holds no finished training of this party.
             DataError: the party's data does not fit the model.
         """
-        self.options = options
+        super().__init__(options, party)
         self.query = dataclasses.replace(query, nodes=np.asarray(query.nodes, np.int64))
-        self.state = open_joining(options.out, options.party.name)
         if self.state.value.finished is None or self.state.value.run is None:
             raise ConfigError(
                 f"{options.out}: holds no finished training of this party; --out must be the folder of a finished "
                 "`glasu join`."
             )
         self.model = TrainedModel.load(options.out)
-        self.party = _with_classes(self.model, options.party)
-        self.roster = _read_roster(options.out)
-        self.telemetry = Telemetry(options.clock)
-        self._client: Client | None = None
+        self.party = _with_classes(self.model, party)
+        parties = {"parties": read_report(options.out).get("parties")}
+        self.roster = read_record(_ReportedParties, parties, str(options.out / "report.json")).parties
         self._run = ""  # of the present server process
-        self.predicted: Predicted | None = None
+        self._predicted: Predicted | None = None
+
+    def facts(self) -> Facts:
+        """Return the facts of this party: its data, and the training and classes of its model."""
+        about_classes = class_facts(self.model.classes) if self.model.classes else {}
+        return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
-        process = describe_process(self.state.value)
-        return to_plain(Hello(facts=self._facts(), process=process, rounds={0: START}))
+        return to_plain(Hello(facts=self.facts(), process=describe_process(self.state.value), rounds=self.rounds()))
 
-    def _facts(self) -> Facts:
-        classes = self.model.classes
-        about_classes = {"classes": len(classes), "class_names": digest_names(classes)} if classes else {}
-        return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
-
-    def welcome(self, welcome: Payload) -> None:
+    def accept(self, offered: Welcome) -> None:
         """Check that the server predicts with the training of this model, and build the client."""
-        offered = read_payload(Welcome, welcome, "the server's welcome")
         note_welcome(self.state)
-        self._check(offered)
-        self._run = offered.run
-        if self._client is None:
-            config, scale = self.model.config, self.model.scales[0]
-            client = build_client(config, self.party, offered.index, offered.roster, self.options.clock, scale)
-            load_weights(client, self.model.weights[0])
-            client.identity.incarnation = self.state.value.incarnation
-            self.telemetry.add_watch(client.watch)
-            self._client = client
-            others = ", ".join(name for name in self.roster if name != self.party.name)
-            self.options.log.info(
-                "prediction: the server and %s must stay online until it is done; waiting for them.", others
-            )
-
-    def _check(self, offered: Welcome) -> None:
         if offered.roster != self.roster:
             raise RefusalError(
                 Code.WRONG_ROSTER,
@@ -149,33 +101,17 @@ class PredictionParty:
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
-            compare_settings({"trained": self.model.config.flatten(), "got": config.flatten()}),
+            compare_settings({f"{self.party.name} trained": self.model.config.flatten(), SERVER: config.flatten()}),
             "the server's settings are not those of the training: {}.",
-            (f"{self.party.name} trained", "the server"),
         )
-
-    def statement(self) -> Payload:
-        """Return the facts and settings with which this party is ready to predict."""
-        config = self.model.config
-        return to_plain(
-            Prepared(digest=config.digest(), settings=config.flatten(), rounds={0: START}, facts=self._facts())
-        )
-
-    @property
-    def client(self) -> Client:
-        """This party's client; the session calls `welcome` first."""
-        assert self._client is not None
-        return self._client
-
-    @property
-    def watch(self) -> Stopwatch:
-        """Adds up the computing time of the script."""
-        return self.client.watch
-
-    @property
-    def limits(self) -> Limits:
-        """The greatest sizes of the server's messages."""
-        return limits_of(self.client)
+        self._run = offered.run
+        if self._client is None:
+            self.build_client(self.model.config, self.party, offered, self.model.clients[0].input_scale)
+            load_weights(self.client, self.model.weights[0])
+            others = ", ".join(name for name in self.roster if name != self.party.name)
+            self.options.log.info(
+                "prediction: the server and %s must stay online until it is done; waiting for them.", others
+            )
 
     def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
         """Return the script of an attempt; each attempt has its own run id."""
@@ -183,17 +119,6 @@ class PredictionParty:
         identity.attempt = attempt.number % ATTEMPTS
         identity.run = derive_attempt_run(self._run, attempt.number)
         return _request(self.client, self.query.nodes)
-
-    def save(self, state: Any) -> None:
-        """A prediction saves nothing."""
-        raise AssertionError("a prediction has no state")
-
-    def settle(self) -> None:
-        """Do nothing: a prediction has no checkpoint."""
-
-    def observe(self, event: Event) -> None:
-        """Pass an event on."""
-        self.options.emit(event)
 
     def finish(self, result: tuple[NodeSet, NDArray[Any]]) -> Finished:
         """Write predictions.<format> and prediction.json."""
@@ -208,27 +133,25 @@ class PredictionParty:
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
             self.options.log.info("party %r has the labels and receives the class probabilities; this one none.", owner)
-        self.predicted = Predicted(nodes, probabilities, file)
-        self._write_report(len(nodes))
-        return Finished(received=len(nodes))
-
-    def _write_report(self, received: int) -> None:
-        client, cost = self.client, self.telemetry.cost()
-        report = PartyPredictionReport(
+        cost = self.telemetry.cost()
+        report = PredictionReport(
             party=client.name,
             parties=self.roster,
-            training=str(self.state.value.run),
-            requested=len(self.query.nodes),
-            received=received,
+            training=self.state.value.run,
+            requested=len(requested),
+            received=len(nodes),
             traffic=cost.traffic,
             seconds=cost.seconds,
-            ledger=LedgerSummary.of(client.name, client.release.ledger),
+            privacy={"ledger": (LedgerSummary.of(client.name, client.release.ledger),)},
             versions=versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
+        self._predicted = Predicted(nodes, probabilities, file)
+        return Finished(received=len(nodes))
 
-    def close(self, *, finished: bool) -> None:
-        """Do nothing: a prediction starts no thread."""
+    def result(self) -> Predicted | None:
+        """Return the class probabilities, once they are written."""
+        return self._predicted
 
 
 def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
@@ -242,19 +165,3 @@ def _with_classes(model: TrainedModel, party: PartyData) -> PartyData:
     if model.classes:
         return model.add_unknown_labels([party])[0]
     return dataclasses.replace(party, labels=None, classes=(), splits=None)
-
-
-@dataclass(frozen=True)
-class _ReportedParties:
-    parties: tuple[str, ...]
-
-
-def _read_roster(out: Path) -> tuple[str, ...]:
-    """Return the parties of the training, in client order, from report.json."""
-    path = out / "report.json"
-    try:
-        report = parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); restore the folder of `glasu join`.") from None
-    parties = {"parties": report.get("parties")} if isinstance(report, dict) else {}
-    return read_record(_ReportedParties, parties, str(path)).parties

@@ -2,8 +2,8 @@
 
 Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
 short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
-log line and call the handshake (which writes a small file), and takes no other lock. The reception of `transport.py`
-has a separate lock and calls the session without holding it.
+log line and call the handshake (which writes a small file), and takes no other lock. The
+listener of `transport.py` has a separate lock and calls the session without holding it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,92 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from glasu.errors import AbsenceError, GlasuError
-from glasu.network.frames import CONTROL, CheckLimits, pack_control, pack_frame
+from glasu.errors import AbsenceError, EquivocationError, GlasuError
+from glasu.network.control import Notice, Stopped
+from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload
-from glasu.network.log_limit import LimitedLog
-from glasu.network.peer import Peer
-from glasu.network.sanitize import SENTENCES, printable
-from glasu.network.states import PeerEvent, RunEvent, RunState, run_machine
+from glasu.network.log_lines import LimitedLog
+from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
+from glasu.network.transport import Stream
 from glasu.protocol.requests import Receive
+from glasu.wire.message_key import Key
 
 NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less often, but
 NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
+GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
+
+
+class Receipts:
+    """Keys and digests of the messages that a party sent in the current and the previous phases.
+
+    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
+    under one key stop the run, because one of them is not the computed one.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
+
+    def knows(self, key: Key) -> bool:
+        """Return whether a message with this key came before."""
+        return key.pack() in self._groups.get((int(key.phase), key.round), {})
+
+    def take(self, key: Key, digest: bytes) -> bool:
+        """Return whether a message is new; raise EquivocationError where its key came with another content."""
+        group, packed = (int(key.phase), key.round), key.pack()
+        known = self._groups.get(group, {}).get(packed)
+        if known == digest:
+            return False
+        if known is not None:
+            raise EquivocationError(
+                f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
+                "because one of them is not the computed one."
+            )
+        if group not in self._groups:
+            for oldest in list(self._groups)[: 1 - GROUPS]:
+                del self._groups[oldest]
+            self._groups[group] = {}
+        self._groups[group][packed] = digest
+        return True
+
+
+@dataclass(eq=False)
+class Peer:
+    """One party, as the server sees it."""
+
+    name: str
+    index: int
+    away_since: float  # when it lost its last stream, or the run began
+    stream: Stream | None = None
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
+    receipts: Receipts = field(default_factory=Receipts)
+    expected: Receive | None = None  # the message that the thread of the run waits for, right now
+    refusal: str = ""  # why its last process was refused
+    result: Payload = field(default_factory=dict)  # its report when it finished
+
+    @property
+    def state(self) -> PeerState:
+        return self.machine.state
+
+    @property
+    def is_connected(self) -> bool:
+        return self.stream is not None
+
+    @property
+    def has_heard_all(self) -> bool:
+        """Return whether its process has acknowledged every frame."""
+        return self.channel.outbox.held == 0
+
+    def clear(self) -> None:
+        """Drop all messages, pieces and receipts: another attempt begins."""
+        self.channel.clear()
+        self.receipts = Receipts()
+
+    def send_control(self, message: object) -> None:
+        """Send a control message in the sequence: it arrives, over this stream or a later one."""
+        self.channel.outbox.put_control(message)
 
 
 class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
@@ -43,23 +116,27 @@ class Attempt:
 class Roster:
     """The parties, the run, and how to wait for them."""
 
-    def __init__(self, names: Sequence[str], clock: Callable[[], float], log: logging.Logger) -> None:
+    def __init__(self, names: Sequence[str], wait: float, clock: Callable[[], float], log: logging.Logger) -> None:
+        """Expect the parties of these names; each may be without a connection for `wait` seconds."""
         self.changed = threading.Condition()
         self.peers = {name: Peer(name, index, away_since=clock()) for index, name in enumerate(names)}
         self.run = run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
         self.farewell: Payload = {}  # goes with the goodbye to every party
-        self.expected: Receive | None = None  # by the thread of the run, right now
-        self.clock = clock
-        self.seconds_waited = 0.0
-        self._log = LimitedLog(log, clock)
+        self.log = LimitedLog(log, clock)
+        self.clock, self._wait = clock, wait
 
     def fail(self, error: GlasuError) -> None:
         """Note the failure of the run. The thread of the run raises the first such error."""
         self.failure = self.failure or error
         self.run.advance(RunEvent.FAIL)
         self.changed.notify_all()
+
+    def stop(self, stream: Stream) -> None:
+        """Close a stream with the reason of the failure as its last frame."""
+        if self.failure is not None:
+            stream.close(control_frame(Stopped(self.failure.code, self.failure.public_message)))
 
     def restart(self) -> None:
         """Void the present attempt, if there is one."""
@@ -70,7 +147,7 @@ class Roster:
     def drop(self, peer: Peer, event: PeerEvent, *last: bytes) -> None:
         """Close a party's stream, perhaps with a last frame: its process takes part no longer."""
         peer.machine.advance(event)
-        peer.conversation.inbox.clear()
+        peer.clear()
         if peer.stream is not None:
             peer.stream.close(*last)
         peer.stream, peer.away_since = None, self.clock()
@@ -84,61 +161,47 @@ class Roster:
             about: the party that caused it. Its lines are limited; the rest are counted.
             without: the party that is not told.
         """
-        if not self._log.write(line, about):
+        if not self.log.write(line, about):
             return
-        notice = pack_frame(CONTROL, pack_control("notice", line=line))
+        notice = control_frame(Notice(line))
         for peer in self.peers.values():
             if peer.stream is not None and peer is not without:
                 peer.stream.send(notice)
 
-    def note(self, line: str, about: str = "") -> None:
-        """Write a line to the log only."""
-        self._log.write(line, about)
-
-    def wait_until(self, missing: Callable[[], list[Peer]], wait: float, what: str) -> None:
-        """Wait until no party is missing; name those that are. Fail if one has no stream for `wait` seconds.
+    def wait_for(self, done: Callable[[Peer], bool], what: str) -> None:
+        """Wait until every party is done; name those that are not. Fail if one has had no stream for too long.
 
         A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs.
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
-            self._log.write_counts()
+            self.log.write_counts()
             if self.failure is not None:
                 raise self.failure
             if self.run.state is RunState.RESTARTING:
                 raise RestartAttempt
-            absent = missing()
+            absent = [peer for peer in self.peers.values() if not done(peer)]
             if not absent:
                 return
             now, names = self.clock(), ", ".join(peer.name for peer in absent)
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
-            left = self._seconds_left(absent, wait, what)
+            left = self._seconds_left(absent, what)
             if now - since >= named:
-                states = "; ".join(f"{peer.name}: {_describe(peer)}" for peer in absent)
+                states = "; ".join(f"{peer.name}: {'' if peer.is_connected else 'not '}connected" for peer in absent)
                 self.announce(f"waiting for {names} {what} since {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
-            self.seconds_waited += self.clock() - now
 
-    def _seconds_left(self, absent: Sequence[Peer], wait: float, what: str) -> float:
+    def _seconds_left(self, absent: Sequence[Peer], what: str) -> float:
         """Return how long the absent parties may stay away, or raise AbsenceError."""
         gone = [peer for peer in absent if not peer.is_connected]
-        left = min((peer.away_since + wait - self.clock() for peer in gone), default=wait)
+        left = min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
         if left > 0:
             return left
         reasons = "; ".join(f"{peer.name}: {peer.refusal}" for peer in gone if peer.refusal)
         raise AbsenceError(
-            f"waited {wait:.0f} s for {', '.join(peer.name for peer in gone)} {what}"
+            f"waited {self._wait:.0f} s for {', '.join(peer.name for peer in gone)} {what}"
             f"{f' ({reasons})' if reasons else ''}; saved work is kept. Start the missing roles, and the same command "
             "again."
         )
-
-
-def _describe(peer: Peer) -> str:
-    return "connected" if peer.is_connected else "not connected"
-
-
-def last_word(kind: str, reason: str, **fields: object) -> bytes:
-    """Return the frame that ends a stream: why a process is refused, or the run stopped."""
-    return pack_frame(CONTROL, pack_control(kind, reason=printable(reason, SENTENCES), **fields))

@@ -1,39 +1,25 @@
-"""The --out folder of a role: whether a run begins there, continues, or is refused. Torch is not loaded here."""
+"""The --out folder of a role: whether a run begins there, continues, or is refused. Torch is not loaded here.
+
+The public message of each refusal has neither paths nor ids: the dry run shows it to all roles.
+"""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from glasu.config import RunConfig
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, DataError
 from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
-from glasu.runtime.checkpointing import SUFFIX
-from glasu.runtime.output_dir import JOINING, OTHER_DATA, PREDICTING, SERVING
+from glasu.records import parse_json
+from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
+from glasu.runtime.output_dir import JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
 
 CHECKPOINTS = "checkpoints"
 SHOWN_SETTINGS = 4
-
-
-class FolderCode(enum.StrEnum):
-    """Why a role cannot use a folder."""
-
-    UNKNOWN_CHECKPOINTS = "unknown_checkpoints"
-    OTHER_PARTIES = "other_parties"
-    OTHER_SETTINGS = "other_settings"
-    OTHER_RUN = "other_run"
-    OTHER_DATA = "other_data"
-    NOT_FINISHED = "not_finished"
-
-
-class FolderError(ConfigError):
-    """The --out folder holds something else."""
-
-    def __init__(self, code: FolderCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"
 
 
 def open_serving(out: Path) -> StateFile[ServingRecord]:
@@ -51,65 +37,56 @@ def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:
     return StateFile(out / JOINING, JoiningRecord(party=party))
 
 
-def has_checkpoints(out: Path) -> bool:
-    """Return whether a folder holds checkpoints."""
-    return any((out / CHECKPOINTS).glob(f"*{SUFFIX}"))
-
-
 def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> bool:
     """Return whether a server's folder holds this run.
 
     A run that no party has joined yet may change its settings: then the folder holds none.
 
     Raises:
-        FolderError: the folder holds a run of other parties or settings.
+        ConfigError: the folder holds a run of other parties or settings.
     """
     if record.run is None:
-        refuse_unknown_checkpoints(out, SERVING)
+        refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)
         return False
-    if record.roster == tuple(roster) and record.digest == config.digest():
-        return True
     joined = record.processes or record.attempt or record.closed
-    if not joined and not has_checkpoints(out):
-        return False
-    if record.roster != tuple(roster):
-        raise FolderError(
-            FolderCode.OTHER_PARTIES,
-            f"{out}: holds a run of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
-            "roster (`glasu provision --remove NAME` removes a name), choose another --out, or start over with "
-            "--fresh, which removes the checkpoints.",
-        )
-    raise FolderError(
-        FolderCode.OTHER_SETTINGS,
-        f"{out}: holds a run with other settings: {describe_settings_change(record, config)}. Continue with those, "
-        "choose another --out, or start over with --fresh, which removes the checkpoints.",
-    )
+    if not joined and not any((out / CHECKPOINTS).glob(f"*{SUFFIX}")):
+        return record.roster == tuple(roster) and record.digest == config.digest()
+    fresh = ", choose another --out, or start over with --fresh, which removes the checkpoints"
+    _refuse_other_run(out, record, config, roster, fresh)
+    return True
 
 
 def require_finished_training(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> str:
-    """Return the run id of the finished training in a server's folder, or raise FolderError."""
+    """Return the run id of the finished training in a server's folder, or raise ConfigError."""
     if record.run is None or not record.closed:
-        raise FolderError(
-            FolderCode.NOT_FINISHED,
-            f"{out}: holds no finished training of this server; --out must be the folder of a finished `glasu serve`.",
+        raise ConfigError(
+            f"{out}: holds no finished training of this server; --out must be the folder of a finished `glasu serve`."
         )
-    if record.roster != tuple(roster):
-        raise FolderError(
-            FolderCode.OTHER_PARTIES,
-            f"{out}: holds a training of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
-            "roster (`glasu provision --remove NAME` removes a name).",
-        )
-    if record.digest != config.digest():
-        raise FolderError(
-            FolderCode.OTHER_SETTINGS,
-            f"{out}: holds a training with other settings: {describe_settings_change(record, config)}. Predict with "
-            "those.",
-        )
+    _refuse_other_run(out, record, config, roster)
     return record.run
 
 
-def check_party_folder(out: Path, record: JoiningRecord, data: str | None, only: str | None) -> None:
-    """Refuse a party's folder that does not fit what the party wants to do.
+def _refuse_other_run(
+    out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str], or_else: str = ""
+) -> None:
+    """Refuse a server's folder with a run of other parties or settings; `or_else` names further remedies."""
+    if record.roster != tuple(roster):
+        raise ConfigError(
+            f"{out}: holds a run of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
+            f"roster (`glasu provision --remove NAME` removes a name){or_else}.",
+            f"holds a run of other parties; {NEW_RUN}",
+        )
+    if record.digest != config.digest():
+        differences = compare_settings({"here": config.flatten(), "there": record.settings})[:SHOWN_SETTINGS]
+        listed = (f"{each.name} = {each.values['there']!r} there, {each.values['here']!r} here" for each in differences)
+        raise ConfigError(
+            f"{out}: holds a run with other settings: {'; '.join(listed)}. Use those{or_else}.",
+            f"holds a run with other settings; {NEW_RUN}",
+        )
+
+
+def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str | None) -> bool:
+    """Return whether a party's folder holds its part of a run.
 
     Args:
         out: the folder.
@@ -118,35 +95,19 @@ def check_party_folder(out: Path, record: JoiningRecord, data: str | None, only:
         only: the only run that the party wants to join.
 
     Raises:
-        FolderError: the folder belongs to another run, or the run began with other data.
+        ConfigError: the folder belongs to another run, or the run began with other data.
     """
     if record.run is None:
-        refuse_unknown_checkpoints(out, JOINING)
-        return
+        refuse_unknown_checkpoints(out / CHECKPOINTS, JOINING)
+        return False
     if only not in (None, record.run):
-        raise FolderError(
-            FolderCode.OTHER_RUN,
+        raise ConfigError(
             f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of that run.",
+            "holds a part of another run than --run names; give the --out of that run",
         )
     if data not in (None, record.data):
-        raise FolderError(FolderCode.OTHER_DATA, f"{out}: {OTHER_DATA}.")
-
-
-def refuse_unknown_checkpoints(out: Path, state_file: str) -> None:
-    """Refuse to begin a run in a folder with checkpoints whose state file is missing."""
-    names = ", ".join(sorted(path.name for path in (out / CHECKPOINTS).glob(f"round-*{SUFFIX}")))
-    if names:
-        raise FolderError(
-            FolderCode.UNKNOWN_CHECKPOINTS,
-            f"{out / CHECKPOINTS}: holds checkpoints of another run ({names}), and {state_file} is missing. Restore "
-            f"{state_file}, choose another --out, or start over with --fresh, which removes them.",
-        )
-
-
-def describe_settings_change(record: ServingRecord, config: RunConfig) -> str:
-    """Return the first settings in which a run differs from the present ones."""
-    changed = compare_settings({"here": config.flatten(), "there": record.settings})[:SHOWN_SETTINGS]
-    return "; ".join(f"{each.name} = {each.values['there']!r} there, {each.values['here']!r} here" for each in changed)
+        raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
+    return True
 
 
 def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
@@ -157,3 +118,15 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
     return (
         f"{began}; since then {' and '.join(changes)}" if changes else f"{began}; now their order is {', '.join(here)}"
     )
+
+
+def read_report(out: Path) -> dict[str, Any]:
+    """Read report.json of a party that has finished."""
+    path = out / REPORT
+    try:
+        report = parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); restore it.") from None
+    if not isinstance(report, dict):
+        raise DataError(f"{path}: is not a report; restore it.")
+    return report

@@ -1,145 +1,228 @@
-"""The server between machines: listen, gather the parties, run attempts until one succeeds. No torch here."""
+"""The server between machines: one loop for training, prediction and the dry run. No torch here.
+
+A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, TrainingError
-from glasu.network.options import Listening, ServeOptions, Serving
-from glasu.network.payloads import Finished, read_payload
-from glasu.network.prediction_server import PredictionServer, ServerPredictionReport
-from glasu.network.server_role import ServerPerformer, ServerRole
-from glasu.network.server_session import RestartAttempt, ServerSession
-from glasu.network.status import View
-from glasu.network.training_server import TrainingServer
+from glasu.network.admission import Admission
+from glasu.network.control import describe_start
+from glasu.network.facts import Facts
+from glasu.network.fencing import Fence
+from glasu.network.handshake import Finished, Payload, Prepared, read_payload
+from glasu.network.options import Listening, ServeOptions, Serving, View
+from glasu.network.roster import RestartAttempt
+from glasu.network.server_session import ServerSession
+from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
-from glasu.report import RunReport
+from glasu.protocol.limits import Limits
+from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
+from glasu.protocol.server import Server, Sizes
+from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
+from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
+from glasu.wire.message_key import Key
 
-GOODBYE_SECONDS = 10.0  # for the parties to hear that the run has ended, and to hang up
 Report = TypeVar("Report")
 
 
-def serve(options: ServeOptions) -> RunReport | None:
-    """Serve one training to its end and write report.json; return None if it was finished before."""
-    return serve_as(TrainingServer(options))
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One attempt: the round after which it starts, and the server's script."""
+
+    attempt: int
+    round: int
+    digests: tuple[str, ...]  # of the parties' checkpoints of that round, in client order
+    limits: Limits
+    script: Script[Any]
 
 
-def serve_as(role: TrainingServer, performer: type[ServerPerformer] = ServerPerformer) -> RunReport | None:
-    """Serve one training as a role that may do something else than `TrainingServer` does.
+class ServerPurpose(Generic[Report]):
+    """The work of a server in a session. The methods here save nothing."""
+
+    goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
+
+    def __init__(
+        self, options: ServeOptions, facts: Facts, config: RunConfig, run: str, state: StateFile[ServingRecord] | None
+    ) -> None:
+        """Expect the parties of the roster.
+
+        Args:
+            options: of the command.
+            facts: the server's.
+            config: the settings that the parties receive.
+            run: the id of the run.
+            state: remembers the admitted processes; None in a dry run, which admits all.
+        """
+        self.options, self.config, self.run = options, config, run
+        self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
+        fence = None if state is None else Fence(state)
+        self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier process has finished this run."""
+        return False
+
+    def rounds(self) -> dict[int, str]:
+        """Return the server's checkpoints and their digests."""
+        return {0: START}
+
+    def begin(self) -> None:
+        """Begin the run in the folder. Called after the address is bound, before parties can connect."""
+
+    def conduct(self, session: ServerSession, perform: ServerPerformer) -> Report:
+        """Lead the conversation with the parties, and return the report."""
+        return run_attempts(self, session, perform)
+
+    def plan(self) -> Plan:
+        """Plan the next attempt. Called when every party has stated its facts and checkpoints."""
+        raise NotImplementedError
+
+    def save(self, state: Any) -> None:
+        """Start to write a checkpoint."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until the last saved state is durable."""
+
+    def observe(self, event: Event) -> None:
+        """Pass an event of the script on."""
+        self.options.emit(event)
+
+    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
+        """Write the report, from the script's result and from what the parties state."""
+        raise NotImplementedError
+
+    def farewell(self, report: Report) -> Payload:
+        """Return what goes with the goodbye to every party."""
+        return {}
+
+    def close(self, *, finished: bool) -> None:
+        """Stop threads and close files; `finished`: every party has its results."""
+
+    def view(self, session: ServerSession) -> View | None:
+        """Return the server at this moment, for monitoring; any thread may call it."""
+        return None
+
+    def build_server(self, statements: Iterable[Prepared], run: bytes) -> tuple[Server, Limits]:
+        """Build the server for the counts that all parties state; return it and the greatest sizes of messages."""
+        facts, roster = [stated.facts for stated in statements], self.options.kit.roster
+
+        def agreed(name: str) -> int:
+            return next((getattr(own, name) for own in facts if getattr(own, name) is not None), 0)
+
+        num_nodes, validation = agreed("nodes"), agreed("validation_nodes")
+        config, _ = resolve(self.config, num_nodes)
+        subset = config.train.evaluate_nodes
+        sizes = Sizes(num_nodes, min(subset, validation) if subset else validation, agreed("test_nodes"))
+        limits = Limits.of_run(config, num_nodes, agreed("classes"), len(roster))
+        return Server(config, roster, sizes, run), limits
+
+
+class ServerPerformer:
+    """Performs the requests of a server's script over a session."""
+
+    def __init__(self, session: ServerSession, purpose: ServerPurpose[Any]) -> None:
+        self.session, self.purpose = session, purpose
+
+    def __call__(self, request: Any) -> Any:
+        """Perform one request and return its result."""
+        purpose, telemetry = self.purpose, self.purpose.telemetry
+        match request:
+            case Receive():
+                with telemetry.watch.measure("waiting"):
+                    messages = self.session.receive(request)
+                for message in messages:
+                    telemetry.traffic.sent_to_server(message)
+                return messages
+            case Broadcast(message, rides):
+                purpose.settle()  # a checkpoint must be durable before the next message leaves
+                telemetry.traffic.sent_to_clients(message, self.session.num_parties)
+                self._count_exchange(message.key, rides=rides)
+                with telemetry.watch.measure("communication"):
+                    self.session.broadcast(message)
+            case Scatter(messages, rides):
+                purpose.settle()
+                for message in messages:
+                    telemetry.traffic.sent_to_clients(message)
+                self._count_exchange(messages[0].key, rides=rides)
+                with telemetry.watch.measure("communication"):
+                    self.session.scatter(messages)
+            case Save(take_state):
+                purpose.save(take_state())
+            case _:
+                purpose.observe(request)
+        return None
+
+    def _count_exchange(self, key: Key, *, rides: bool) -> None:
+        if key.chunk == 0 and not rides:
+            self.purpose.telemetry.traffic.exchange(key)
+
+
+def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = ServerPerformer) -> Report:
+    """Serve one session to its end and return its report.
 
     Args:
-        role: the server's.
+        purpose: training, prediction or dry run.
         performer: performs the requests of its script.
     """
-    options, session = role.options, _open_session(role.options, role)
-    options.emit(Serving(lambda: _view(role, session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
-    if not role.is_finished:
-        return _serve_run(options, role, session, performer)
-    options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", options.out)
-    with _listen(options, role, session):
-        session.dismiss(GOODBYE_SECONDS)
-    role.close(finished=True)
-    return None
-
-
-def serve_prediction(options: ServeOptions) -> ServerPredictionReport:
-    """Serve one prediction with the parties' trained models and write prediction.json."""
-    return serve_prediction_as(PredictionServer(options))
-
-
-def serve_prediction_as(role: PredictionServer) -> ServerPredictionReport:
-    """Serve one prediction as a role that may do something else than `PredictionServer` does."""
-    options, session = role.options, _open_session(role.options, role)
-    options.emit(Serving(None, lambda why: session.announce_failure(TrainingError(why), 0.0)))
-    return _serve_run(options, role, session)
-
-
-def _open_session(options: ServeOptions, role: ServerRole[Any]) -> ServerSession:
-    """Return the session of a role."""
-    return ServerSession(
+    options = purpose.options
+    session = ServerSession(
         options.kit.roster,
-        role.admission,
-        role.run,
+        purpose.admission,
+        purpose.run,
         wait=options.wait,
         log=options.log,
         on_invalid_message=options.on_invalid_message,
     )
-
-
-def _serve_run(
-    options: ServeOptions,
-    role: ServerRole[Report],
-    session: ServerSession,
-    performer: type[ServerPerformer] = ServerPerformer,
-) -> Report:
+    options.emit(Serving(lambda: purpose.view(session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
     finished = False
-    with _listen(options, role, session):
+    with Listener(session.host, options.kit, options.listen) as listener:
+        purpose.begin()  # after the address is bound: a bad --listen changes no folder
+        listener.start()
+        parties = ", ".join(options.kit.roster)
+        whom = "parties that still need the result of the finished run" if purpose.is_finished else parties
+        options.log.info("listening on %s:%d, waiting for %s", options.listen.rpartition(":")[0], listener.port, whom)
+        options.emit(Listening(listener.port))
         try:
-            report = _run_attempts(options, role, session, performer(session, role))
-            session.dismiss(GOODBYE_SECONDS)
+            report = purpose.conduct(session, performer(session, purpose))
+            session.dismiss(purpose.goodbye_seconds, purpose.farewell(report))
             finished = True
         except Exception as error:  # also a full disk or a bug: no party must wait for more
-            session.announce_failure(error, GOODBYE_SECONDS)
+            session.announce_failure(error, purpose.goodbye_seconds)
             raise
         except KeyboardInterrupt:
             session.leave()
             raise
         finally:
-            role.close(finished=finished)
+            purpose.close(finished=finished)
         return report
 
 
-@contextmanager
-def _listen(options: ServeOptions, role: ServerRole[Any], session: ServerSession) -> Iterator[None]:
-    """Accept connections of parties."""
-    with Listener(session.host, options.kit, options.listen) as listener:
-        if not role.is_finished:
-            role.pin()  # after the address is bound: a bad --listen changes no folder
-        listener.start()
-        options.emit(Listening(listener.port, finished=role.is_finished))
-        yield
-
-
-def _run_attempts(
-    options: ServeOptions, role: ServerRole[Report], session: ServerSession, perform: ServerPerformer
-) -> Report:
+def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
     """Run attempts until one succeeds."""
-    waiting = role.telemetry.watch.measure("waiting")
+    log, watch = purpose.options.log, purpose.telemetry.watch
     while True:
         try:
-            with waiting:
+            with watch.measure("waiting"):
                 session.gather()
-            plan = role.plan()
-            with waiting:
+            plan = purpose.plan()
+            with watch.measure("waiting"):
                 session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
-            options.log.info(
-                "attempt %d: all parties are connected; continuing after round %d.", plan.attempt, plan.round
-            )
-            result = drive(plan.script, perform, role.telemetry.watch, "communication")
-            with waiting:
+            log.info("attempt %d: all parties are connected; %s.", plan.attempt, describe_start(plan.round))
+            result = drive(plan.script, perform, watch, "communication")
+            with watch.measure("waiting"):
                 results = session.collect_results()
-            return role.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])
+            return purpose.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])
         except RestartAttempt:
-            options.log.info("a process was restarted: all roles return to the last common checkpoint.")
+            log.info("a process was restarted: all roles return to the last common checkpoint.")
         except GlasuError as error:
             if not session.set_aside(error):
                 raise
-
-
-def _view(role: TrainingServer, session: ServerSession) -> View:
-    """Return the server at this moment; any thread may call it."""
-    traffic, seconds = role.telemetry.traffic, role.telemetry.seconds()
-    return View(
-        status=role.status(),
-        connected=session.connected(),
-        refused=session.refused,
-        messages=traffic.messages,
-        exchanges=traffic.exchanges,
-        bytes_by_phase=dict(traffic.by_phase),
-        seconds_by_part=dict(seconds.parts),
-        scores=role.scores,
-        finished=role.state.value.closed,
-    )

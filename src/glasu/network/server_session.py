@@ -6,23 +6,30 @@ order is described in `roster.py`.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 
-from glasu.errors import CheckpointError, DataError, GlasuError, ProtocolError, TrainingError, get_public_message
-from glasu.network.frames import CheckLimits, check_expected, describe_expected
+from glasu.errors import (
+    CheckpointError,
+    DataError,
+    GlasuError,
+    ProtocolError,
+    TrainingError,
+    get_code,
+    get_public_message,
+)
+from glasu.network.control import ProposedAttempt, StatementRequest
+from glasu.network.frames import CheckLimits, Encoded, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
-from glasu.network.peer import Peer
-from glasu.network.peer_frames import OnInvalidMessage, PeerFrames
-from glasu.network.roster import Attempt, RestartAttempt, Roster, last_word
+from glasu.network.options import OnInvalidMessage
+from glasu.network.peer_frames import PeerFrames
+from glasu.network.roster import Attempt, Peer, RestartAttempt, Roster
 from glasu.network.states import PeerEvent, PeerState, RunEvent
-from glasu.network.transport import Host
-from glasu.protocol.message_bytes import encode
+from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
-
-__all__ = ["OnInvalidMessage", "RestartAttempt", "ServerSession"]
 
 
 class ServerSession:
@@ -54,53 +61,41 @@ class ServerSession:
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
             clock: returns seconds.
         """
-        self._wait, self._handshake = wait, handshake
-        self._roster = Roster(roster, clock, log)
-        self._frames = PeerFrames(self._roster, handshake, run, on_invalid_message)
-
-    # --- for a Listener, and for status displays in other threads ---------------------------
-
-    @property
-    def host(self) -> Host:
-        """The receiver of streams that a `Listener` needs."""
-        return self._frames
+        self._handshake = handshake
+        self.roster = Roster(roster, wait, clock, log)  # hold `roster.changed` to read it
+        self.host = PeerFrames(self.roster, handshake, run, on_invalid_message)  # receives the streams of a `Listener`
 
     @property
     def num_parties(self) -> int:
-        return len(self._roster.peers)
+        return len(self.roster.peers)
 
     @property
     def refused(self) -> int:
-        """How many connections and processes were refused."""
-        return self._frames.refusals.count
-
-    @property
-    def seconds_waited(self) -> float:
-        """How long the thread of the run has waited for parties."""
-        return self._roster.seconds_waited
+        """How many connections and processes were refused; any thread may ask."""
+        return self.host.refused
 
     def connected(self) -> dict[str, bool]:
-        """Return which parties have a stream now."""
-        with self._roster.changed:
-            return {name: peer.is_connected for name, peer in self._roster.peers.items()}
+        """Return which parties have a stream now; any thread may ask."""
+        with self.roster.changed:
+            return {name: peer.is_connected for name, peer in self.roster.peers.items()}
 
     # --- an attempt --------------------------------------------------------------------------
 
     def gather(self) -> None:
         """Wait until every party is connected and its statement has passed the handshake."""
-        roster = self._roster
+        roster = self.roster
         with roster.changed:
             if roster.failure is not None:
                 raise roster.failure
             roster.run.advance(RunEvent.GATHER)
-            roster.attempt = roster.expected = None
+            roster.attempt = None
             for peer in roster.peers.values():
-                peer.conversation.inbox.clear()
+                peer.clear()
                 if peer.machine.allows(PeerEvent.REGATHER):  # its checkpoints may have changed since its statement
                     peer.machine.advance(PeerEvent.REGATHER)
-                    peer.send_control("report")
+                    peer.send_control(StatementRequest())
             roster.changed.notify_all()
-            self._wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
+            roster.wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
 
     def begin_attempt(
         self, number: int, round_index: int, digests: Sequence[str | None], check_limits: CheckLimits
@@ -113,7 +108,7 @@ class ServerSession:
             digests: of the parties' checkpoints of that round, in client order. A party must confirm its own.
             check_limits: refuses a message, by its header and size, that is too long for this run.
         """
-        roster = self._roster
+        roster = self.roster
         with roster.changed:
             if any(peer.state is not PeerState.PREPARED for peer in roster.peers.values()):
                 raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
@@ -122,25 +117,50 @@ class ServerSession:
             self._handshake.settle()
             for peer, digest in zip(roster.peers.values(), digests, strict=True):
                 peer.machine.advance(PeerEvent.PROPOSE)
-                peer.result = None
-                peer.send_control("begin", attempt=number, round=round_index, digest=digest)
+                peer.send_control(ProposedAttempt(number, round_index, digest))
             roster.changed.notify_all()
             running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
-            self._wait_for(lambda peer: peer.state in running, f"to continue after round {round_index}")
+            roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {number}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:
-        """Return the next message of every party, in client order; it must be the expected one."""
-        roster = self._roster
-        with roster.changed:
-            roster.expected = expected
-            try:
-                self._wait_for(lambda peer: peer.conversation.inbox.is_ready, f"to send {describe_expected(expected)}")
-                messages = [self._pop(peer, expected) for peer in roster.peers.values()]
-            finally:
-                roster.expected = None
-            roster.changed.notify_all()  # there is room again
-            return messages
+        """Return the next message of every party, in client order; it must be the expected one.
+
+        Raises:
+            ProtocolError: a party's message is invalid, or not the expected one; `set_aside` may save the run.
+        """
+        roster, found = self.roster, dict[Peer, Message]()
+        while owing := [peer for peer in roster.peers.values() if peer not in found]:
+            with roster.changed:
+                for peer in owing:
+                    peer.expected = expected
+                try:
+                    roster.wait_for(
+                        lambda peer: peer in found or bool(peer.channel.inbox),
+                        f"to send {describe_expected(expected)}",
+                    )
+                    arrived = [(peer, peer.channel.pop()) for peer in owing]
+                finally:
+                    for peer in owing:
+                        peer.expected = None
+                roster.changed.notify_all()  # there is room again
+            for peer, encoded in arrived:
+                if (message := self._decode(peer, encoded, expected)) is not None:
+                    found[peer] = message
+        return [found[peer] for peer in roster.peers.values()]
+
+    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message | None:
+        """Decode a message without the lock; return None for a repeat of an earlier one."""
+        (kind, key, *_), receipts = encoded.head, peer.receipts
+        digest = hashlib.sha256(encoded.content).digest()
+        try:
+            with self.roster.changed:
+                if not receipts.take(key, digest):
+                    return None
+            check_expected(expected, kind, key)
+            return decode(encoded.content, encoded.head)
+        except ProtocolError as error:
+            raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
         """Send one message to every party, when there is room in its window."""
@@ -152,11 +172,11 @@ class ServerSession:
 
     def collect_results(self) -> list[Payload]:
         """Wait until every party has written its results; return what each reported, in client order."""
-        roster = self._roster
+        roster = self.roster
         with roster.changed:
             roster.run.advance(RunEvent.EXHAUST)
-            self._wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
-            return [peer.result or {} for peer in roster.peers.values()]
+            roster.wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
+            return [peer.result for peer in roster.peers.values()]
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -165,12 +185,12 @@ class ServerSession:
 
         After True, gather the parties again.
         """
-        peer = self._roster.peers.get(error.party)
-        if peer is None or not self._frames.refusals.may_return(error):
+        peer = self.roster.peers.get(error.party)
+        if peer is None or not self.host.may_return(error):
             return False
-        with self._roster.changed:
-            self._frames.refusals.expel(peer, error.public_message)
-            self._roster.note(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
+        with self.roster.changed:
+            self.host.expel(peer, error.public_message)
+            self.roster.log.write(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
         return True
 
     def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
@@ -180,12 +200,12 @@ class ServerSession:
             seconds: how long to wait.
             farewell: a payload for every party, which its `ClientSession.farewell` returns.
         """
-        roster = self._roster
+        roster = self.roster
         with roster.changed:
             roster.farewell = farewell or {}
             roster.run.advance(RunEvent.CLOSE)
             for peer in roster.peers.values():
-                self._frames.dismiss(peer)
+                self.host.dismiss(peer)
             self._wait_for_end(
                 lambda peer: peer.state is PeerState.DISMISSED and not peer.is_connected and peer.has_heard_all,
                 roster.clock() + seconds,
@@ -193,52 +213,36 @@ class ServerSession:
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
         """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
-        why = get_public_message(error)
+        why, code = get_public_message(error), get_code(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
-            why = f"the server failed: {why}"
-        roster = self._roster
+            why, code = f"the server failed: {why}", "server_failed"
+        roster = self.roster
         with roster.changed:
-            roster.fail(TrainingError(why))  # a party that connects now hears it, too
+            roster.fail(TrainingError(why, code=code))  # a party that connects now hears it, too
             for peer in roster.peers.values():
                 if peer.stream is not None:
-                    peer.stream.close(last_word("stopped", why))
+                    roster.stop(peer.stream)
             self._wait_for_end(lambda peer: not peer.is_connected, roster.clock() + seconds)
 
     def leave(self) -> None:
         """Note that this process is interrupted: streams end because of it, and the parties wait for the next one."""
-        with self._roster.changed:
-            self._roster.run.advance(RunEvent.LEAVE)
+        with self.roster.changed:
+            self.roster.run.advance(RunEvent.LEAVE)
 
-    # --- helpers, called with the lock ---------------------------------------------------------
-
-    def _wait_for(self, done: Callable[[Peer], bool], what: str) -> None:
-        peers = self._roster.peers.values()
-        self._roster.wait_until(lambda: [peer for peer in peers if not done(peer)], self._wait, what)
+    # --- helpers ------------------------------------------------------------------------------
 
     def _wait_for_end(self, done: Callable[[Peer], bool], deadline: float) -> None:
-        roster = self._roster
+        roster = self.roster
         while not all(map(done, roster.peers.values())) and roster.clock() < deadline:
             roster.changed.wait(0.2)
 
-    def _pop(self, peer: Peer, expected: Receive) -> Message:
-        message = peer.conversation.inbox.pop()
-        try:
-            check_expected(expected, type(message), message.key)
-        except ProtocolError as error:
-            found = ProtocolError(f"party {peer.name!r}: {error}", party=peer.name)
-            if not self._frames.refusals.may_return(error):
-                raise found from None
-            self._frames.refusals.expel(peer, str(error))
-            raise RestartAttempt from None
-        return message
-
     def _send(self, encoded: Sequence[bytes], message: Message) -> None:
-        roster = self._roster
+        roster = self.roster
         with roster.changed:
-            self._wait_for(
-                lambda peer: not peer.conversation.channel.outbox.is_full,
+            roster.wait_for(
+                lambda peer: not peer.channel.outbox.is_full,
                 f"to take the {type(message).__name__} messages of round {message.key.round}",
             )
             for peer, content in zip(roster.peers.values(), encoded, strict=True):
-                peer.conversation.channel.outbox.put_message(content)
+                peer.channel.outbox.put_message(content)
             roster.changed.notify_all()

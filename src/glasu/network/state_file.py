@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from glasu.errors import CheckpointError, DataError
 from glasu.files import write_atomically
-from glasu.network.payloads import Finished, Process
+from glasu.network.handshake import Finished, Process
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
 Record = TypeVar("Record")

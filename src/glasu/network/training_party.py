@@ -1,129 +1,139 @@
-"""A party's part of a training: the handshake, its client, and its report."""
+"""A party's part of a training: the handshake, its checkpoints, its client, and its report."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, resolve
 from glasu.data.party import PartyData
-from glasu.errors import TransportError
+from glasu.errors import CheckpointError, ConfigError, DataError, TransportError
 from glasu.model.split import weights_digest
-from glasu.network.client_session import ProposedAttempt
 from glasu.network.compatibility import (
     compare_with_agreed,
+    in_one_line,
     read_offered_config,
     refuse_settings,
-    refuse_unfit_for_network,
 )
+from glasu.network.control import ProposedAttempt, describe_start
+from glasu.network.facts import Facts, label_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Payload, RefusalError
-from glasu.network.options import JoinOptions
-from glasu.network.party_run import PartyRun
-from glasu.network.party_setup import build_client, check_memory, label_facts, party_facts, resolve_for_party
-from glasu.network.payloads import Code, Finished, Hello, Prepared, Welcome, read_payload
-from glasu.network.sanitize import SENTENCES, printable
+from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
+from glasu.network.join import ClientPurpose
+from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.options import JoinOptions, Status
+from glasu.network.party_setup import resolve_for_party
+from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
 from glasu.network.state_file import write_named
-from glasu.network.status import Status
-from glasu.protocol.client import Client
-from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
-from glasu.report import LedgerSummary, SplitScores, build_party_report
-from glasu.runtime.telemetry import Telemetry
+from glasu.registry import Extension
+from glasu.report import PartyReport, PrivacySummary, SplitScores, versions
+from glasu.runtime.checkpointing import START, Saver, Store
+from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
-from glasu.timing import Stopwatch
 from glasu.wire.message_key import ATTEMPTS
 
 DEFAULTS = RunConfig().flatten()
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
-    """The run that the server offered, and this party's client for it."""
+class PartyCheckpoint:
+    """A checkpoint of a party."""
 
-    welcome: Welcome
-    client: Client
-    first: ClientState  # before the first round
+    client: ClientState
+    cost: Cost
 
 
-class TrainingParty:
-    """One process of a party in a training."""
+class TrainingParty(ClientPurpose[dict[str, Any]]):
+    """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
 
-    def __init__(self, options: JoinOptions) -> None:
+    def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read the folder; nothing is written.
 
         Raises:
-            FolderError: the folder belongs to another run, or the run began with other data.
+            ConfigError: the folder belongs to another run, or the run began with other data.
         """
-        self.options, self.run = options, PartyRun(options)
-        self.telemetry = Telemetry(options.clock)
-        self._offer: Offer | None = None
-        self._attempt = 0
+        super().__init__(options, party)
+        self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
+        self._data = party.data_digest()
+        if not self.fresh:
+            continues_part(options.out, self.state.value, self._data, options.run)
+        self._saver: Saver | None = None  # None until the run begins
+        self._offered: Welcome | None = None
+        self._first: ClientState | None = None  # before the first round
+
+    # --- the handshake ----------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """Return the facts of this party for the settings of the run."""
+        party = self.client.party
+        return party_facts(party, "training", parties=self.client.identity.num_clients, **label_facts(party))
+
+    def rounds(self) -> dict[int, str]:
+        """Return the intact checkpoints of this run and their digests."""
+        self.settle()
+        if self.fresh or self.state.value.run is None:
+            return {0: START}
+        damaged: list[str] = []
+        rounds = self._store().digests(damaged)
+        for line in damaged:
+            self.options.log.warning("not used: %s", line)
+        return rounds
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
-        held, fresh = self.run.state.value, self.run.fresh
+        held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
             Hello(
-                facts=party_facts(self.options.party, "training"),
+                facts=party_facts(self.party, "training"),
                 process=describe_process(held),
-                run=None if fresh else held.run,
+                run=held.run,
                 only=self.options.run,
-                fresh=fresh,
-                finished=None if fresh else held.finished,
-                rounds=self.run.rounds(),
+                fresh=self.fresh,
+                finished=held.finished,
+                rounds=self.rounds(),
             )
         )
 
-    def welcome(self, welcome: Payload) -> None:
+    def accept(self, offered: Welcome) -> None:
         """Check the run that the server offers, and build the client for it."""
-        offered = read_payload(Welcome, welcome, "the server's welcome")
-        run = read_run_id(offered)
-        note_welcome(self.run.state)
-        if self._offer is None:
-            config, party = self._accept(offered)
-            client = build_client(config, party, offered.index, offered.roster, self.options.clock)
-            client.identity.incarnation = self.run.state.value.incarnation
-            self.telemetry.add_watch(client.watch)
-            self._offer = Offer(offered, client, client.state())
-        elif dataclasses.replace(offered, run=self._offer.welcome.run) != self._offer.welcome:
+        try:
+            run = bytes.fromhex(offered.run)
+        except ValueError:
+            why = "the server's welcome has a run id that is not hexadecimal."
+            raise RefusalError(Code.INVALID_PAYLOAD, why) from None
+        note_welcome(self.state)
+        if self._offered is None:
+            self.build_client(*self._resolve(offered), offered)
+            self._offered, self._first = offered, self.client.state()
+        elif dataclasses.replace(offered, run=self._offered.run) != self._offered:
             raise TransportError(
                 "the server has begun another run, with other settings, since this party joined; start the same "
                 "command again."
             )
         self.client.identity.run = run  # a restarted server has a new run id if the run had not begun
 
-    def statement(self) -> Payload:
-        """Return the facts, settings and checkpoints with which this party is ready to run."""
-        client, party = self.client, self.client.party
-        facts = party_facts(party, "training", parties=client.identity.num_clients, **label_facts(party))
-        settings = client.config.flatten()
-        return to_plain(
-            Prepared(digest=client.config.digest(), settings=settings, rounds=self.run.rounds(), facts=facts)
-        )
-
-    def _accept(self, offered: Welcome) -> tuple[RunConfig, PartyData]:
+    def _resolve(self, offered: Welcome) -> tuple[RunConfig, PartyData]:
         """Check the offered settings, and resolve them for this party."""
-        options = self.options
+        options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
-        refuse_unfit_for_network(config)
-        check_place(options.party.name, offered.roster, offered.index, config.data.num_clients)
-        shown = {name: value for name, value in config.flatten().items() if value != DEFAULTS.get(name)}
-        listed = ", ".join(f"{name} = {value!r}" for name, value in shown.items()) or "all defaults"
+        check_place(name, offered.roster, offered.index, config.data.num_clients)
+        shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
+        listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, SENTENCES))
         if options.expect is not None:
             refuse_settings(
-                compare_with_agreed(config, options.expect),
+                compare_with_agreed(name, options.expect, config),
                 "the server's settings differ from --expect: {}; agree on one run file with the server's operator.",
-                (f"{options.party.name} expects", "the server"),
             )
-        check_memory(config, options.party, options.max_memory)
-        config, party = resolve_for_party(config, options.party)
-        if not self.run.fresh and self.run.state.value.digest not in (None, config.digest()):
+        config, party = resolve_for_party(config, self.party, options.max_memory)
+        if not self.fresh and self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
                 "the server's settings are not those with which this run began. Serve those again, or start over with "
@@ -131,119 +141,130 @@ class TrainingParty:
             )
         return config, party
 
-    @property
-    def client(self) -> Client:
-        """This party's client; the session calls `welcome` first."""
-        assert self._offer is not None
-        return self._offer.client
+    # --- checkpoints ------------------------------------------------------------------------
 
-    @property
-    def watch(self) -> Stopwatch:
-        """Adds up the computing time of the script."""
-        return self.client.watch
-
-    @property
-    def limits(self) -> Limits:
-        """The greatest sizes of the server's messages."""
-        return limits_of(self.client)
-
-    def begin(self, attempt: ProposedAttempt) -> Script[None]:
+    def begin(self, attempt: ProposedAttempt) -> Script[dict[str, float]]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
-        assert self._offer is not None
-        client, state = self.client, self._offer.first
-        self.run.start(client)
-        self.run.settle()
-        self.run.state.update(finished=None)  # results of an earlier attempt are computed again
+        assert self._first is not None
+        client, state = self.client, self._first
+        if self._saver is None:
+            self._saver = self._open_run()
+        self.settle()
+        self.state.update(finished=None)  # results of an earlier attempt are computed again
         if attempt.round:
-            checkpoint = self.run.load(attempt)
+            checkpoint = self._load(attempt)
             state = checkpoint.client
             if self.telemetry.traffic.messages == 0:  # this process has just started
                 self.telemetry.restore_cost(checkpoint.cost)
-        client.restore(dataclasses.replace(state, incarnation=self.run.state.value.incarnation))
-        self._attempt = attempt.number
+        client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
         self.options.log.info(
-            "attempt %d: all parties are connected; continuing after round %d.", attempt.number, attempt.round
+            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round)
         )
         return client_script(client)
 
+    def _open_run(self) -> Saver:
+        """Let the folder belong to the run, which begins now; with --fresh, remove the earlier content."""
+        if self.fresh:
+            removed = self._store().clear()
+            if removed:
+                self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+            self.state.update(finished=None, closed=False)
+        self.state.update(run=self.client.identity.run.hex(), digest=self.client.config.digest(), data=self._data)
+        note_welcome(self.state, begun=True)
+        self.fresh = False
+        store = self._store(self.client.config.extensions())
+        store.remove_partial_files()
+        return Saver(store)
+
+    def _load(self, attempt: ProposedAttempt) -> PartyCheckpoint:
+        """Load the checkpoint that the server proposed, if it is still the same."""
+        store = self._store()
+        found = store.digests().get(attempt.round)
+        if found == attempt.digest:
+            with suppress(DataError):  # it was intact a moment ago
+                return store.load(attempt.round, PartyCheckpoint)
+        raise CheckpointError(
+            f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
+            f"SHA-256 {printable(attempt.digest, 64)}, found {found or 'none'}. Restore its --out folder, or start "
+            "over with --fresh everywhere."
+        )
+
+    def _store(self, extensions: tuple[Extension, ...] = ()) -> Store:
+        """Return the checkpoints of the run that joining.json names; `extensions` is for writing."""
+        owner = f"party {self.party.name} in run {self.state.value.run}"
+        return Store(self.options.out / CHECKPOINTS, owner, extensions)
+
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
-        self.run.save(state, self.telemetry.cost())
+        assert self._saver is not None  # a script runs only after `begin`
+        self._saver.save(state.progress.round, PartyCheckpoint(state, self.telemetry.cost()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
-        self.run.settle()
+        if self._saver is not None:
+            self._saver.settle()
+
+    # --- events and results -----------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
         """Pass an event on, and the status after a round."""
-        self.options.emit(event)
+        super().observe(event)
         if isinstance(event, RoundDone):
-            self.options.emit(self._status(event))
+            client = self.client
+            num_rounds, attempt = client.config.train.num_rounds, client.identity.attempt
+            self.options.emit(Status.of(self.telemetry, client.progress.round, num_rounds, attempt, event.loss))
 
-    def _status(self, done: RoundDone) -> Status:
-        client, traffic = self.client, self.telemetry.traffic
-        return Status(
-            round=client.progress.round,
-            num_rounds=client.config.train.num_rounds,
-            attempt=self._attempt,
-            loss=done.loss,
-            bytes_to_server=traffic.bytes_to_server,
-            bytes_to_clients=traffic.bytes_to_clients,
-            seconds=self.telemetry.elapsed(),
-        )
-
-    def finish(self, result: None) -> Finished:
+    def finish(self, result: dict[str, float]) -> Finished:
         """Write the selected weights and report.json."""
         client, party, weights = self.client, self.client.party, self.client.progress.best_weights
-        TrainedModel(
-            config=client.config,
-            classes=party.classes,
-            names=(party.name,),
-            scales=(client.data.scale,),
-            num_features=(party.num_features,),
-            columns=(party.columns_digest(),),
-            weights=(weights,),
-        ).save(self.options.out / "model")
+        TrainedModel.of([client]).save(self.options.out / "model")
         digest, cost = weights_digest(weights), self.telemetry.cost()
-        report = build_party_report(
-            client.config,
+        report = PartyReport(
+            config=client.config,
             party=party.name,
             parties=client.identity.names,
             run=client.identity.run.hex(),
-            test=_read_scores(client.progress.test_metrics),
+            test=SplitScores(result) if result else None,  # none at a client without labels
             traffic=cost.traffic,
             seconds=cost.seconds,
-            weights_sha256=digest,
-            ledger=LedgerSummary.of(party.name, client.release.ledger),
+            weights_sha256=(digest,),
+            privacy=PrivacySummary.of(client.config, {party.name: client.release.ledger}),
+            versions=versions(client.config),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = Finished(weights_sha256=digest)
-        self.run.state.update(finished=finished)
+        self.state.update(finished=finished)
         return finished
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; after a finished run, remove the checkpoints."""
-        self.run.close(finished=finished)
+        if self._saver is not None:
+            self._saver.close()
+        if finished:
+            self.state.update(closed=True)
+            self._store().clear()
 
+    def result(self) -> dict[str, Any] | None:
+        """Return the content of report.json, once it is written by this process or an earlier one."""
+        return None if self.fresh or self.state.value.finished is None else read_report(self.options.out)
 
-def _read_scores(metrics: Mapping[str, float]) -> SplitScores | None:
-    """Return the test scores; None at a client without labels."""
-    return SplitScores(metrics) if metrics else None
-
-
-def limits_of(client: Client) -> Limits:
-    """Return the greatest sizes of the messages that a client may receive."""
-    party = client.party
-    return Limits.of_run(client.config, party.num_nodes, len(party.classes), client.identity.num_clients)
-
-
-def read_run_id(welcome: Welcome) -> bytes:
-    """Return the run id of a welcome."""
-    try:
-        return bytes.fromhex(welcome.run)
-    except ValueError:
-        raise RefusalError(Code.INVALID_PAYLOAD, "the server's welcome has a run id that is not hexadecimal.") from None
+    def recall(self) -> dict[str, Any] | None:
+        """Return the content of report.json, if an earlier process heard that the run is finished everywhere."""
+        if self.fresh or not self.state.value.closed:
+            return None
+        out, report = self.options.out, read_report(self.options.out)
+        if self.options.expect is not None:
+            config = RunConfig.from_dict(report.get("config", {}), "the settings of the finished run")
+            expect = self.options.expect.replace(data={"num_clients": config.data.num_clients})
+            differences = compare_with_agreed(self.party.name, resolve(expect, self.party.num_nodes)[0], config)
+            if differences:
+                raise ConfigError(
+                    f"{out}: holds a finished run with other settings than those of --expect: "
+                    f"{in_one_line(differences)}; for another training give another --out."
+                )
+        self.options.log.info("%s: this run is finished; --fresh takes part in another one.", out)
+        return report
 
 
 def check_place(name: str, roster: Sequence[str], index: int, num_clients: int) -> None:

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 
 from glasu.config import resolve
 from glasu.errors import CheckpointError
-from glasu.network.admission import Admission
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
-from glasu.network.options import ServeOptions
-from glasu.network.payloads import Finished, Prepared
+from glasu.network.handshake import Finished
+from glasu.network.options import ServeOptions, Status, View
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
-from glasu.network.server_role import Plan
+from glasu.network.serve import Plan, ServerPerformer, ServerPurpose
+from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
-from glasu.network.status import Status
-from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.protocol.rounds import server_script
-from glasu.protocol.server import Server, Sizes
+from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
-from glasu.report import PartySummary, RunReport, build_report, versions
+from glasu.report import PartySummary, PrivacySummary, RunReport, versions
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
-from glasu.runtime.telemetry import SERVER_PARTS, Telemetry, TelemetryState
+from glasu.runtime.telemetry import TelemetryState
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -36,32 +34,24 @@ class ServerCheckpoint:
     telemetry: TelemetryState
 
 
-class TrainingServer:
-    """One process of the server of a training."""
+class TrainingServer(ServerPurpose[RunReport | None]):
+    """One process of the server of a training; its report is None if an earlier process finished the run."""
 
     def __init__(self, options: ServeOptions) -> None:
-        """Read the folder; nothing is written before `pin`.
+        """Read the folder; nothing is written before `begin`.
 
         Raises:
             ConfigError: the settings, or the folder, do not fit.
         """
-        self.options, kit = options, options.kit
-        self.config = config_for_network(options.config, kit.roster)
+        roster = options.kit.roster
+        config = config_for_network(options.config, roster)
         self.state = open_serving(options.out)
-        self.resumes = not options.fresh and continues_run(options.out, self.state.value, self.config, kit.roster)
-        run = self.state.value.run if self.resumes else secrets.token_hex(RUN_BYTES)
-        self.run = str(run)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", self.config.extensions()))
-        self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
-        self.admission = Admission(
-            server_facts(versions(), "training", parties=len(kit.roster)),
-            self.config,
-            kit.roster,
-            self.state,
-            self.rounds,
-            lambda num_nodes: resolve(self.config, num_nodes)[0],
-        )
-        self.scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
+        self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
+        run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
+        facts = server_facts("training", parties=len(roster))
+        super().__init__(options, facts, config, run, self.state)
+        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
+        self._scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
         self._server: Server | None = None  # of the present attempt
         if self.resumes:
             self._open_checkpoints()
@@ -86,8 +76,11 @@ class TrainingServer:
         """Whether the checkpoints in the folder belong to an earlier run that --fresh will remove."""
         return self.options.fresh and self._server is None
 
-    def pin(self) -> None:
+    def begin(self) -> None:
         """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
+        if self.is_finished:
+            out = self.options.out
+            self.options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", out)
         if self.resumes:
             return
         if self.options.fresh:
@@ -101,6 +94,10 @@ class TrainingServer:
             processes={},
             closed=False,
         )
+
+    def conduct(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
+        """Run the training; a finished one only answers parties that still need to hear so."""
+        return None if self.is_finished else super().conduct(session, perform)
 
     def rounds(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""
@@ -117,7 +114,7 @@ class TrainingServer:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
         self.state.settle()
         self.state.update(attempt=self.state.value.attempt + 1)
-        server, num_classes = self._build_server(list(statements.values()))
+        server, limits = self.build_server(statements.values(), bytes.fromhex(self.run))
         telemetry = TelemetryState()
         if common:
             checkpoint = self.saver.store.load(common, ServerCheckpoint)
@@ -129,7 +126,7 @@ class TrainingServer:
             attempt=self.state.value.attempt,
             round=common,
             digests=tuple(statements[party].rounds[common] for party in server.roster),
-            limits=Limits.of_run(server.config, server.sizes.num_nodes, num_classes, len(server.roster)),
+            limits=limits,
             script=server_script(server),
         )
 
@@ -144,22 +141,9 @@ class TrainingServer:
             )
         return common
 
-    def _build_server(self, statements: Sequence[Prepared]) -> tuple[Server, int]:
-        """Build the server for the counts that all parties state; return it and the number of classes."""
-        facts = [stated.facts for stated in statements]
-
-        def agreed(name: str) -> int:
-            return next((getattr(own, name) for own in facts if getattr(own, name) is not None), 0)
-
-        num_nodes, validation = agreed("nodes"), agreed("validation_nodes")
-        config, _ = resolve(self.config, num_nodes)
-        subset = config.train.evaluate_nodes
-        sizes = Sizes(num_nodes, min(subset, validation) if subset else validation, agreed("test_nodes"))
-        return Server(config, self.options.kit.roster, sizes, bytes.fromhex(self.run)), agreed("classes")
-
     def save(self, state: ServerState) -> None:
         """Start to write a checkpoint."""
-        self.saver.save(state.round, ServerCheckpoint(state, self.telemetry.state()))
+        self.saver.save(state.progress.round, ServerCheckpoint(state, self.telemetry.state()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -168,11 +152,11 @@ class TrainingServer:
     def observe(self, event: Event) -> None:
         """Record an event of the script."""
         self.telemetry.observe(event)
-        self.options.emit(event)
+        super().observe(event)
         if isinstance(event, Evaluated) and event.split == "validation":
-            self.scores = event.metrics
+            self._scores = event.metrics
         elif isinstance(event, RoundDone):
-            self.options.emit(self.status())
+            self.options.emit(self._status())
 
     def finish(self, result: None, finished: Sequence[Finished]) -> RunReport:
         """Write report.json; the run is finished then."""
@@ -186,11 +170,18 @@ class TrainingServer:
         assert server is not None
         _, overridden = resolve(self.config, server.sizes.num_nodes)
         parties = [
-            PartySummary(name, server.sizes.num_nodes, labels=server.owner in (-1, index))
+            PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
-        measured = self.telemetry.measurements(server.progress.losses)
-        return build_report(server.config, measured, parties, weights_sha256, overridden=overridden)
+        return RunReport(
+            config=server.config,
+            **vars(self.telemetry.measurements([server.progress.losses])),
+            parties=tuple(parties),
+            overridden=overridden,
+            weights_sha256=tuple(weights_sha256),
+            privacy=PrivacySummary.of(server.config),
+            versions=versions(server.config),
+        )
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; remove the checkpoints of a finished run."""
@@ -198,16 +189,21 @@ class TrainingServer:
         if finished:
             self.saver.store.clear()
 
-    def status(self) -> Status:
-        """Return the progress of this run; any thread may call it."""
-        server, traffic = self._server, self.telemetry.traffic
-        losses = () if server is None else server.progress.losses[-1:]
-        return Status(
-            round=0 if server is None else server.progress.round,
-            num_rounds=self.config.train.num_rounds,
-            attempt=self.state.value.attempt,
-            loss=losses[0] if losses else None,
-            bytes_to_server=traffic.bytes_to_server,
-            bytes_to_clients=traffic.bytes_to_clients,
-            seconds=self.telemetry.elapsed(),
+    def view(self, session: ServerSession) -> View:
+        """Return the server at this moment; any thread may call it."""
+        return View(
+            status=self._status(),
+            connected=session.connected(),
+            refused=session.refused,
+            traffic=self.telemetry.traffic.snapshot(),
+            seconds=self.telemetry.seconds(),
+            scores=self._scores,
+            finished=self.state.value.closed,
         )
+
+    def _status(self) -> Status:
+        server, planned = self._server, self.config.train.num_rounds
+        if server is None:
+            return Status.of(self.telemetry, 0, planned, self.state.value.attempt, None)
+        loss = next(iter(server.progress.losses[-1:]), None)
+        return Status.of(self.telemetry, server.progress.round, planned, self.state.value.attempt, loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 import threading
@@ -24,8 +25,9 @@ from glasu.pki.refusal import find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 ONLY_TLS_1_3 = require_tls_1_3()
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else anybody can fill the log: one line per failed TLS handshake
 
-import grpc  # noqa: E402 - it reads once, when it is loaded, which versions of TLS it may speak
+import grpc  # noqa: E402 - it reads both variables once, when it is loaded
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
 ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
@@ -134,12 +136,17 @@ class _Guest:
     def is_unheard(self) -> bool:
         return self.stream.is_open and self.stream.channel is None
 
+    @property
+    def caller(self) -> str:
+        """The peer's address in the usual notation; gRPC says ipv6:%5B::1%5D:59706."""
+        return unquote(self.context.peer()).partition(":")[2]
+
 
 class Listener(AbstractContextManager["Listener"]):
     """Receives the parties of the kit's roster at an address: bound when constructed, served after `start`.
 
-    gRPC calls no handler when a TLS handshake fails: it writes one line to standard error and drops the
-    connection. Those lines are left alone. The party that was rejected finds out itself (`probe`).
+    gRPC calls no handler when a TLS handshake fails, and drops the connection. The party that was rejected finds out
+    itself (`probe`). The streams of one party are limited, which keeps room for the others.
     """
 
     def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
@@ -152,7 +159,9 @@ class Listener(AbstractContextManager["Listener"]):
             max_connections: of TCP, so that idle ones cannot use up the file descriptors; None: enough for all parties.
         """
         _refuse_older_tls()
-        self._host, self._kit, self._reception = host, kit, _Reception(host)
+        self._host, self._kit = host, kit
+        self._guests: set[_Guest] = set()
+        self._lock, self._over = threading.Lock(), threading.Event()
         streams = OPEN * len(kit.roster)
         self._server = grpc.server(
             ThreadPoolExecutor(streams + 4, "glasu-stream"),
@@ -179,82 +188,56 @@ class Listener(AbstractContextManager["Listener"]):
     def start(self) -> None:
         """Serve from now on."""
         self._server.start()
-        self._reception.start()
-
-    def stop(self) -> None:
-        """End all streams after a short time for frames that wait."""
-        self._reception.stop()
-        self._server.stop(grace=1.0).wait(3.0)
+        threading.Thread(target=self._patrol, name="glasu-patrol", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
-        self.stop()
+        """End all streams after a short time for frames that wait."""
+        self._over.set()
+        self._server.stop(grace=1.0).wait(3.0)
 
     def _serve(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream, in a thread of gRPC."""
-        name = self._identify(context)
-        guest = _Guest(name, context, self._host.open_stream())
-        if not self._reception.admits(guest):
-            why = f"party {name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
-            self._abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, name, why)
+        guest = _Guest("", context, self._host.open_stream())
+        guest.name = self._identify(guest)
+        with self._lock:
+            own = [other for other in self._guests if other.name == guest.name]
+            is_crowded = len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD
+            if not is_crowded:
+                self._guests.add(guest)
+        if is_crowded:
+            why = f"party {guest.name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
+            self._abort(guest, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, guest.name, why)
         try:
             if context.add_callback(guest.stream.close):
-                arguments = name, guest.stream, _until_broken(frames)
-                threading.Thread(target=self._host.attach, args=arguments, name=f"glasu-{name}", daemon=True).start()
+                arguments = guest.name, guest.stream, _until_broken(frames)
+                threading.Thread(target=self._host.attach, args=arguments, daemon=True).start()
                 yield from guest.stream.outgoing()
         finally:
-            self._reception.dismiss(guest)
+            with self._lock:
+                self._guests.discard(guest)
 
-    def _identify(self, context: Any) -> str:
+    def _identify(self, guest: _Guest) -> str:
         """Return the party in the peer's certificate, or end the call: it is revoked, or not on the roster."""
-        certificate = context.auth_context().get("x509_pem_cert", [None])[0]
+        certificate = guest.context.auth_context().get("x509_pem_cert", [None])[0]
         name = read_peer_name(certificate) if certificate else None
-        known = name if name in self._kit.roster else ""
+        known = str(name) if name in self._kit.roster else ""
         try:
             why = find_refusal(certificate, reload_revocations(self._kit))
         except GlasuError as error:  # the list may be replaced right now: a later attempt may succeed
             code = ConnectionCode.UNREADABLE_REVOCATIONS
-            self._abort(context, grpc.StatusCode.UNAVAILABLE, code, known or "", code.value, str(error))
+            self._abort(guest, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
         if why:  # a revocation counts immediately, without a restart
             public = why if known else f"party {name!r} is not on the roster"  # the roster is for its members
-            code = ConnectionCode.REFUSED
-            self._abort(context, grpc.StatusCode.UNAUTHENTICATED, code, known or "", public, why)
-        return str(name)
+            self._abort(guest, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
+        return known
 
     def _abort(
-        self, context: Any, status: Any, code: ConnectionCode, party: str, public: str, reason: str = ""
+        self, guest: _Guest, status: Any, code: ConnectionCode, party: str, public: str, reason: str = ""
     ) -> NoReturn:
-        self._host.turn_away(party, _caller(context), reason or public)
-        context.set_trailing_metadata(((CODE_KEY, code.value),))
-        context.abort(status, public)
+        self._host.turn_away(party, guest.caller, reason or public)
+        guest.context.set_trailing_metadata(((CODE_KEY, code.value),))
+        guest.context.abort(status, public)
         raise AssertionError("gRPC's abort raises")
-
-
-class _Reception:
-    """All streams at the server. Limits per party keep room for the others."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._guests: set[_Guest] = set()
-        self._lock, self._over = threading.Lock(), threading.Event()
-
-    def start(self) -> None:
-        threading.Thread(target=self._patrol, name="glasu-reception", daemon=True).start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def admits(self, guest: _Guest) -> bool:
-        """Take a stream in, unless its party has too many already."""
-        with self._lock:
-            own = [other for other in self._guests if other.name == guest.name]
-            if len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD:
-                return False
-            self._guests.add(guest)
-            return True
-
-    def dismiss(self, guest: _Guest) -> None:
-        with self._lock:
-            self._guests.discard(guest)
 
     def _patrol(self) -> None:
         while not self._over.wait(min(0.5, HELLO_WITHIN / 4)):
@@ -270,7 +253,7 @@ class _Reception:
         a few seconds breaks slow lines, on which a ping waits behind data.
         """
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
-            self._host.turn_away(guest.name, _caller(guest.context), f"no hello within {HELLO_WITHIN:.0f} s")
+            self._host.turn_away(guest.name, guest.caller, f"no hello within {HELLO_WITHIN:.0f} s")
             guest.stream.close()
         if guest.stream.channel is not None and now - guest.signed >= ALIVE_EVERY:
             guest.stream.send(pack_frame(ACK))
@@ -287,11 +270,6 @@ def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
         yield from frames
     except Exception:  # gRPC raises errors of several kinds without a base class when a stream breaks
         return
-
-
-def _caller(context: Any) -> str:
-    """Return a peer's address in the usual notation; gRPC says ipv6:%5B::1%5D:59706."""
-    return unquote(context.peer()).partition(":")[2]
 
 
 # --- a party's end --------------------------------------------------------------------

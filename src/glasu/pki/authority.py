@@ -70,9 +70,9 @@ def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, day
 
 
 def sign_revocation_list(
-    authority: Signed, revoked: Mapping[int, datetime], now: datetime
+    authority: Signed, revoked: Mapping[str, datetime], now: datetime
 ) -> x509.CertificateRevocationList:
-    """Sign a list of revoked serial numbers. The number of a list grows with time."""
+    """Sign a list of revoked serial numbers, which are hexadecimal. The number of a list grows with time."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
@@ -82,7 +82,7 @@ def sign_revocation_list(
         .add_extension(_authority_key_id(authority), critical=False)
     )
     for serial, date in sorted(revoked.items()):
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
+        entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(date).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(authority.key, SHA256())
 

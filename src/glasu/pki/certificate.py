@@ -24,8 +24,9 @@ class CertificateInfo:
     is_authority: bool
 
     @property
-    def serial(self) -> int:
-        return self.certificate.serial_number
+    def serial(self) -> str:
+        """The serial number in hexadecimal: it has up to 159 bits, and integers of TOML have 64."""
+        return f"{self.certificate.serial_number:x}"
 
     @property
     def fingerprint(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glasu.errors import ConfigError
-from glasu.files import hold_folder, sync_folder
+from glasu.files import hold_folder, sync_folder, write_atomically
 
 RETIRED = "retired"
 
@@ -33,13 +32,7 @@ def write_folder(folder: Path, public: Mapping[str, bytes], private: Mapping[str
     _make_private(folder)
     for contents, mode in ((public, 0o644), (private, 0o600)):
         for name, content in contents.items():
-            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, mode)
-                file.write(content)
-                file.flush()
-                os.fsync(handle)
-    sync_folder(folder)
+            write_atomically(folder / name, content, mode)
 
 
 def move_folder(folder: Path, place: Path) -> None:

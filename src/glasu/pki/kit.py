@@ -13,9 +13,11 @@ Call glasu.pki.tls.require_tls_1_3() before grpc is imported. glasu.pki.refusal 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -23,11 +25,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from glasu.errors import GlasuError, TransportError
 from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
-from glasu.pki.documents import read_document
 from glasu.pki.identity import SERVER, Role, check_roster, role_of
+from glasu.records import RecordError, parse_toml, read_record
 
 CA, CERTIFICATE, KEY, MANIFEST, REVOKED = "ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"
 SCHEMA = 1
+T = TypeVar("T")
 _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 
 
@@ -37,53 +40,40 @@ class Manifest:
 
     schema: int = SCHEMA
     role: Role
-    name: str
+    name: str  # of the party, or "server"
     expires: datetime
     serial: str  # hexadecimal
-    fingerprint: str
-    ca_fingerprint: str
-    hosts: tuple[str, ...] | None = None
-    roster: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(cls, own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> Manifest:
-        """Describe a certificate of a server or a party."""
-        assert own.role is not None
-        assert own.name is not None
-        is_server = own.role == "server"
-        return cls(
-            role=own.role,
-            name=own.name,
-            expires=own.expires,
-            serial=f"{own.serial:x}",
-            fingerprint=own.fingerprint,
-            ca_fingerprint=fingerprint(authority),
-            hosts=own.hosts if is_server else None,
-            roster=roster if is_server else None,
-        )
+    fingerprint: str  # SHA-256 of the certificate, as openssl prints it
+    ca_fingerprint: str  # the same in all kits of one federation
+    hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
+    roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
 
 
-@dataclass(frozen=True)
-class Kit:
+@dataclass(frozen=True, kw_only=True)
+class Kit(Manifest):
     """A checked kit: its files belong together and are valid."""
 
     folder: Path
-    role: Role
-    name: str  # of the party, or "server"
     ca_pem: bytes
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
-    fingerprint: str  # SHA-256 of the own certificate, as openssl prints it
-    serial: int
-    expires: datetime
-    hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
-    roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
-    revoked: frozenset[int] = frozenset()  # at the server: serial numbers
+    revoked: frozenset[str] = frozenset()  # at the server: serial numbers, hexadecimal
 
-    @property
-    def ca_fingerprint(self) -> str:
-        """The SHA-256 of the CA certificate; it is the same in all kits of one federation."""
-        return fingerprint(x509.load_pem_x509_certificate(self.ca_pem))
+
+def make_manifest(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> Manifest:
+    """Return kit.toml for the certificate of a server or a party."""
+    assert own.role is not None
+    assert own.name is not None
+    return Manifest(
+        role=own.role,
+        name=own.name,
+        expires=own.expires,
+        serial=own.serial,
+        fingerprint=own.fingerprint,
+        ca_fingerprint=fingerprint(authority),
+        hosts=own.hosts,
+        roster=roster if own.role == "server" else (),
+    )
 
 
 def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = None) -> Kit:
@@ -99,29 +89,21 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     """
     now = now or datetime.now(UTC)
     _check_folder(folder)
-    manifest = read_document(Manifest, folder / MANIFEST, _read(folder / MANIFEST), SCHEMA, _ADVICE)
+    manifest = read_document(Manifest, folder / MANIFEST, SCHEMA, _ADVICE)
     authority, own = (open_certificate(folder / name) for name in (CA, CERTIFICATE))
     key_pem = check_key(folder / KEY, own)
     _check_certificates(folder, authority, own, now)
-    name = _check_name(folder / CERTIFICATE, own)
     _check_manifest(folder / MANIFEST, manifest, authority, own)
-    if role not in (None, role_of(name)):
-        owner = "the server" if name == SERVER else f"party {name!r}"
+    if role not in (None, own.role):
+        owner = "the server" if own.role == "server" else f"party {own.name!r}"
         raise TransportError(f"{folder}: is the kit of {owner}, but that of a {role} is needed here.")
-    is_server = name == SERVER
     return Kit(
+        **vars(make_manifest(own, authority.certificate, manifest.roster)),
         folder=folder,
-        role=role_of(name),
-        name=name,
         ca_pem=pem(authority.certificate),
         certificate_pem=pem(own.certificate),
         key_pem=key_pem,
-        fingerprint=own.fingerprint,
-        serial=own.serial,
-        expires=own.expires,
-        hosts=own.hosts,
-        roster=manifest.roster or (),
-        revoked=_read_revocations(folder / REVOKED, authority.certificate) if is_server else frozenset(),
+        revoked=_read_revocations(folder / REVOKED, authority.certificate) if own.role == "server" else frozenset(),
     )
 
 
@@ -134,6 +116,28 @@ def reload_revocations(kit: Kit) -> Kit:
 def pem(certificate: x509.Certificate) -> bytes:
     """Return a certificate in PEM form."""
     return certificate.public_bytes(Encoding.PEM)
+
+
+def read_document(cls: type[T], path: Path, schema: int, advice: str) -> T:
+    """Read kit.toml or ca.toml strictly.
+
+    Args:
+        cls: the dataclass of its contents.
+        path: the file.
+        schema: the schema number that this version reads.
+        advice: what to do about a damaged file.
+    """
+    try:
+        plain = parse_toml(_read(path), str(path))
+        found = plain.get("schema") if isinstance(plain, Mapping) else None
+        if found != schema:
+            raise TransportError(
+                f"{path}: schema={found!r}, but this version reads {schema}; use the version of glasu that made it, or "
+                f"{advice}."
+            )
+        return read_record(cls, plain, str(path))
+    except RecordError as error:
+        raise TransportError(f"{str(error).rstrip('.')}; {advice}.") from None
 
 
 def open_certificate(path: Path) -> CertificateInfo:
@@ -185,22 +189,17 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
         raise TransportError(
             f"{folder / CERTIFICATE}: was not signed by the CA beside it; are files of two kits mixed?"
         )
+    if own.name is None or own.role != role_of(own.name):
+        raise TransportError(f"{folder / CERTIFICATE}: names neither a party nor the server; {_ADVICE}.")
     for name, certificate in ((CA, authority), (CERTIFICATE, own)):
         if reason := certificate.validity_error(now):
             advice = "ask for a renewed kit." if now > certificate.expires else "is the clock right?"
             raise TransportError(f"{folder / name}: {reason}; {advice}")
 
 
-def _check_name(path: Path, own: CertificateInfo) -> str:
-    if own.name is None or own.role != role_of(own.name):
-        raise TransportError(f"{path}: names neither a party nor the server; {_ADVICE}.")
-    return own.name
-
-
 def _check_manifest(path: Path, manifest: Manifest, authority: CertificateInfo, own: CertificateInfo) -> None:
-    expected = Manifest.of(own, authority.certificate, manifest.roster or ())
-    for key in (item.name for item in fields(Manifest) if item.name != "roster"):
-        written, actual = getattr(manifest, key), getattr(expected, key)
+    for key, actual in vars(make_manifest(own, authority.certificate, manifest.roster)).items():
+        written = getattr(manifest, key)
         if _normalize(key, written) != _normalize(key, actual):
             raise TransportError(
                 f"{path}: {key}={_show(written)}, but the certificate says {_show(actual)}; "
@@ -208,7 +207,7 @@ def _check_manifest(path: Path, manifest: Manifest, authority: CertificateInfo, 
             )
     if own.role == "server":
         try:
-            check_roster(manifest.roster or ())
+            check_roster(manifest.roster)
         except GlasuError as error:
             raise TransportError(f"{path}: {error}") from None
 
@@ -222,12 +221,12 @@ def _show(value: object) -> str:
     return repr(str(value) if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value)
 
 
-def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[int]:
+def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[str]:
     content = _read(path)
     try:
         found = x509.load_pem_x509_crl(content)
         is_signed = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-        serials = frozenset(entry.serial_number for entry in found)
+        serials = frozenset(f"{entry.serial_number:x}" for entry in found)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise TransportError(f"{path}: does not hold a revocation list in PEM form; {_ADVICE}.") from None
     if not is_signed:

@@ -27,7 +27,7 @@ from glasu.pki.authority import KIT_DAYS, Signed, issue, make_authority, sign_re
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.folders import move_folder, open_staging, retire_folder, write_folder
 from glasu.pki.identity import RESERVED, SERVER, check_roster, parse_hosts
-from glasu.pki.issued import IssuedCertificates
+from glasu.pki.issued import Issued, IssuedCertificates, read_issued
 from glasu.pki.kit import (
     CA,
     CERTIFICATE,
@@ -35,8 +35,8 @@ from glasu.pki.kit import (
     MANIFEST,
     REVOKED,
     Kit,
-    Manifest,
     check_key,
+    make_manifest,
     open_certificate,
     open_kit,
     pem,
@@ -66,11 +66,11 @@ class CertificateAuthority:
 
     def manifest(self, own: CertificateInfo) -> bytes:
         """Return kit.toml for a certificate."""
-        return tomli_w.dumps(to_plain(Manifest.of(own, self.own.certificate, self.state.roster))).encode()
+        return tomli_w.dumps(to_plain(make_manifest(own, self.own.certificate, self.state.roster))).encode()
 
-    def save(self) -> None:
-        """Replace ca.toml."""
-        self.state.save(self.folder / STATE)
+    def lists(self) -> list[Path]:
+        """Return the paths of the revocation lists."""
+        return [folder / REVOKED for folder in (self.folder, self.out / SERVER) if folder.is_dir()]
 
 
 def provision(
@@ -114,11 +114,7 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
                 "restore it, or create another with --renew server."
             )
         state = replace(authority.state, roster=(*roster, *parties))
-        authority = _issue(replace(authority, state=state), parties, days)
-        authority.save()
-        kits = _publish_kits(authority, parties)
-        _publish_lists(authority)
-        return kits
+        return _change(authority, state, issued=parties, days=days)
 
 
 def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
@@ -133,11 +129,9 @@ def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
         _check_known(authority, names, authority.state.roster)
         if set(names) == set(authority.state.roster):
             raise ConfigError(f"{', '.join(names)}: the roster would be empty; --add another party first.")
-        authority = replace(authority, state=authority.state.without(names, authority.now))
-        authority.save()
-        for name in names:
-            retire_folder(out / name, authority.now)
-        return _publish_lists(authority)
+        roster = tuple(name for name in authority.state.roster if name not in names)
+        _change(authority, replace(authority.state.revoke(names, authority.now), roster=roster), retired=names)
+        return authority.lists()
 
 
 def renew(
@@ -154,13 +148,7 @@ def renew(
         if hosts and SERVER not in names:
             raise ConfigError(f"--host {hosts[0]}: only the certificate of the server names hosts; use --renew server.")
         state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
-        authority = _issue(replace(authority, state=state), names, days)
-        authority.save()
-        for name in names:
-            retire_folder(out / name, authority.now)
-        kits = _publish_kits(authority, names)
-        _publish_lists(authority)
-        return kits
+        return _change(authority, state, issued=names, retired=names, days=days)
 
 
 def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
@@ -168,12 +156,12 @@ def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
     path = out / AUTHORITY / STATE
     if not hosts or not path.is_file():
         return []
-    return [name for name in IssuedCertificates.load(path).hosts if name not in hosts]
+    return [name for name in read_issued(path).hosts if name not in hosts]
 
 
 def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
     """Return the names of renewed kits whose former certificates are still valid."""
-    state = IssuedCertificates.load(out / AUTHORITY / STATE)
+    state = read_issued(out / AUTHORITY / STATE)
     return [kit.name for kit in kits if state.has_other_valid(kit.name, kit.serial, _to_seconds(now))]
 
 
@@ -189,9 +177,8 @@ def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
                 "make a new CA and new kits in another --out."
             )
         _check_known(authority, names, authority.state.roster)
-        authority = replace(authority, state=authority.state.with_revoked(names, authority.now))
-        authority.save()
-        return _publish_lists(authority)
+        _change(authority, authority.state.revoke(names, authority.now))
+        return authority.lists()
 
 
 @contextmanager
@@ -205,13 +192,45 @@ def _open_authority(out: Path, now: datetime) -> Iterator[CertificateAuthority]:
             raise TransportError(f"{folder / CA}: {reason}; make a new CA and new kits in another --out.")
         key = load_pem_private_key(check_key(folder / AUTHORITY_KEY, own), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        state = IssuedCertificates.load(folder / STATE)
+        state = read_issued(folder / STATE)
         yield CertificateAuthority(out, staging, Signed(own.certificate, key), state, now)
+
+
+def _change(
+    authority: CertificateAuthority,
+    state: IssuedCertificates,
+    *,
+    issued: Sequence[str] = (),
+    retired: Sequence[str] = (),
+    days: int = KIT_DAYS,
+) -> list[Kit]:
+    """Write ca.toml, then retire and make kits, then update the revocation lists and the server's kit.toml.
+
+    Args:
+        authority: the CA.
+        state: its new state, without the certificates to be issued.
+        issued: the names that get a new kit.
+        retired: the names whose old kits are moved away.
+        days: validity of the new kits.
+
+    Returns:
+        The new kits.
+    """
+    authority = _issue(replace(authority, state=state), issued, days)
+    write_atomically(authority.folder / STATE, authority.state.to_toml())
+    for name in retired:
+        retire_folder(authority.out / name, authority.now)
+    kits = _publish_kits(authority, issued)
+    for path in authority.lists():
+        write_atomically(path, authority.revoked_pem())
+    if (server := authority.out / SERVER).is_dir():
+        write_atomically(server / MANIFEST, authority.manifest(open_certificate(server / CERTIFICATE)))
+    return kits
 
 
 def _issue(authority: CertificateAuthority, names: Sequence[str], days: int) -> CertificateAuthority:
     """Write new kits to the staging folder; return the CA with a state that lists them."""
-    certificates = []
+    issued = list(authority.state.issued)
     for name in names:
         signed = issue(authority.own, name, authority.state.hosts, authority.now, days)
         own = read_certificate(pem(signed.certificate))
@@ -223,24 +242,14 @@ def _issue(authority: CertificateAuthority, names: Sequence[str], days: int) -> 
             **({REVOKED: authority.revoked_pem()} if name == SERVER else {}),
         }
         write_folder(authority.staging / name, public, {KEY: _key_pem(signed)})
-        certificates.append(own)
-    return replace(authority, state=authority.state.with_issued(certificates))
+        issued.append(Issued(name=name, serial=own.serial, expires=own.expires))
+    return replace(authority, state=replace(authority.state, issued=tuple(issued)))
 
 
 def _publish_kits(authority: CertificateAuthority, names: Sequence[str]) -> list[Kit]:
     for name in names:
         move_folder(authority.staging / name, authority.out / name)
     return [open_kit(authority.out / name, now=authority.now) for name in names]
-
-
-def _publish_lists(authority: CertificateAuthority) -> list[Path]:
-    """Write the revocation lists, and kit.toml of the server's kit if that is here; return the lists."""
-    lists = [folder / REVOKED for folder in (authority.folder, authority.out / SERVER) if folder.is_dir()]
-    for path in lists:
-        write_atomically(path, authority.revoked_pem())
-    if (server := authority.out / SERVER).is_dir():
-        write_atomically(server / MANIFEST, authority.manifest(open_certificate(server / CERTIFICATE)))
-    return lists
 
 
 def _refuse_existing(out: Path, names: Sequence[str]) -> None:

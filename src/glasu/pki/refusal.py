@@ -30,14 +30,13 @@ def find_refusal(
     peer = read_certificate(peer_certificate_pem)
     if peer is None:
         return "the presented certificate cannot be read"
-    wanted: Role = "party" if kit.role == "server" else "server"
-    return (
-        _find_issuer_error(peer, x509.load_pem_x509_certificate(kit.ca_pem))
-        or _find_validity_error(peer, now or datetime.now(UTC))
-        or _find_role_error(peer, wanted)
-        or _find_admission_error(peer, kit)
-        or _find_name_error(peer, claimed)
-    )
+    if not peer.is_issued_by(x509.load_pem_x509_certificate(kit.ca_pem)):
+        if peer.is_self_signed:
+            return "the certificate is self-signed, not signed by the CA of this kit"
+        return f"the certificate was signed by another CA ({peer.issuer!r})"
+    if reason := peer.validity_error(now or datetime.now(UTC)):
+        return f"the certificate {reason}"
+    return _find_identity_error(peer, kit, claimed)
 
 
 def read_peer_name(peer_certificate_pem: bytes) -> str | None:
@@ -46,37 +45,19 @@ def read_peer_name(peer_certificate_pem: bytes) -> str | None:
     return None if peer is None else peer.name
 
 
-def _find_issuer_error(peer: CertificateInfo, authority: x509.Certificate) -> str:
-    if peer.is_issued_by(authority):
-        return ""
-    if peer.is_self_signed:
-        return "the certificate is self-signed, not signed by the CA of this kit"
-    return f"the certificate was signed by another CA ({peer.issuer!r})"
-
-
-def _find_validity_error(peer: CertificateInfo, now: datetime) -> str:
-    reason = peer.validity_error(now)
-    return f"the certificate {reason}" if reason else ""
-
-
-def _find_role_error(peer: CertificateInfo, wanted: Role) -> str:
+def _find_identity_error(peer: CertificateInfo, kit: Kit, claimed: str | None) -> str:
+    wanted: Role = "party" if kit.role == "server" else "server"
     if peer.name is None:
         return "the certificate names neither a party nor the server"
     if peer.role != role_of(peer.name):
         return f"the certificate names {peer.name!r}, but is not for the use of a {role_of(peer.name)}"
-    return "" if peer.role == wanted else f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
-
-
-def _find_admission_error(peer: CertificateInfo, kit: Kit) -> str:
+    if peer.role != wanted:
+        return f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
     if kit.role == "server" and peer.name not in kit.roster:
         return f"party {peer.name!r} is not on the roster ({', '.join(kit.roster)})"
     if peer.serial in kit.revoked:
         again = f"`glasu provision --renew {peer.name}`"
-        return f"the certificate of {peer.name!r} is revoked (serial {peer.serial:x}); ask for a new kit ({again})"
+        return f"the certificate of {peer.name!r} is revoked (serial {peer.serial}); ask for a new kit ({again})"
+    if claimed not in (None, peer.name):
+        return f"the peer calls itself {claimed!r}, but its certificate is that of {peer.name!r}"
     return ""
-
-
-def _find_name_error(peer: CertificateInfo, claimed: str | None) -> str:
-    if claimed in (None, peer.name):
-        return ""
-    return f"the peer calls itself {claimed!r}, but its certificate is that of {peer.name!r}"

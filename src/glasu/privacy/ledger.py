@@ -17,16 +17,19 @@ class Ledger:
     """
 
     head: bytes = bytes(32)
-    totals: dict[tuple[str, str, int, str], list[int]] = field(default_factory=dict)
+    totals: dict[tuple[str, str, int, str], tuple[int, int, int]] = field(default_factory=dict)
 
     def record(self, kind: str, key: Key, *, rows: int, size: int, protection: str) -> None:
         """Record one release of `rows` rows in `size` bytes."""
         entry = f"{kind}|{rows}|{size}|{protection}".encode()
         self.head = hashlib.sha256(self.head + key.pack() + entry).digest()
-        total = self.totals.setdefault((key.phase.reported, kind, key.layer, protection), [0, 0, 0])
-        total[0] += 1
-        total[1] += rows
-        total[2] += size
+        place = key.phase.reported, kind, key.layer, protection
+        releases, all_rows, all_bytes = self.totals.get(place, (0, 0, 0))
+        self.totals[place] = releases + 1, all_rows + rows, all_bytes + size
+
+    def copy(self) -> Ledger:
+        """Return a ledger that stays as this one is now."""
+        return Ledger(self.head, dict(self.totals))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the totals, one dictionary per kind of release."""

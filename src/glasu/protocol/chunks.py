@@ -1,45 +1,101 @@
-"""Send tensors in chunks of rows. The results do not depend on the size of the chunks, to the bit.
+"""Exchange tensors in chunks of rows, and check them. The results do not depend on the size of the chunks, to the bit.
 
-A chunk has `wire.chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the receiver does not
-need to know the number of chunks in advance.
+A chunk has `wire.chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the server needs no
+number of rows in advance, and a tensor whose rows fill its chunks ends with an empty one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from glasu.protocol.fields import Array, split_rows
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError, TrainingError
+from glasu.protocol.fields import Array
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.model.sampler import Sample
+    from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Respond = Callable[[Sequence[TensorMessage], Key, int], Broadcast | Scatter]  # messages, key of the answer, first row
+Respond = Callable[[list[Array], Key, int], Broadcast | Scatter]  # payloads, key of the answer, first row
 
 
-def send_rows(client: Client, kind: type[TensorMessage], key: Key, payload: Array) -> Script[None]:
-    """Client: send the rows of an encoded tensor. The chunks are views of it."""
-    for chunk, rows in enumerate(split_rows(len(payload), client.config.wire.chunk_rows)):
-        yield Send(kind(key.at(key.layer, chunk), payload[rows]))
+def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
+    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
+    return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
 
 
-def send_waiting(client: Client, key: Key, num_rows: int) -> Script[None]:
-    """Client: contribute nothing to an exchange about `num_rows` rows."""
-    for chunk in range(num_rows // client.config.wire.chunk_rows + 1):
-        yield Send(Waiting(key.at(key.layer, chunk)))
+def exchange_rows(
+    client: Client,
+    key: Key,
+    kinds: tuple[type[TensorMessage], type[TensorMessage]],
+    sent: Sent | None,
+    shape: tuple[int, int],
+    *,
+    upcoming: Sample | None = None,
+    requested: NDArray[np.bool_] | None = None,
+) -> Script[Tensor]:
+    """Client: send a released tensor, and return the server's answer.
+
+    Args:
+        client: the client.
+        key: of the exchange.
+        kinds: of the messages and of the answers.
+        sent: the released tensor; None: this client contributes nothing and waits for the answer.
+        shape: of the answer, with all rows.
+        upcoming: the sample of the next round, if it is known.
+        requested: the rows of the answer that this client receives, if not all.
+    """
+    import torch
+
+    kind, answer = kinds
+    chunks = split_rows(shape[0], client.config.wire.chunk_rows)
+    keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
+    for own, rows in zip(keys, chunks, strict=True):
+        yield Send(Waiting(own) if sent is None else kind(own, sent.payload[rows]))
+    if upcoming is not None:
+        # Look-ahead: blocks and features of the next round need no answer. They are gathered while the answer travels,
+        # and `gather` keeps them, so the next round finds them ready.
+        with client.watch.measure("sampling"):
+            client.learner.gather(upcoming)
+    parts = []
+    for own, rows in zip(keys, chunks, strict=True):
+        message = yield Receive((answer,), own)
+        expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
+        parts.append(torch.from_numpy(_read_tensor(client, message, (expected, shape[1]))))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def receive_rows(client: Client, kind: type[TensorMessage], key: Key, num_rows: int) -> Script[list[TensorMessage]]:
-    """Client: receive the chunks of the server's answer about `num_rows` rows."""
-    answers = []
-    for chunk in range(num_rows // client.config.wire.chunk_rows + 1):
-        answers.append((yield Receive((kind,), key.at(key.layer, chunk))))
-    return answers
+def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int]) -> NDArray[Any]:
+    """Decode the tensor of an answer; refuse another encoding or shape, NaN and infinity."""
+    kind = message.content().kind
+    encoding = client.release.encodings[kind]
+
+    def where() -> str:
+        return f"party {client.name!r}, {message.key}"
+
+    if error := encoding.find_error(message.value):
+        raise ProtocolError(f"{where()}, {encoding.name} tensor: {error}.")
+    if not encoding.is_finite(message.value):
+        raise TrainingError(
+            f"{where()}: expected a {kind} of finite values, got NaN or infinity. It was not used. Training "
+            "diverged: lower train.learning_rate. If other parties report finite values, check the server."
+        )
+    value = encoding.decode(message.value)
+    if value.shape != shape:
+        raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {value.shape}.")
+    return value
 
 
 def answer_rows(
@@ -49,9 +105,9 @@ def answer_rows(
 
     Args:
         server: the server.
-        kinds: the kinds of message that clients may send.
+        kinds: the kinds of message that clients may send. With `Waiting`, only the label owner sends a tensor.
         key: the key of the exchange.
-        respond: builds the answer to the tensors of one chunk.
+        respond: builds the answer to the tensors of one chunk, which are in client order.
         num_rows: the number of rows to expect, if the server knows it.
     """
     chunk_rows = server.config.wire.chunk_rows
@@ -59,10 +115,95 @@ def answer_rows(
         answer, first_row = key.at(key.layer, chunk), chunk * chunk_rows
         messages = yield Receive(kinds, answer)
         if Waiting in kinds:
-            server.check_owner_alone(messages)
+            _check_owner_alone(server, messages)
         tensors = [message for message in messages if isinstance(message, TensorMessage)]
-        rows = server.check_tensors(tensors, answer, None if num_rows is None else num_rows - first_row)
-        yield respond(tensors, answer, first_row)
+        rows = _check_tensors(server, tensors, answer, None if num_rows is None else num_rows - first_row)
+        response = respond([message.value for message in tensors], answer, first_row)
+        _check_finite(server, tensors, response)
+        yield response
         if rows < chunk_rows:
             return first_row + rows
     raise AssertionError("unreachable")
+
+
+def _check_owner_alone(server: Server, messages: Sequence[Message]) -> None:
+    """Refuse a gradient at H[L] from a client without labels, and a label owner that sends none."""
+    owner = server.identity.owner
+    for client, message in enumerate(messages):
+        if isinstance(message, TensorMessage) != (client == owner):
+            server.refuse(
+                message,
+                f"expected a gradient from the label owner {server.roster[owner]!r} alone, got a "
+                f"{type(message).__name__} from party {server.roster[client]!r}.",
+            )
+
+
+def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, rows_left: int | None) -> int:
+    """Check the tensors of one chunk; return the number of their rows.
+
+    Args:
+        server: the server.
+        tensors: the tensors that clients sent, in client order.
+        key: the key of the exchange.
+        rows_left: the rows that this chunk and the later ones must have, if the server knows them.
+    """
+    if not tensors:
+        raise ProtocolError(f"{key}: no party sent a tensor.")
+    content = tensors[0].content()
+    encoding, columns = server.shapes.encodings[content.kind], content.columns(server.shapes) or None
+    most = server.shapes.chunk_rows
+    most = most if rows_left is None else max(0, min(most, rows_left))
+    for message in tensors:
+        if error := encoding.find_error(message.value, columns):
+            server.refuse(message, f"{content.kind}: {error}.")
+        # A known number of rows comes before the majority's shape, which could blame the only correct party.
+        rows = len(message.value)
+        if rows > most or (rows_left is not None and rows < most):
+            wanted = f"at most {most}" if rows_left is None else str(most)
+            server.refuse(message, f"expected {wanted} rows, got {rows}.")
+    _check_shapes(server, tensors, key)
+    if content.kind == "probabilities":
+        # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
+        for message in tensors:
+            if error := server.task.find_score_error(encoding.decode(message.value)):
+                server.refuse(message, f"class probabilities: {error}; they were not aggregated.")
+    return len(tensors[0].value)
+
+
+def _check_shapes(server: Server, tensors: Sequence[TensorMessage], key: Key) -> None:
+    """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
+    shapes = [message.value.shape for message in tensors]
+    if len(set(shapes)) == 1:
+        return
+    kind = tensors[0].content().kind
+    usual, count = Counter(shapes).most_common(1)[0]
+    if 2 * count <= len(tensors):
+        listed = "; ".join(f"party {server.roster[each.key.client]!r} {each.value.shape}" for each in tensors)
+        raise ProtocolError(
+            f"{key}: {kind}: expected the same shape from all parties, got {listed}. The server cannot decide which "
+            "one is right."
+        )
+    for message in tensors:
+        if message.value.shape != usual:
+            server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {message.value.shape}.")
+
+
+def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Broadcast | Scatter) -> None:
+    """Refuse NaN and infinity in an answer; blame the party that sent them, if one did.
+
+    A value that is not finite in one tensor is not finite in the sum, so one look at the sum is enough.
+    """
+    kind = tensors[0].content().kind
+    encoding = server.shapes.encodings[kind]
+    answers = response.messages if isinstance(response, Scatter) else (response.message,)
+    payloads = [answer.value for answer in answers if isinstance(answer, TensorMessage)]
+    if all(encoding.is_finite(payload) for payload in {id(payload): payload for payload in payloads}.values()):
+        return
+    for message in tensors:
+        if not encoding.is_finite(message.value):
+            why = "expected finite values, got NaN or infinity. They were not sent on. Training diverged"
+            server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
+    raise TrainingError(
+        f"{answers[0].key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, "
+        "and nothing was sent on. Lower train.learning_rate."
+    )

@@ -9,17 +9,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.config import RunConfig
 from glasu.errors import ProtocolError
+from glasu.model.aggregation import aggregation_of
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Kind
-from glasu.wire.message_key import Phase
+from glasu.wire.encodings import Encoding, Kind, encodings_of
+from glasu.wire.message_key import KEY_BYTES, Phase
 
 Array = NDArray[Any]
+HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
 SECTION = struct.Struct("<BBxxII")
 
 
@@ -36,8 +39,46 @@ class Shapes:
     chunk_rows: int
     encodings: Mapping[Kind, Encoding]
 
+    @classmethod
+    def of_run(cls, config: RunConfig, num_nodes: int, num_classes: int, num_clients: int) -> Self:
+        """Derive the counts from the settings and the numbers agreed in the handshake."""
+        hidden = config.model.hidden
+        return cls(
+            num_nodes=num_nodes,
+            num_classes=num_classes,
+            hidden=hidden,
+            joint_width=hidden * aggregation_of(config.model, num_clients).widening,
+            num_local_steps=config.train.num_local_steps,
+            prefetch=config.train.prefetch,
+            chunk_rows=config.wire.chunk_rows,
+            encodings=encodings_of(config),
+        )
+
 
 Count = Callable[[Shapes], int]
+
+
+@dataclass(frozen=True)
+class NumbersField:
+    """A vector of 64-bit floats."""
+
+    tag: str
+    count: Count
+    dtypes: tuple[str, ...] = ("<f8",)
+
+    def to_sections(self, value: Array) -> list[Array]:
+        return [value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> Array:
+        return _vector(self.tag, *arrays)
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        """Return the number of sections and of bytes in them."""
+        return 1, value.nbytes
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        """Return the greatest number of sections and of bytes in them."""
+        return 1, 8 * self.count(shapes)
 
 
 @dataclass(frozen=True)
@@ -59,11 +100,9 @@ class TensorField:
         return array
 
     def measure(self, value: Array) -> tuple[int, int]:
-        """Return the number of sections and of bytes in them."""
         return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
-        """Return the greatest number of sections and of bytes in them."""
         rows = min(shapes.num_nodes, shapes.chunk_rows)
         return 1, rows * shapes.encodings[self.kind].row_bytes(self.columns(shapes))
 
@@ -94,27 +133,6 @@ class NodeSetsField:
 
 
 @dataclass(frozen=True)
-class NumbersField:
-    """A vector of 64-bit floats."""
-
-    tag: str
-    count: Count
-    dtypes: tuple[str, ...] = ("<f8",)
-
-    def to_sections(self, value: Array) -> list[Array]:
-        return [value]
-
-    def from_sections(self, arrays: Sequence[Array]) -> Array:
-        return _vector(self.tag, *arrays)
-
-    def measure(self, value: Array) -> tuple[int, int]:
-        return 1, value.nbytes
-
-    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
-        return 1, 8 * self.count(shapes)
-
-
-@dataclass(frozen=True)
 class FlagField:
     """One truth value."""
 
@@ -138,11 +156,6 @@ class FlagField:
 
 
 Content = TensorField | NodeSetsField | NumbersField | FlagField
-
-
-def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
-    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
-    return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
 
 
 def _vector(tag: str, array: Array) -> Array:

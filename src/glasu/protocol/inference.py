@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from glasu.protocol.chunks import answer_rows, receive_rows, send_rows
-from glasu.protocol.messages import Joint, Partial, TensorMessage
-from glasu.protocol.requests import Broadcast, Script
-from glasu.protocol.walk import walk_forward
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.fields import Array
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.model.step import Step
+    from glasu.model.sampler import Sample
+    from glasu.model.step import ForwardStep, Step
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
-    from glasu.protocol.sample import Sample
     from glasu.protocol.server import Server
+
+Combine: TypeAlias = "Callable[[int, Tensor], Script[Tensor]]"
 
 
 def client_inference(
@@ -46,19 +48,36 @@ def client_inference(
     return joint, exchanged
 
 
+def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[Tensor]:
+    """Compute H_m[L]. Training, local updates and evaluation all go forward here.
+
+    Args:
+        client: the client.
+        step: computes H_m[0], and H_m^+[l] from H_m[l].
+        combine: returns H_m[l+1] where layer l aggregates, given l and H_m^+[l]. Elsewhere H_m[l+1] = H_m^+[l].
+    """
+
+    def report(share: float) -> Evaluating:
+        """Return the progress of a long exact inference."""
+        return Evaluating(client.progress.round, share, client.name)
+
+    hidden: Any = step.encode()
+    for layer in range(client.config.model.num_layers):
+        hidden = yield from step.layer_in_parts(layer, hidden, report)
+        if layer in client.config.model.aggregation_layers:
+            hidden = yield from combine(layer, hidden)
+    result: Tensor = hidden
+    return result
+
+
 def exchange_partial(
     client: Client, key: Key, partial: Tensor, upcoming: Sample | None = None
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
     sent = client.release.tensor("representation", partial, key)
-    yield from send_rows(client, Partial, key, sent.payload)
-    if upcoming is not None:
-        with client.watch.measure("sampling"):
-            client.learner.gather(upcoming)  # useful work while the answer travels
-    rows, columns = partial.shape
-    answers = yield from receive_rows(client, Joint, key, rows)
-    shape = rows, columns * client.learner.aggregation.widening
-    return client.read_rows("representation", answers, shape), sent
+    shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
+    joint = yield from exchange_rows(client, key, (Partial, Joint), sent, shape, upcoming=upcoming)
+    return joint, sent
 
 
 def server_inference(server: Server, key: Key, num_rows: Mapping[int, int | None]) -> Script[dict[int, int]]:
@@ -72,9 +91,10 @@ def server_inference(server: Server, key: Key, num_rows: Mapping[int, int | None
     Returns:
         |S[l+1]| for every aggregation layer l.
     """
+    encoding = server.shapes.encodings["representation"]
 
-    def respond(partials: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast:
-        return Broadcast(Joint(answer, server.aggregate(partials, answer, first_row)))
+    def respond(partials: list[Array], answer: Key, first_row: int) -> Broadcast:
+        return Broadcast(Joint(answer, server.aggregation.combine_partials(encoding, partials, answer, first_row)))
 
     rows = {}
     for layer in server.aggregation_layers:

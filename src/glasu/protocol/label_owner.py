@@ -6,13 +6,14 @@ Algorithm 5: the label owner sends the batch (`sampling.py`). Algorithm 7: the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import share_gradient
 from glasu.protocol.chunks import answer_rows
-from glasu.protocol.messages import Gradient, JointGradient, TensorMessage, Waiting
+from glasu.protocol.fields import Array
+from glasu.protocol.messages import Gradient, JointGradient, Waiting
 from glasu.protocol.requests import Broadcast, Script
+from glasu.protocol.update import check_loss
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -29,17 +30,15 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[Tenso
     own = None
     if client.has_labels:
         loss, own = client.learner.loss_and_gradient(client.learner.step(batch, 0), joint, batch)
-        client.check_loss(loss, batch.round)
+        check_loss(client, loss, batch.round)
     return (yield from share_gradient(client, key, own, joint))
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     """Server column: pass the owner's gradient on, unchanged."""
 
-    def respond(gradients: Sequence[TensorMessage], answer: Key, first_row: int) -> Broadcast:
-        (gradient,) = gradients
-        server.check_finite("gradient", gradients, [gradient.value], answer)
-        return Broadcast(JointGradient(answer, gradient.value))
+    def respond(gradients: list[Array], answer: Key, first_row: int) -> Broadcast:
+        return Broadcast(JointGradient(answer, gradients[0]))
 
     layer = server.config.model.num_layers
     yield from answer_rows(server, (Gradient, Waiting), key.at(layer), respond, num_rows)

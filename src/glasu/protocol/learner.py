@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,11 @@ from glasu.model.dropout import Dropout, no_dropout
 from glasu.model.exact import ExactInference, FeatureRows
 from glasu.model.layers import Convolution, Hidden
 from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.sampler import sampler_class, training_batch
+from glasu.model.sampler import Sample, sampler_class
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, input_scale
 from glasu.model.step import Inputs, Step, Steps
 from glasu.model.task import task_of
-from glasu.protocol.sample import Sample
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.wire.encodings import compute_dtype
 
@@ -39,69 +38,67 @@ class Batch(Inputs):
     labels: Tensor | None  # y[S[L]]
 
 
-@dataclass(eq=False)
 class NodeData:
     """Features, labels and splits of one party's nodes, in the precision of the run."""
 
-    config: RunConfig
-    party: PartyData
-    has_labels: bool
-    scale: float  # factor of the features
-    stored: NDArray[np.float32] | SparseRows
-    dtype: torch.dtype
-    all_rows: Hidden | None = field(default=None, repr=False)  # kept for sampler "full", which reads them every round
+    def __init__(self, config: RunConfig, party: PartyData, *, has_labels: bool, scale: float | None = None) -> None:
+        """Prepare the data of a party.
 
-    @classmethod
-    def of(cls, config: RunConfig, party: PartyData, *, has_labels: bool, scale: float | None = None) -> NodeData:
-        """Prepare the data of a party; `scale` replaces the input scale of the config."""
-        stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
-        factor = input_scale(config.model, party.mean_length()) if scale is None else scale
-        return cls(config, party, has_labels, factor, stored, getattr(torch, compute_dtype(config).name))
-
-    @property
-    def num_nodes(self) -> int:
-        return self.party.num_nodes
+        Args:
+            config: the run's settings, resolved.
+            party: the data.
+            has_labels: whether this client's labels are used.
+            scale: replaces the input scale of the config.
+        """
+        self.train, self.party, self.has_labels = config.train, party, has_labels
+        self.num_nodes = party.num_nodes
+        self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
+        self.dtype = getattr(torch, compute_dtype(config).name)
+        self.task = task_of(config.train)
+        self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
+        self._keeps_rows = sampler_class(config.train).reads_whole_graph  # it reads all rows in every round
+        self._all_rows: Hidden | None = None
 
     def features(self, nodes: NodeSet) -> Hidden:
         """Return the scaled rows of X_m at the nodes."""
-        if len(nodes) < self.num_nodes or not sampler_class(self.config.train).reads_whole_graph:
+        if len(nodes) < self.num_nodes or not self._keeps_rows:
             return self._rows(nodes)
-        if self.all_rows is None:
-            self.all_rows = self._rows(nodes)
-        return self.all_rows
+        if self._all_rows is None:
+            self._all_rows = self._rows(nodes)
+        return self._all_rows
 
     def _rows(self, nodes: NodeSet) -> Hidden:
-        stored, is_whole = self.stored, len(nodes) == self.num_nodes
+        stored, is_whole = self._stored, len(nodes) == self.num_nodes
         if isinstance(stored, np.ndarray):
-            return torch.from_numpy(self._scale(stored if is_whole else stored[nodes]))
+            return torch.from_numpy(self._scale_values(stored if is_whole else stored[nodes]))
         sparse = stored if is_whole else stored.rows(nodes)
-        return sparse.with_data(self._scale(sparse.data))
+        return sparse.with_data(self._scale_values(sparse.data))
 
-    def _scale(self, values: NDArray[np.float32]) -> NDArray[Any]:
+    def _scale_values(self, values: NDArray[np.float32]) -> NDArray[Any]:
         kind = np.float64 if self.dtype == torch.float64 else np.float32
         return np.multiply(values, kind(self.scale), dtype=kind)
 
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, in the dtype that the loss needs."""
         assert self.party.labels is not None
-        return task_of(self.config.train).label_tensor(self.party.labels[nodes], self.dtype)
+        return self.task.label_tensor(self.party.labels[nodes], self.dtype)
 
     def training_nodes(self) -> NodeSet:
         """Return the training nodes with known labels; empty at a client without labels."""
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        return task_of(self.config.train).training_nodes(party.labels, party.splits.train)
+        return self.task.training_nodes(party.labels, party.splits.train)
 
     def evaluation_nodes(self, split: str) -> NodeSet:
         """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
-        splits, subset = self.party.splits, self.config.train.evaluate_nodes
+        splits, subset = self.party.splits, self.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
         if split == "test":
             return splits.test.copy()  # torch refuses read-only arrays
         if 0 < subset < len(splits.validation):
-            key = Stream(self.config.train.seed, "validation subset").key()
+            key = Stream(self.train.seed, "validation subset").key()
             chosen: NodeSet = splits.validation[draw_distinct(key, len(splits.validation), subset)]
             return chosen
         return splits.validation.copy()
@@ -141,7 +138,7 @@ class Learner:
             convolution=convolution,
         ).to(data.dtype)
         self.optimizer = Optimizer(config, self.model)
-        self.task = task_of(config.train)
+        self.task = data.task
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = sampler_class(config.train)(config, data.party.graph, index)
         self._gathered: tuple[Sample, Batch] | None = None
@@ -150,12 +147,11 @@ class Learner:
         sharer = EVERYONE if purpose == "classifier" else self.index  # classifiers start equal at all clients
         return Stream(self.config.train.seed, purpose, layer=layer, client=sharer)
 
-    @property
-    def aggregation_layers(self) -> tuple[int, ...]:
-        return self.config.model.aggregation_layers
-
     def dropout(self, round_index: int, step: int | None) -> Dropout:
-        """Return the masks of one local step. JointInference uses those of step 0; an evaluation (None) uses none."""
+        """Return the masks of one local step; an evaluation (None) uses none.
+
+        JointInference uses the masks of step 0. Otherwise its forward pass could not be the one of step 0.
+        """
         if step is None:
             return no_dropout()
         seed, client = self.config.train.seed, self.index
@@ -163,10 +159,6 @@ class Learner:
             self.config.model.dropout,
             lambda layer: Stream(seed, "dropout", round=round_index, step=step, layer=layer, client=client),
         )
-
-    def draw_batch(self, training_nodes: NodeSet, round_index: int) -> NodeSet:
-        """Draw S[L], equal at all clients that know the training nodes; empty if there are none."""
-        return training_batch(self.config, training_nodes, round_index)
 
     def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
         """Gather blocks, features and labels of a sample; a repeated call for the same sample costs nothing.

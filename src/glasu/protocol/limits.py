@@ -4,42 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.model.aggregation import aggregation_of
-from glasu.protocol.fields import SECTION, Shapes
-from glasu.protocol.message_bytes import HEADER, Head
+from glasu.protocol.fields import HEADER, SECTION, Shapes
+from glasu.protocol.message_bytes import Head
 from glasu.protocol.messages import MESSAGES, Message
-from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import Phase
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Shapes):
     """The greatest size of every kind of message in one run."""
-
-    shapes: Shapes
-
-    @classmethod
-    def of_run(cls, config: RunConfig, num_nodes: int, num_classes: int, num_clients: int) -> Limits:
-        """Derive the limits from the settings and the agreed counts."""
-        hidden = config.model.hidden
-        return cls(
-            Shapes(
-                num_nodes=num_nodes,
-                num_classes=num_classes,
-                hidden=hidden,
-                joint_width=hidden * aggregation_of(config.model, num_clients).widening,
-                num_local_steps=config.train.num_local_steps,
-                prefetch=config.train.prefetch,
-                chunk_rows=config.wire.chunk_rows,
-                encodings=encodings_of(config),
-            )
-        )
 
     def of(self, kind: type[Message], phase: Phase) -> tuple[int, int]:
         """Return the greatest number of sections and of bytes of a message."""
-        found = [content.limit(self.shapes, phase) for content in kind.contents().values()]
+        found = [content.limit(self, phase) for content in kind.contents().values()]
         sections = sum(count for count, _ in found)
         return sections, HEADER.size + SECTION.size * sections + sum(size for _, size in found)
 
@@ -56,7 +34,7 @@ class Limits:
     @property
     def last_chunk(self) -> int:
         """The greatest index of a chunk."""
-        return self.shapes.num_nodes // self.shapes.chunk_rows
+        return self.num_nodes // self.chunk_rows
 
     @property
     def largest(self) -> int:

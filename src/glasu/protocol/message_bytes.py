@@ -6,7 +6,6 @@ encoded values.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.protocol.fields import SECTION, NodeSetsField
+from glasu.protocol.fields import HEADER, SECTION, NodeSetsField
 from glasu.protocol.messages import MESSAGES, Message
-from glasu.wire.message_key import RUN_BYTES, Key, Phase
+from glasu.wire.message_key import Key
 
-MAGIC, VERSION = b"GLSU", 3  # the version changes with any change of the format; older versions are not read
-HEADER = struct.Struct(f"<4sBBH{RUN_BYTES}sIBxHIhHIQ")
+MAGIC, VERSION = b"GLSU", 4  # the version changes with any change of the format; older versions are not read
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4")
-_PHASES = frozenset(Phase)
 Buffer = bytes | bytearray | memoryview
 
 
@@ -53,22 +50,7 @@ def encode(message: Message) -> bytes:
             ]
             count += 1
             length += SECTION.size + array.nbytes
-    key = message.key
-    header = HEADER.pack(
-        MAGIC,
-        VERSION,
-        CODES[type(message)],
-        count,
-        key.run,
-        key.incarnation,
-        key.phase,
-        key.attempt,
-        key.round,
-        key.layer,
-        key.client,
-        key.chunk,
-        length,
-    )
+    header = HEADER.pack(MAGIC, VERSION, CODES[type(message)], count, message.key.pack(), length)
     return b"".join((header, *body))
 
 
@@ -77,29 +59,18 @@ def read_header(data: Buffer, size: int) -> Head:
     present = min(size, len(data))
     if present < HEADER.size:
         raise ProtocolError(f"message of {present} bytes: a header alone has {HEADER.size}.")
-    magic, version, code, count, run, incarnation, phase, attempt, round_index, layer, client, chunk, length = (
-        HEADER.unpack_from(data)
-    )
+    magic, version, code, count, packed, length = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise ProtocolError(
             f"message of another format or version: expected {MAGIC!r} version {VERSION}, got {magic!r} version "
             f"{version}."
         )
-    if code >= len(MESSAGES) or phase not in _PHASES:
-        raise ProtocolError(
-            f"message of unknown kind {code} or phase {phase}: expected a kind of 0..{len(MESSAGES) - 1} and a phase "
-            f"of 0..{len(_PHASES) - 1}."
-        )
-    key = Key(
-        run=run,
-        phase=Phase(phase),
-        client=client,
-        round=round_index,
-        layer=layer,
-        chunk=chunk,
-        incarnation=incarnation,
-        attempt=attempt,
-    )
+    if code >= len(MESSAGES):
+        raise ProtocolError(f"message of unknown kind {code}: expected 0..{len(MESSAGES) - 1}.")
+    try:
+        key = Key.unpack(packed)
+    except ValueError as error:
+        raise ProtocolError(f"message of an unknown phase: {error}.") from None
     head = Head(MESSAGES[code], key, count, length)
     if HEADER.size + length != size:
         raise ProtocolError(
@@ -177,13 +148,3 @@ def _message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Message:
                 )
         values.append(content.from_sections([array for _, array in taken]))
     return head.kind(head.key, *values)
-
-
-def measure(message: Message) -> list[tuple[str, int]]:
-    """Return the bytes of an encoded message by kind of content, the header first."""
-    count, sizes = 0, []
-    for name, content in message.contents().items():
-        sections, size = content.measure(getattr(message, name))
-        count += sections
-        sizes.append((content.tag, size))
-    return [("header", HEADER.size + SECTION.size * count), *sizes]

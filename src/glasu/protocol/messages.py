@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu.protocol.fields import (
+    HEADER,
+    SECTION,
     Array,
     Content,
     FlagField,
@@ -24,7 +27,10 @@ from glasu.protocol.fields import (
 )
 from glasu.wire.message_key import Key
 
-MAX_METRICS = 16  # figures of one evaluation
+
+def max_metrics(shapes: Shapes) -> int:
+    """Return the greatest number of figures of one evaluation."""
+    return 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,15 @@ class Message:
         hints = get_type_hints(cls, include_extras=True)
         return {item.name: hints[item.name].__metadata__[0] for item in dataclasses.fields(cls)[1:]}
 
+    def measure(self) -> list[tuple[str, int]]:
+        """Return the bytes of the encoded message by kind of content, the header first."""
+        count, sizes = 0, []
+        for name, content in self.contents().items():
+            sections, size = content.measure(getattr(self, name))
+            count += sections
+            sizes.append((content.tag, size))
+        return [("header", HEADER.size + SECTION.size * count), *sizes]
+
 
 @dataclass(frozen=True, eq=False)
 class TensorMessage(Message):
@@ -47,68 +62,54 @@ class TensorMessage(Message):
 
     value: Any  # the encoded rows; a subclass states the kind of tensor
 
-
-# Named functions: a lambda in an annotation would be evaluated without the names of this module.
-def _hidden(shapes: Shapes) -> int:
-    return shapes.hidden
-
-
-def _joint_width(shapes: Shapes) -> int:
-    return shapes.joint_width
-
-
-def _num_classes(shapes: Shapes) -> int:
-    return shapes.num_classes
-
-
-def _num_local_steps(shapes: Shapes) -> int:
-    return shapes.num_local_steps
-
-
-def _max_metrics(shapes: Shapes) -> int:
-    return MAX_METRICS
+    @classmethod
+    def content(cls) -> TensorField:
+        """Return the field with the tensor."""
+        content = cls.contents()["value"]
+        assert isinstance(content, TensorField)
+        return content
 
 
 @dataclass(frozen=True, eq=False)
 class Partial(TensorMessage):
     """Client: H_m^+[l], as released."""
 
-    value: Annotated[Array, TensorField("representation", _hidden)]
+    value: Annotated[Array, TensorField("representation", attrgetter("hidden"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Joint(TensorMessage):
     """Server: H[l+1]."""
 
-    value: Annotated[Array, TensorField("representation", _joint_width)]
+    value: Annotated[Array, TensorField("representation", attrgetter("joint_width"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Gradient(TensorMessage):
     """Client: the gradient of its loss at H[l+1]."""
 
-    value: Annotated[Array, TensorField("gradient", _joint_width)]
+    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointGradient(TensorMessage):
     """Server: the gradient at H_m^+[l] (joint backward), or the label owner's gradient at H[L]."""
 
-    value: Annotated[Array, TensorField("gradient", _joint_width)]
+    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores(TensorMessage):
     """Client: class probabilities of the requested nodes."""
 
-    value: Annotated[Array, TensorField("probabilities", _num_classes)]
+    value: Annotated[Array, TensorField("probabilities", attrgetter("num_classes"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointScores(TensorMessage):
     """Server: the mean of the clients' class probabilities."""
 
-    value: Annotated[Array, TensorField("probabilities", _num_classes)]
+    value: Annotated[Array, TensorField("probabilities", attrgetter("num_classes"))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +130,14 @@ class Agreed(Message):
 class Losses(Message):
     """Client: the losses of a round's local steps; empty from a client without labels. It has no answer."""
 
-    values: Annotated[NDArray[np.float64], NumbersField("loss", _num_local_steps)]
+    values: Annotated[NDArray[np.float64], NumbersField("loss", attrgetter("num_local_steps"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Metrics(Message):
     """Client: the metrics of the model on a split; empty from a client without labels."""
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", _max_metrics)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", max_metrics)]
 
 
 @dataclass(frozen=True, eq=False)

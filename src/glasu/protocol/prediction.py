@@ -1,22 +1,32 @@
-"""Prediction on request: one exact joint inference over all requested nodes. Other parties receive no result."""
+"""Class probabilities by joint inference, for evaluation and on request. On request, every edge is used."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.requests import Script
-from glasu.protocol.sampling import agree, unite
-from glasu.wire.message_key import Phase
+from glasu.model.aggregation import Mean
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.fields import Array
+from glasu.protocol.inference import client_inference, exchange_partial, server_inference, walk_forward
+from glasu.protocol.messages import JointScores, Scores
+from glasu.protocol.requests import Broadcast, Scatter, Script
+from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from glasu.model.blocks import NodeSet
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
+
+Mask: TypeAlias = NDArray[np.bool_]  # over the requested nodes: those that one client requested
 
 
 def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
@@ -36,12 +46,97 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
     return nodes[own], probabilities
 
 
+def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask | None = None) -> Script[NDArray[Any]]:
+    """Client column: return the class probabilities of the nodes.
+
+    With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
+    nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
+    return an empty array.
+    """
+    model = client.learner.model
+    model.eval()
+    if _is_sampled(client.config, key.phase):
+        joint = yield from _sampled_forward(client, key, nodes)
+    else:
+        joint = yield from _exact_forward(client, key, nodes)
+    own = client.learner.probabilities(joint) if client.has_labels else None
+    model.train()
+    if own is None:
+        return np.empty((0, 0))
+    if client.identity.owner >= 0 or client.progress.selection is not None:
+        return np.asarray(own.numpy())
+    key = key.at(client.config.model.num_layers)
+    sent, shape = client.release.tensor("probabilities", own, key), (len(own), own.shape[1])
+    mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
+    if error := client.learner.task.find_score_error(mean):
+        raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
+    return np.asarray(mean)
+
+
+def _is_sampled(config: RunConfig, phase: Phase) -> bool:
+    """Return whether neighbourhoods are sampled. Prediction is always exact."""
+    return config.train.sampled_evaluation and phase is Phase.EVALUATION
+
+
+def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
+    """Compute H[L] at the nodes with every edge.
+
+    Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
+    """
+
+    def combine(layer: int, partial: Tensor) -> Script[Tensor]:
+        joint, _ = yield from exchange_partial(client, key.at(layer), partial)
+        return joint
+
+    return (yield from walk_forward(client, client.learner.exact_inference(nodes), combine))
+
+
+def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
+    """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
+    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the result has the given order
+    (sample,) = yield from client_sampling(client, [key.round], [distinct], Phase.EVALUATION_SAMPLING)
+    batch = client.learner.gather(sample, with_labels=False)
+    hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key)
+    joint: Tensor = hidden[places]
+    return joint
+
+
 def server_request(server: Server) -> Script[int]:
     """Server column: return the number of requested nodes."""
-    key = server.key(Phase.PREDICTION, 0)
+    key = server.identity.key(Phase.PREDICTION, 0)
     proposals, (nodes,) = yield from unite(server, key, 1)
     if len(nodes) == 0:
         raise ProtocolError("no party requested a node; one of them must: glasu join ... --predict ids.csv.")
     requested = [np.isin(nodes, proposal.node_sets[0]) for proposal in proposals]
     yield from server_prediction(server, key, len(nodes), requested)
     return len(nodes)
+
+
+def server_prediction(
+    server: Server, key: Key, num_nodes: int, requested: Sequence[Mask] | None = None
+) -> Script[None]:
+    """Server column of a joint inference and of the mean of the class probabilities.
+
+    All clients receive the mean; with `requested`, each client receives the rows that it requested.
+    """
+    num_rows: Mapping[int, int | None]
+    if _is_sampled(server.config, key.phase):
+        sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
+        num_rows = known_rows(server, key.round, sizes)
+    else:
+        lower = server.aggregation_layers[:-1]
+        num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}
+    yield from server_inference(server, key, num_rows)
+    if server.identity.owner >= 0:
+        return
+    mean, encoding = Mean(len(server.roster)), server.shapes.encodings["probabilities"]  # also where layers concatenate
+
+    def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
+        rows = mean.combine_partials(encoding, scores, answer, first_row)
+        if requested is None:
+            return Broadcast(JointScores(answer, rows))
+        own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
+        pairs = zip(server.keys_to_each(answer), own, strict=True)
+        return Scatter(tuple(JointScores(key, part) for key, part in pairs))
+
+    yield from answer_rows(server, (Scores,), key.at(server.config.model.num_layers), respond, num_nodes)

@@ -2,93 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from glasu.config import TrainConfig
+from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import client_joint_round, server_backward
-from glasu.protocol.evaluation import METRICS_LAYER, client_evaluation, server_evaluation
+from glasu.protocol.evaluation import (
+    client_selection,
+    client_test,
+    is_evaluation_due,
+    server_selection,
+    server_test,
+)
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
-from glasu.protocol.messages import Losses, Verdict
-from glasu.protocol.requests import (
-    Broadcast,
-    Evaluated,
-    Interleave,
-    Receive,
-    RoundDone,
-    Save,
-    Script,
-    Send,
-    Timed,
-)
+from glasu.protocol.messages import Losses
+from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
 from glasu.protocol.sampling import (
     client_sampling,
     client_training_nodes,
+    draw_batches,
+    known_rows,
     server_sampling,
     server_training_nodes,
     windows,
 )
-from glasu.protocol.state import is_save_due
 from glasu.protocol.update import local_update
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
-    from glasu.model.blocks import NodeSet
+    from glasu.model.sampler import Sample
     from glasu.protocol.client import Client
-    from glasu.protocol.sample import Sample
     from glasu.protocol.server import Server
 
+Agreed = TypeVar("Agreed")  # what a role knows about the agreed node sets of a window
 
-def client_script(client: Client) -> Script[None]:
-    """Train from the client's present round to the last one, then test the selected weights."""
-    progress = client.progress
-    if not progress.stopped:
-        yield from client_rounds(client)
+
+def client_script(client: Client) -> Script[dict[str, float]]:
+    """Client column: train to the last round, then test the selected weights; return the test metrics."""
+    if not client.progress.stopped:
+        nodes = yield from client_training_nodes(client)
+        yield from _run_windows(
+            client,
+            lambda window: client_sampling(client, window, draw_batches(client, nodes, window)),
+            lambda window, samples: client_rounds(client, samples),
+        )
     client.learner.forget_gathered()
-    client.learner.model.load_state_dict(progress.best_weights)
-    test = client_evaluation(client, client.config.train.num_rounds + 1, "test")
-    progress.test_metrics, _ = yield Timed(test, "evaluation")
-    if progress.selection is not None:
-        best, task = progress.selection.best_round, client.learner.task
-        yield Evaluated(best, "test", progress.test_metrics, task.selected_by, party=client.name)
+    return (yield from client_test(client))
 
 
-def client_rounds(client: Client) -> Script[None]:
-    """Client column: rounds t, ..., T-1. The node sets of a window of rounds are agreed during the window before."""
-    training_nodes = yield from client_training_nodes(client)
-    samples: Sequence[Sample] = ()
-    for window, following in windows(client.progress.round, client.config):
-        if not samples:
-            samples = yield from client_sampling(client, window, _batches(client, training_nodes, window))
-        rounds = client_window(client, samples)
-        if following and client.config.train.prefetch:
-            agreement = client_sampling(client, following, _batches(client, training_nodes, following))
-            _, samples = yield Interleave(rounds, agreement)
-        else:
-            yield from rounds
-            samples = ()
-        if client.progress.stopped:
-            return
-
-
-def _batches(client: Client, training_nodes: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
-    """Draw S[L] for each round; empty at a client that does not know the training nodes."""
-    return [client.learner.draw_batch(training_nodes, index) for index in rounds]
-
-
-def client_window(client: Client, samples: Sequence[Sample]) -> Script[None]:
+def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     """Compute the rounds of one window."""
     progress, train = client.progress, client.config.train
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
+        loss = sum(losses) / len(losses) if losses else None
         if client.config.model.aggregation_layers:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
+        elif loss is not None:
+            progress.losses += (loss,)
         progress.round = sample.round + 1
-        loss = sum(losses) / len(losses) if losses else None
         if is_evaluation_due(train, progress.round):
-            yield from _client_selection(client, loss)
+            yield from client_selection(client, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
             yield Save(client.state)
         yield RoundDone(sample.round, loss, client.name)
@@ -110,7 +89,8 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     gradient = (yield from client_gradient(client, batch, joint)) if client.identity.owner >= 0 else None
     extract = client.learner.aggregation.extract_others
     others = {layer: extract(each, sent.value) for layer, (each, sent) in exchanged.items()}
-    # Where all parties read the released values exactly, JointInference was the forward pass of step 0.
+    # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
+    # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
     forward = joint if client.release.transparent else None
     losses = [(yield from local_update(client, batch, step, others, joint=forward, gradient=gradient))]
     for index in range(1, client.config.train.num_local_steps):
@@ -119,71 +99,33 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     return losses if client.has_labels else []
 
 
-def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
-    """Return whether the model is evaluated after this number of rounds."""
-    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
-
-
-def _client_selection(client: Client, loss: float | None) -> Script[None]:
-    """Evaluate on validation nodes; keep the weights if they are the best so far."""
-    progress, train = client.progress, client.config.train
-    evaluation = client_evaluation(client, progress.round, "validation")
-    metrics, verdict = yield Timed(evaluation, "evaluation")
-    if progress.selection is not None:
-        selected_by = client.learner.task.selected_by
-        progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
-        improved = progress.selection.best_round == progress.round
-        progress.stopped = progress.selection.stops(train)
-        yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, client.name)
-    else:
-        improved, progress.stopped = verdict.improved, verdict.stop
-    if improved:
-        progress.best_weights = client.learner.weights()
-
-
 def server_script(server: Server) -> Script[None]:
-    """Serve all rounds, then the test of the selected model."""
+    """Server column: serve all rounds, then the test of the selected model."""
     if not server.progress.stopped:
-        yield from server_rounds(server)
-    round_index = server.config.train.num_rounds + 1
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test)
-    yield Evaluated(server.progress.selection.best_round, "test", metrics, server.task.selected_by)
-    key = server.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    yield Broadcast(Verdict(key, improved=False, stop=True))
+        yield from server_training_nodes(server)
+        yield from _run_windows(
+            server,
+            lambda window: server_sampling(server, window),
+            lambda window, sizes: server_rounds(server, window, sizes),
+        )
+    yield from server_test(server)
 
 
-def server_rounds(server: Server) -> Script[None]:
-    """Server column: rounds t, ..., T-1."""
-    yield from server_training_nodes(server)
-    sizes: dict[tuple[int, int], int] | None = None
-    for window, following in windows(server.progress.round, server.config):
-        if sizes is None:
-            sizes = yield from server_sampling(server, window)
-        rounds = server_window(server, window, sizes)
-        if following and server.config.train.prefetch:
-            _, sizes = yield Interleave(rounds, server_sampling(server, following))
-        else:
-            yield from rounds
-            sizes = None
-        if server.progress.stopped:
-            return
-
-
-def server_window(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
+def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
     """Serve the rounds of one window; `sizes` holds {(round, l): |S[l]|} of the agreed node sets."""
     progress, train = server.progress, server.config.train
     for index in window:
-        key = server.key(Phase.TRAINING, index)
-        rows = yield from server_inference(server, key, server.known_rows(index, sizes))
+        key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
+        rows = yield from server_inference(server, key, known_rows(server, index, sizes))
         if train.backward == "joint":
-            yield from server_backward(server, server.key(Phase.BACKWARD, index), rows)
-        elif server.owner >= 0:
-            last = server.aggregation_layers[-1]
-            yield from server_gradient(server, server.key(Phase.BACKWARD, index), rows[last])
-        loss = server.record_losses((yield Receive((Losses,), key)))
+            yield from server_backward(server, backward, rows)
+        elif server.identity.owner >= 0:
+            yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
+        loss = _mean_loss(server, (yield Receive((Losses,), key)))
+        progress.losses += (loss,)
         progress.round = index + 1
         if is_evaluation_due(train, progress.round):
-            yield from _server_selection(server, loss)
+            yield from server_selection(server, loss)
         if is_save_due(train, progress.round, stopped=progress.stopped):
             yield Save(server.state)
         yield RoundDone(index, loss)
@@ -191,13 +133,47 @@ def server_window(server: Server, window: range, sizes: dict[tuple[int, int], in
             return
 
 
-def _server_selection(server: Server, loss: float) -> Script[None]:
-    """Evaluate on validation nodes, and tell the clients whether the model is the best so far."""
-    progress, train = server.progress, server.config.train
-    metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    selected_by = server.task.selected_by
-    progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
-    improved, progress.stopped = progress.selection.best_round == progress.round, progress.selection.stops(train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
-    key = server.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
-    yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
+def _mean_loss(server: Server, messages: Sequence[Losses]) -> float:
+    """Return the mean loss of a round over the clients with labels."""
+    means = []
+    for message in messages:
+        if not np.isfinite(message.values).all():
+            server.refuse(
+                message, "its loss is not finite; training diverged. Lower train.learning_rate.", TrainingError
+            )
+        if len(message.values):
+            means.append(float(message.values.mean()))
+    if not means:
+        raise ProtocolError(f"{messages[0].key}: no party sent a loss.")
+    return sum(means) / len(means)
+
+
+def _run_windows(
+    role: Client | Server,
+    sample: Callable[[range], Script[Agreed]],
+    compute: Callable[[range, Agreed], Script[None]],
+) -> Script[None]:
+    """Compute all rounds of a role. The node sets of a window of rounds are agreed during the window before.
+
+    Args:
+        role: the client or the server.
+        sample: agrees on the node sets of a window.
+        compute: computes the rounds of a window, given the agreement.
+    """
+    agreed: Agreed | None = None
+    for window, following in windows(role.progress.round, role.config):
+        if agreed is None:
+            agreed = yield from sample(window)
+        rounds, agreed = compute(window, agreed), None
+        if following and role.config.train.prefetch:
+            _, agreed = yield Interleave(rounds, sample(following))
+        else:
+            yield from rounds
+        if role.progress.stopped:
+            return
+
+
+def is_save_due(train: TrainConfig, rounds_done: int, *, stopped: bool) -> bool:
+    """Return whether a role must be saved after this number of rounds."""
+    every = train.checkpoint_every
+    return every > 0 and (rounds_done % every == 0 or rounds_done == train.num_rounds or stopped)

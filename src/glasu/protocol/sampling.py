@@ -6,7 +6,7 @@ agreement is interleaved with the rounds (`rounds.py`) and costs no extra exchan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.model.sampler import sampler_class
+from glasu.model.sampler import Sample, sampler_class, training_batch
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
-from glasu.protocol.sample import Sample
 from glasu.randomness import find_members
 from glasu.wire.message_key import Key, Phase
 
@@ -64,6 +63,11 @@ def client_training_nodes(client: Client) -> Script[NodeSet]:
         key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
         (nodes,) = yield from agree(client, key, [nodes])
     return nodes
+
+
+def draw_batches(client: Client, training_nodes: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
+    """Draw S[L] for each round, equal at all clients that know the training nodes; empty at the others."""
+    return [training_batch(client.config, training_nodes, index) for index in rounds]
 
 
 def client_sampling(
@@ -114,8 +118,13 @@ def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -
 
     The compiled loops that read these sets check nothing.
     """
+
+    def is_union(union: NodeSet, own: NodeSet) -> bool:
+        inside = len(union) == 0 or 0 <= union[0] <= union[-1] < num_nodes
+        return inside and bool((union[1:] > union[:-1]).all() and find_members(union, own).all())
+
     unions = [union.astype(np.int64) for union in answer.node_sets]
-    if len(unions) != len(proposed) or not all(map(_is_union, unions, proposed, [num_nodes] * len(unions))):
+    if len(unions) != len(proposed) or not all(map(is_union, unions, proposed)):
         raise ProtocolError(
             f"{answer.key}: an agreed node set must be sorted, lie in 0..{num_nodes - 1} and contain this party's "
             "proposal, with one set per proposal. Check that the server and all parties run the same version on the "
@@ -124,16 +133,10 @@ def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -
     return unions
 
 
-def _is_union(union: NodeSet, own: NodeSet, num_nodes: int) -> bool:
-    if len(union) and not 0 <= union[0] <= union[-1] < num_nodes:
-        return False
-    return bool((union[1:] > union[:-1]).all() and find_members(union, own).all())
-
-
 def server_training_nodes(server: Server) -> Script[None]:
     """Server column of `client_training_nodes`."""
     if owner_publishes_nodes(server.config):
-        yield from unite(server, server.key(Phase.SAMPLING, 0, server.config.model.num_layers), 1)
+        yield from unite(server, server.identity.key(Phase.SAMPLING, 0, server.config.model.num_layers), 1)
 
 
 def server_sampling(
@@ -142,9 +145,24 @@ def server_sampling(
     """Server column: unite the clients' sets; return {(round, l): |S[l]|} of the agreed sets. The sets are not kept."""
     sizes: dict[tuple[int, int], int] = {}
     for layer in agreed_layers(server.config, phase):
-        _, unions = yield from unite(server, server.key(phase, rounds[0], layer), len(rounds))
+        _, unions = yield from unite(server, server.identity.key(phase, rounds[0], layer), len(rounds))
         sizes |= {(index, layer): len(nodes) for index, nodes in zip(rounds, unions, strict=True)}
     return sizes
+
+
+def known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
+    """Return |S[l+1]| for every aggregation layer l; None where the clients know it without the server.
+
+    Args:
+        server: the server.
+        round_index: t.
+        sizes: {(round, l): |S[l]|} of the agreed node sets.
+    """
+    layers = server.aggregation_layers
+    known: dict[int, int | None] = {layer: sizes.get((round_index, layer + 1)) for layer in layers}
+    if server.sampler.reads_whole_graph:
+        known |= dict.fromkeys(layers[:-1], server.sizes.num_nodes)
+    return known
 
 
 def unite(server: Server, key: Key, count: int) -> Script[tuple[Sequence[Proposal], tuple[NDArray[np.int32], ...]]]:

@@ -1,10 +1,17 @@
-"""The state of a role between two rounds, as one value. Randomness is counter-based and needs no state."""
+"""The place of a role in a run, and its state between two rounds as one value.
+
+Randomness is counter-based and needs no state. A new field of `ClientProgress` or `ServerProgress` needs no other
+change to be saved and restored.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from glasu.privacy.ledger import Ledger
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,6 +19,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.config import TrainConfig
+
+NO_OWNER = -1  # the index of the label owner when all clients have the labels
+
+
+@dataclass
+class Identity:
+    """The place of one role in a run. It names the messages of the role."""
+
+    names: tuple[str, ...]  # all parties, in client order
+    labels: str  # "all", or the label owner
+    index: int  # m, or SERVER
+    run: bytes
+    incarnation: int = 0  # number of this process among the starts of this party
+    attempt: int = 0
+    owner: int = field(init=False)  # index of the label owner, or NO_OWNER
+
+    def __post_init__(self) -> None:
+        self.owner = NO_OWNER if self.labels == "all" else self.names.index(self.labels)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.names)
+
+    def has_labels(self, client: int) -> bool:
+        """Return whether a client has labels and a classifier."""
+        return self.owner in (NO_OWNER, client)
+
+    def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
+        """Return the key of a message of this role."""
+        return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
 
 
 @dataclass(frozen=True)
@@ -37,40 +74,46 @@ class Selection:
         return reached or 0 < train.patience <= self.evaluations_since
 
 
+@dataclass
+class ClientProgress:
+    """The part of a client that changes from round to round, besides weights, optimiser and ledger."""
+
+    round: int = 0  # the next round to compute
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
+    selection: Selection | None = None  # only where no server selects
+    losses: tuple[float, ...] = ()  # the loss of every round, only where no server records it
+    stopped: bool = False
+    key_epoch: int = 0
+    noise_secret: bytes = field(default=b"", repr=False)  # empty: no noise
+
+
 @dataclass(frozen=True, eq=False)
 class ClientState:
     """A client between two rounds."""
 
     config_digest: str
-    round: int  # the next round to compute
+    incarnation: int
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    best_weights: Mapping[str, Tensor]  # of the best evaluation so far; empty before the first
-    selection: Selection | None  # only where no server selects
-    stopped: bool
-    incarnation: int
-    key_epoch: int
-    noise_secret: bytes = field(repr=False)
-    traffic: Mapping[str, Any]  # counted so far by the runtime
-    ledger_head: bytes
-    ledger_totals: Mapping[tuple[str, str, int, str], tuple[int, ...]]
+    ledger: Ledger
+    progress: ClientProgress
+
+
+@dataclass
+class ServerProgress:
+    """The part of the server that changes from round to round."""
+
+    round: int = 0  # the next round
+    selection: Selection = field(default_factory=Selection)
+    stopped: bool = False
+    losses: tuple[float, ...] = ()  # the mean loss of every round
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """The server between two rounds."""
 
-    run: bytes
     config_digest: str
+    run: bytes
     roster: tuple[str, ...]
-    round: int
-    selection: Selection
-    stopped: bool
-    losses: tuple[float, ...]  # the mean loss of every round
-    traffic: Mapping[str, Any]  # counted so far by the runtime, with the history of evaluations
-
-
-def is_save_due(train: TrainConfig, next_round: int, *, stopped: bool) -> bool:
-    """Return whether a role must be saved before it starts `next_round`."""
-    every = train.checkpoint_every
-    return every > 0 and (next_round % every == 0 or next_round == train.num_rounds or stopped)
+    progress: ServerProgress

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
+from glasu.errors import TrainingError
+from glasu.protocol.inference import walk_forward
 from glasu.protocol.requests import Script
-from glasu.protocol.walk import walk_backward, walk_forward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from glasu.model.step import Step
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
+
+Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 
 def local_update(
@@ -56,6 +60,36 @@ def local_update(
     else:
         assert gradient is not None
         value = (gradient * joint).sum().item()
-    client.check_loss(value, batch.round)
+    check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
     return value
+
+
+def check_loss(client: Client, value: float, round_index: int) -> float:
+    """Return the loss; raise TrainingError if it is not finite."""
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"party {client.name!r}, round {round_index}: the loss is {value}; training diverged. "
+            "Lower train.learning_rate."
+        )
+    return value
+
+
+def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
+    """Go back from H_m[L] to the features, and change the weights. Local and exact gradients both go back here.
+
+    Args:
+        client: the client.
+        step: the step that went forward.
+        gradient: the gradient at H_m[L]; None at a client without labels.
+        share: returns the gradient at H_m^+[l] as it was sent where layer l aggregates, given l and the gradient at
+            H_m[l+1].
+    """
+    for layer in reversed(range(client.config.model.num_layers)):
+        if layer in client.config.model.aggregation_layers:
+            gradient = yield from share(layer, gradient)
+            gradient = client.release.clip_gradient(step.partials[layer], gradient)
+        assert gradient is not None
+        gradient = step.backward_layer(layer, gradient)
+    step.backward_encoder(gradient)
+    client.learner.optimizer.step(step.pending)

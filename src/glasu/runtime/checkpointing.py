@@ -1,43 +1,53 @@
 """Save the state of a role between two rounds, and verify it when it is read. Torch is loaded only for tensors.
 
 file     magic, schema version, SHA-256 of schema version and body, body
-body     safetensors: the arrays of the state, and everything else as JSON in its metadata
+body     safetensors: the tensors of the state, and everything else as JSON in its metadata
 
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here.
 
 Two rules make exact resume possible (RELIABILITY.md, rule 2). A role keeps its last two checkpoints. The checkpoint of
 round t is durable before the role sends its first message of round t+1. Without either, there can be a crash after
-which no round is common to all roles.
+which no round is common to all roles. `Store` and `Saver` serve one role, or all roles of a simulation together
+(`SimulationCheckpoints`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import shutil
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from glasu.errors import CheckpointError, ConfigError, DataError
-from glasu.files import retry_without_descriptors, write_atomically
+from glasu.config import RunConfig
+from glasu.errors import CheckpointError, ConfigError, DataError, TrainingError
+from glasu.files import hold_folder, retry_without_descriptors, write_atomically
+from glasu.protocol.state import ClientState, ServerState
 from glasu.records import RecordError, parse_json, read_record, to_plain
 from glasu.registry import Extension, require_extensions
+from glasu.runtime.output_dir import list_differences
+from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
-MAGIC, SCHEMA = b"GLCP", 2
+MAGIC, SCHEMA = b"GLCP", 3
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
 START = "start"  # stands for the digest of round 0
-TENSOR, ARRAY = "$tensor", "$array"  # {TENSOR: name} in the JSON stands for the array of that name
+TENSOR = "$tensor"  # {TENSOR: name} in the JSON stands for the tensor of that name
+RUN_FILE, COST_FILE = "run.json", "cost.json"
+log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
@@ -52,7 +62,7 @@ def to_arrays(state: Any) -> tuple[Arrays, Any]:
 def from_arrays(cls: type[T], arrays: Mapping[str, NDArray[Any]], facts: object, source: str) -> T:
     """Build a state from named arrays and JSON values, or raise RecordError."""
     # State modules import these names for type checking only. The server's state has no tensor and needs no torch.
-    names: dict[str, Any] = {"Mapping": Mapping, "NDArray": NDArray, "Any": Any, "Tensor": _NoTensor}
+    names: dict[str, Any] = {"Mapping": Mapping, "Tensor": _NoTensor}
     if arrays:
         import torch
 
@@ -64,42 +74,32 @@ class _NoTensor:
     """Stands for torch.Tensor where a state holds no tensor."""
 
 
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # if torch was never imported, there is no tensor
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
-    """Replace every array below `value` by a reference to an entry of `arrays`."""
+    """Replace every tensor below `value` by a reference to an entry of `arrays`."""
     if isinstance(value, dict):
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
         return [_take_arrays(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]
+    torch = sys.modules.get("torch")  # if torch was never imported, there is no tensor
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
     name = path.removeprefix("/")
-    if _is_tensor(value):
-        arrays[name] = value.detach().contiguous().numpy()
-        return {TENSOR: name}
-    if isinstance(value, np.ndarray):
-        arrays[name] = np.ascontiguousarray(value).reshape(value.shape)
-        return {ARRAY: name}
-    return value
+    arrays[name] = value.detach().contiguous().numpy()
+    return {TENSOR: name}
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` by its array; a reference to nothing stays and is refused later."""
-    if isinstance(value, dict):
-        if len(value) == 1:
-            ((kind, name),) = value.items()
-            if kind in (TENSOR, ARRAY) and isinstance(name, str) and name in arrays:
-                return _to_tensor(arrays[name]) if kind == TENSOR else arrays[name].copy()
-        return {key: _put_arrays(item, arrays) for key, item in value.items()}
-    return [_put_arrays(item, arrays) for item in value] if isinstance(value, list) else value
+    """Replace every reference below `value` by its tensor; a reference to nothing stays and is refused later."""
+    if isinstance(value, list):
+        return [_put_arrays(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    name = value.get(TENSOR)
+    if len(value) == 1 and isinstance(name, str) and name in arrays:
+        import torch
 
-
-def _to_tensor(array: NDArray[Any]) -> Any:
-    import torch
-
-    return torch.from_numpy(array.copy())  # the loaded array is a read-only view of the file's content
+        return torch.from_numpy(arrays[name].copy())  # the loaded array is a read-only view of the file's content
+    return {key: _put_arrays(item, arrays) for key, item in value.items()}
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,8 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
     if names:
         raise ConfigError(
             f"{folder}: holds checkpoints of another run ({names}), and {state_file} is missing; restore {state_file}, "
-            "choose another --out, or start over with --fresh, which removes them."
+            "choose another --out, or start over with --fresh, which removes them.",
+            "holds checkpoints of an unknown run; give another --out, or --fresh, at the server and at every party",
         )
 
 
@@ -329,3 +330,177 @@ def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
 def _hex(content: bytes) -> str:
     digest: bytes = HEAD.unpack_from(content)[2]
     return digest.hex()
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationState:
+    """All roles of a simulation after the same round; a client that stopped early keeps its last state."""
+
+    clients: Mapping[str, ClientState]
+    server: ServerState | None
+    telemetry: TelemetryState
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Settings and data that decide a run. Another run cannot resume from its checkpoints."""
+
+    settings: Mapping[str, Any]
+    data: Mapping[str, str]  # digests by party
+
+    def to_names(self) -> dict[str, Any]:
+        """Return everything by name, as plain values."""
+        return {**to_plain(self)["settings"], **{f"data of {party}": digest for party, digest in self.data.items()}}
+
+
+@dataclass(frozen=True)
+class InterruptedCost:
+    """The cost of a process that was interrupted after its last checkpoint."""
+
+    round: int  # of that checkpoint
+    cost: Cost
+
+
+class SimulationCheckpoints:
+    """Collects the states of all roles after a round and writes them in the background.
+
+    Roles save from their own threads. The last role of a round starts the writing. `settle` waits until it is
+    durable; the runtime calls it before a role sends its next message.
+    """
+
+    def __init__(
+        self, folder: Path, config: RunConfig, data: Mapping[str, str], telemetry: Telemetry, *, server: bool
+    ) -> None:
+        """Prepare to save a run; `open` reads the folder.
+
+        Args:
+            folder: for checkpoints only; the caller holds its lock.
+            config: the resolved settings.
+            data: digests of the parties' data, by party, in client order.
+            telemetry: saved with the roles.
+            server: whether the run has a server.
+        """
+        self.folder, self.telemetry, self.train = folder, telemetry, config.train
+        self.identity = RunIdentity(config.flatten(), data)
+        self.store = Store(folder, f"a run with settings {config.digest()}", config.extensions())
+        self._names: list[str | None] = [*data, None] if server else [*data]
+        self._saver = Saver(self.store)
+        self._lock = threading.Lock()
+        self._latest: dict[str | None, Any] = {}  # None: the server
+        self._saved = 0  # round of the last checkpoint
+
+    def open(self, *, fresh: bool = False) -> SimulationState | None:
+        """Return the state to resume from, or None at the beginning; restore the telemetry.
+
+        Args:
+            fresh: remove earlier checkpoints and start over.
+        """
+        if fresh:
+            removed = self.store.clear()
+            (self.folder / COST_FILE).unlink(missing_ok=True)
+            if removed:
+                log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+        known: dict[int, str] = {}
+        if self._holds_this_run():
+            known, unused = self.store.open(self.train.checkpoint_every)
+            for line in unused:
+                log.warning("%s", line)
+        write_atomically(self.folder / RUN_FILE, json.dumps(to_plain(self.identity), indent=1).encode())
+        state = None
+        if any(known):
+            self._saved = max(known)
+            state = self.store.load(self._saved, SimulationState)
+            self._latest.update(state.clients)
+            if state.server is not None:
+                self._latest[None] = state.server
+            self.telemetry.restore(state.telemetry)
+            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
+        interrupted = self._read(COST_FILE, InterruptedCost)
+        if interrupted is not None and interrupted.round >= self._saved:
+            self.telemetry.restore_cost(interrupted.cost)
+        return state
+
+    def _holds_this_run(self) -> bool:
+        """Return whether the folder holds this run; refuse to mix it with another unfinished run."""
+        there = self._read(RUN_FILE, RunIdentity)
+        has_checkpoints = any(self.folder.glob(f"*{SUFFIX}"))
+        if there is None:
+            return has_checkpoints
+        before, now = there.to_names(), self.identity.to_names()
+        pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
+        differences = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        if not differences:
+            return True
+        if not has_checkpoints:
+            (self.folder / COST_FILE).unlink(missing_ok=True)
+            return False
+        raise ConfigError(
+            f"{self.folder}: holds an unfinished run with other settings or data: {list_differences(differences)}. "
+            "Continue with those, choose another --out, or start over with --fresh, which removes its checkpoints."
+        )
+
+    def _read(self, name: str, cls: type[Any]) -> Any:
+        """Read a small file of the folder, or return None if it is missing or damaged."""
+        try:
+            return read_record(cls, parse_json((self.folder / name).read_bytes(), name), name, finite=False)
+        except (OSError, RecordError):
+            return None
+
+    def save(self, name: str | None, state: ClientState | ServerState) -> None:
+        """Take the state of a role after a round; None is the server. The last role starts the writing."""
+        with self._lock:
+            self._latest[name] = state
+            if len(self._latest) < len(self._names):
+                return
+            newest = max(each.progress.round for each in self._latest.values())
+            complete = all(each.progress.round == newest or each.progress.stopped for each in self._latest.values())
+            if not complete or newest <= self._saved:
+                return
+            self._saved = newest
+            together = SimulationState(
+                clients={client: self._latest[client] for client in self._names if client is not None},
+                server=self._latest.get(None),
+                telemetry=self.telemetry.state(),
+            )
+        self._saver.save(newest, together)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
+        self._saver.settle()
+
+    def save_cost(self) -> None:
+        """Save the cost of an interrupted process, because its repeated rounds count too."""
+        interrupted = InterruptedCost(self._saved, self.telemetry.cost())
+        write_atomically(self.folder / COST_FILE, json.dumps(to_plain(interrupted)).encode())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
+
+        A run that diverged would diverge again, and without checkpoints other settings can use the folder.
+        """
+        try:
+            yield
+            self.settle()
+        except BaseException as error:
+            self._saver.close()
+            with suppress(OSError):  # show the first error, not that the cost cannot be saved
+                if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
+                    removed = ", ".join(map(str, self.store.clear()))
+                    if removed:
+                        log.info("a resumed run would fail again: removed %s. Change the settings.", removed)
+                else:
+                    self.save_cost()
+            raise
+        self._saver.close()
+
+
+@contextmanager
+def checkpoint_folder(folder: Path) -> Iterator[Path]:
+    """Lock the folder of a run's checkpoints; remove it at the end if it has no checkpoint."""
+    with hold_folder(folder):
+        try:
+            yield folder
+        finally:
+            if not any(folder.glob(f"*{SUFFIX}")):
+                shutil.rmtree(folder, ignore_errors=True)

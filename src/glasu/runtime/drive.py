@@ -25,6 +25,7 @@ from glasu.timing import Stopwatch
 Result = TypeVar("Result")
 Action = Send | Receive | Broadcast | Scatter | Save | Event  # the requests that a runtime performs
 Actions = Generator[Action, Any, Result]
+ANSWERS = (Broadcast, Scatter)
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
         elif isinstance(action, Receive) and action.key.chunk == 0 and joined is not at_server:
             if isinstance(riding, Receive):
                 riding = advance(rider, (yield riding))
-            while isinstance(riding, Broadcast | Scatter) or _is_later_chunk(riding):
+            while isinstance(riding, ANSWERS) or _is_later_chunk(riding):
                 ride = riding if isinstance(riding, Receive) else replace(riding, rides=True)
                 riding = advance(rider, (yield ride))
             joined = at_server
-        elif isinstance(action, Broadcast | Scatter):
+        elif isinstance(action, ANSWERS):
             joined = False
         action = advance(main, (yield action))
     while not isinstance(riding, Finished):  # main had fewer exchanges than the rider
@@ -113,7 +114,7 @@ def _is_later_chunk(action: Any) -> bool:
 def check_answer(request: Receive, message: Message) -> Message:
     """Return a message that a client received; refuse one that does not match the request."""
     if not isinstance(message, request.kinds):
-        raise ProtocolError(f"{request.key}: expected a {_names(request)}, got a {type(message).__name__}.")
+        raise ProtocolError(f"{request.key}: expected {_names(request)}, got {type(message).__name__}.")
     if message.key.topic != request.key.topic:
         raise ProtocolError(f"{request.key}: got the answer to another message: {message.key}.")
     return message

@@ -69,7 +69,7 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
         """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
         simulation = simulate(parties, self._config(), SimulationOptions(convolution=self.convolution))
-        self.report_, self.model_ = simulation.report, TrainedModel.of(simulation, self.convolution)
+        self.report_, self.model_ = simulation.report, TrainedModel.of(simulation.clients, self.convolution)
         self.classes_ = np.asarray(self.model_.classes)
         return self
 

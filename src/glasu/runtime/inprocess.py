@@ -17,6 +17,7 @@ from glasu.runtime.drive import Actions, Finished, advance, check_answer, check_
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
+MESSAGING = (Send, Receive, Broadcast, Scatter)
 Perform = Callable[[Save | Event], None]  # carries out Save requests and events
 Carry = Callable[[Message], Message]
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
@@ -47,80 +48,85 @@ def one_thread_each(workers: int = 1) -> Iterator[Map]:
 
 
 class Running:
-    """A client's script between two turns."""
+    """The script of one role, which runs until it needs a message that has not arrived."""
 
-    def __init__(self, script: Script[Any], perform: Perform, watch: Stopwatch, name: str = "compute") -> None:
-        self.actions: Actions[Any] = resolve(script, watch, name)
-        self.perform = perform
-        self.action: Any = None  # the action that waits for an answer
+    def __init__(
+        self,
+        name: str,
+        script: Script[Any],
+        watch: Stopwatch,
+        perform: Perform | None = None,
+        activity: str = "compute",
+    ) -> None:
+        """Prepare to run a script.
+
+        Args:
+            name: of the role.
+            script: the script.
+            watch: adds up its seconds.
+            perform: carries out its saves and events; None: ignore them.
+            activity: the name under which its seconds are added up.
+        """
+        self.name, self.perform = name, perform
+        self.actions: Actions[Any] = resolve(script, watch, activity)
+        self.action: Any = None  # the last action of the script
         self.result: Any = None  # of the script, when it has finished
 
-    @property
-    def finished(self) -> bool:
-        return isinstance(self.action, Finished)
+    def advance(self, reply: Any = None) -> Any:
+        """Resume the script; perform its next action if that is a save or an event, and return it."""
+        self.action = action = advance(self.actions, reply)
+        if isinstance(action, Finished):
+            self.result = action.value
+        elif self.perform is not None and not isinstance(action, MESSAGING):
+            self.perform(action)
+        return action
 
     def run(self, inbox: deque[Message]) -> list[Message]:
         """Run until the script needs a message that has not arrived; return the messages that it sends."""
         sent: list[Message] = []
-        reply: Any = None
-        while not self.finished:
+        while not isinstance(self.action, Finished):
+            reply: Any = None
             if isinstance(self.action, Receive):
                 if not inbox:
-                    return sent
+                    break
                 reply = check_answer(self.action, inbox.popleft())
-            self.action, reply = advance(self.actions, reply), None
-            if isinstance(self.action, Send):
+            if isinstance(self.advance(reply), Send):
                 sent.append(self.action.message)
-            elif isinstance(self.action, Finished):
-                self.result = self.action.value
-            elif not isinstance(self.action, Receive):
-                self.perform(self.action)
         return sent
 
     def run_round(self) -> bool:
         """Run a script without messages to the end of its round; return whether it continues."""
-        while True:
-            self.action = advance(self.actions)
-            if isinstance(self.action, Finished):
-                self.result = self.action.value
-                return False
-            self.perform(self.action)
+        while not isinstance(self.advance(), Finished):
             if isinstance(self.action, RoundDone):
                 return True
+        return False
 
 
 def run_together(
-    server: Script[Any],
+    server: Running,
     clients: Sequence[Running],
-    roster: Sequence[str],
     traffic: TrafficCounter,
-    watch: Stopwatch,
-    perform: Perform,
     each: Map = map,
     before_sending: Callable[[], None] | None = None,
     carry: Carry | None = None,
-) -> Any:
-    """Run the server and all clients to the end; return the result of the server's script.
+) -> None:
+    """Run the server and all clients to the end.
 
     Args:
-        server: the server's script.
+        server: the server.
         clients: the clients, in client order.
-        roster: the names of the parties.
         traffic: counts messages.
-        watch: adds up the server's seconds.
-        perform: carries out the server's saves and events.
         each: `map`, or a `map` that runs clients in parallel.
         before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
         carry: maps every message to the one that is delivered; None: no change.
     """
-    actions = resolve(server, watch, "communication")
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, one per client
     outboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, to each client
 
     def take_turn() -> None:
         """Let all clients run until they wait, and deliver their messages."""
         sent = list(each(Running.run, clients, outboxes))
-        if before_sending is not None:
+        if before_sending is not None:  # a checkpoint is durable before the messages after it are delivered
             before_sending()
         for inbox, messages in zip(inboxes, sent, strict=True):
             inbox.extend(messages if carry is None else map(carry, messages))
@@ -129,8 +135,8 @@ def run_together(
         if not all(inboxes):
             take_turn()
         messages = [inbox.popleft() for inbox in inboxes]
-        for client, message in enumerate(messages):
-            check_contribution(request, message, client, roster[client])
+        for index, message in enumerate(messages):
+            check_contribution(request, message, index, clients[index].name)
             traffic.sent_to_server(message)
         return messages
 
@@ -141,27 +147,22 @@ def run_together(
         if not rides and messages[0].key.chunk == 0:
             traffic.exchange(messages[0].key)
 
-    action: Any = advance(actions)
+    action = server.advance()
     while not isinstance(action, Finished):
-        reply: Any = None
+        reply = None
         if isinstance(action, Receive):
             reply = receive(action)
         elif isinstance(action, Broadcast):
             send([action.message] * len(clients), rides=action.rides)
         elif isinstance(action, Scatter):
             send(action.messages, rides=action.rides)
-        else:
-            perform(action)
-        action = advance(actions, reply)
+        action = server.advance(reply)
     take_turn()  # the clients read the last answers
-    return action.value
 
 
-def run_alone(clients: Sequence[Running], each: Map = map, after_round: Callable[[], None] | None = None) -> None:
-    """Run clients that send nothing, round by round, to the end; `after_round` is called after every round of all."""
+def run_alone(clients: Sequence[Running], each: Map = map) -> None:
+    """Run clients that send nothing to the end. All finish a round before one starts the next."""
     running = list(clients)
     while running:
         continues = list(each(Running.run_round, running))
         running = [client for client, more in zip(running, continues, strict=True) if more]
-        if after_round is not None:
-            after_round()

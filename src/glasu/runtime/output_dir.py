@@ -82,11 +82,9 @@ def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
         raise ConfigError(f"{error} Choose another --out, or replace this run with --fresh.") from None
     differences = _find_differences(run, config)
     if differences:
-        more = len(differences) - SHOWN_DIFFERENCES
-        listed = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"--out {out}: holds a finished run with other settings: {listed}. Choose another --out, or replace that "
-            "run with --fresh."
+            f"--out {out}: holds a finished run with other settings: {list_differences(differences)}. Choose another "
+            "--out, or replace that run with --fresh."
         )
     log.info("%s: holds a finished run with these settings; it runs again, and its results are replaced.", out)
 
@@ -104,7 +102,14 @@ def _read_finished_run(path: Path) -> FinishedRun:
     return read_record(FinishedRun, value, str(path))
 
 
-def _find_differences(run: FinishedRun, config: RunConfig) -> list[str]:
+def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
+    """Describe the first settings that differ, given their values there and here."""
+    listed = [f"{name} = {there!r} there, {here!r} here" for name, (there, here) in differences.items()]
+    more = len(listed) - SHOWN_DIFFERENCES
+    return "; ".join(listed[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[object, object]]:
     """Compare the settings of a finished run with the requested ones.
 
     A report holds the settings that the run used. They are compared with the requested ones, resolved for the same
@@ -115,11 +120,11 @@ def _find_differences(run: FinishedRun, config: RunConfig) -> list[str]:
     used = _flatten(override_settings(resolve(config, run.parties[0].nodes)[0])[0].to_dict())
     requested, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
     there = {**defaults, **_flatten(run.config)}
-    found = []
+    found = {}
     for name in sorted({*there, *used} - {"data.root"}):
         earlier = run.overridden[name].requested if name in run.overridden else there.get(name)
         if used.get(name) != there.get(name) and requested.get(name) != earlier:
-            found.append(f"{name} = {earlier!r} there, {requested.get(name)!r} here")
+            found[name] = earlier, requested.get(name)
     return found
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.digest import data_digest
 from glasu.data.methods import METHODS, Prepared, apply_method
 from glasu.data.party import PartyData
 from glasu.errors import DataError
@@ -24,10 +22,9 @@ from glasu.protocol.client import Client
 from glasu.protocol.requests import Evaluating, Event, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
-from glasu.protocol.state import ClientState
-from glasu.report import LedgerSummary, PartySummary, RunReport, build_report
-from glasu.runtime.inprocess import Carry, Map, Perform, Running, cores, one_thread_each, run_alone, run_together
-from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
+from glasu.report import PartySummary, PrivacySummary, RunReport, versions
+from glasu.runtime.checkpointing import SimulationCheckpoints
+from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
@@ -58,45 +55,27 @@ class Simulation:
     clients: tuple[Client, ...]
 
 
-def simulate(
-    parties: Sequence[PartyData], config: RunConfig, options: SimulationOptions | None = None, **changes: Any
-) -> Simulation:
+def simulate(parties: Sequence[PartyData], config: RunConfig, options: SimulationOptions | None = None) -> Simulation:
     """Train one model over all parties in this process.
 
     Args:
         parties: the data of each party, aligned.
         config: the settings.
         options: see `SimulationOptions`.
-        changes: fields of `options`, by name.
     """
-    options = dataclasses.replace(options or SimulationOptions(), **changes)
+    options = options or SimulationOptions()
     prepared = prepare_run(config, as_parties(parties))
     config, parties = prepared.config, prepared.parties
-    joint = bool(config.model.aggregation_layers)
-    evaluated: list[str | None] = [None] if joint else [party.name for party in parties]
-    telemetry = Telemetry(options.clock, evaluated, options.traffic, compiling=compile_seconds)
-    with one_thread_each(_count_workers(config, len(parties), options.workers)) as each, ExitStack() as stack:
+    telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
+    with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution)
-        name_run(clients, config.digest(), *(data_digest(_without_test_labels(party)) for party in parties))
+        name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
+        server = make_server(config, clients) if config.model.aggregation_layers else None
         for client in clients:
             telemetry.add_watch(client.watch)
-        server = make_server(config, clients) if joint else None
-        checkpoints = None
-        if options.checkpoints is not None and config.train.checkpoint_every:
-            checkpoints = SimulationCheckpoints(options.checkpoints, config, parties, telemetry, server=joint)
-            _restore(checkpoints, clients, server, fresh=options.fresh)
-            stack.enter_context(checkpoints.running())
-        _run_scripts(clients, server, telemetry, checkpoints, options, each)
-    alone = not joint and not METHODS[config.train.method].one_party
-    report = build_report(
-        config,
-        telemetry.measurements(None if server is None else server.progress.losses, per_client=alone),
-        [_summarize(party) for party in parties],
-        [weights_digest(client.progress.best_weights) for client in clients],
-        overridden=prepared.overridden,
-        notes=options.notes,
-        ledgers=[LedgerSummary.of(client.party.name, client.release.ledger) for client in clients],
-    )
+        with _open_checkpoints(options, clients, server, telemetry) as checkpoints:
+            _run_scripts(clients, server, telemetry, checkpoints, options, each)
+    report = _build_report(prepared, clients, server, telemetry, options.notes)
     return Simulation(report, tuple(clients))
 
 
@@ -154,7 +133,6 @@ def make_clients(
     scales: Sequence[float] | None = None,
 ) -> list[Client]:
     """Build one client per party from a resolved config and checked parties."""
-    classes = next(party.classes for party in parties if party.labels is not None)
     names = [party.name for party in parties]
     return [
         Client(
@@ -162,7 +140,6 @@ def make_clients(
             party,
             index=index,
             names=names,
-            num_outputs=len(classes),
             watch=Stopwatch(clock),
             convolution=convolution,
             scale=None if scales is None else scales[index],
@@ -198,17 +175,25 @@ def _without_test_labels(party: PartyData) -> PartyData:
     return replace(party, labels=labels)
 
 
-def _restore(
-    checkpoints: SimulationCheckpoints, clients: Sequence[Client], server: Server | None, *, fresh: bool
-) -> None:
-    """Bring all roles to the last checkpoint, if there is one."""
-    state = checkpoints.open(fresh=fresh)
-    if state is None:
+@contextmanager
+def _open_checkpoints(
+    options: SimulationOptions, clients: Sequence[Client], server: Server | None, telemetry: Telemetry
+) -> Iterator[SimulationCheckpoints | None]:
+    """Bring all roles to the last checkpoint, if there is one, and save them while the block runs."""
+    config = clients[0].config
+    if options.checkpoints is None or not config.train.checkpoint_every:
+        yield None
         return
-    for client in clients:
-        client.restore(state.clients[client.party.name])
-    if server is not None and state.server is not None:
-        server.restore(state.server)
+    data = {client.name: client.party.data_digest() for client in clients}
+    checkpoints = SimulationCheckpoints(options.checkpoints, config, data, telemetry, server=server is not None)
+    state = checkpoints.open(fresh=options.fresh)
+    if state is not None:
+        for client in clients:
+            client.restore(state.clients[client.name])
+        if server is not None and state.server is not None:
+            server.restore(state.server)
+    with checkpoints.running():
+        yield checkpoints
 
 
 def _run_scripts(
@@ -220,54 +205,54 @@ def _run_scripts(
     each: Map,
 ) -> None:
     """Run the scripts of all roles to their end."""
-    alone: list[tuple[str, ClientState]] = []  # states of clients without a server, saved after the round
 
-    def observe(event: Event) -> None:
-        telemetry.observe(event)
-        if options.observer is not None:
-            options.observer(event)
-
-    def perform_for_server(action: Save | Event) -> None:
-        if not isinstance(action, Save):
-            observe(action)
-        elif checkpoints is not None:
-            checkpoints.save(None, action.take_state())
-
-    def perform_for_client(client: Client) -> Perform:
-        def perform(action: Save | Event) -> None:
-            if isinstance(action, Save):
-                if checkpoints is not None and server is None:
-                    alone.append((client.name, action.take_state()))
-                elif checkpoints is not None:
-                    checkpoints.save(client.name, action.take_state())
-            elif server is None:
-                observe(action)
-            elif isinstance(action, Evaluating) and options.observer is not None:  # the server reports the rest
-                options.observer(action)
-
-        return perform
-
-    def after_round() -> None:
-        # A client yields Save before RoundDone. Its loss must be recorded before the telemetry is saved.
-        while alone:
-            name, state = alone.pop(0)
+    def perform(name: str | None, action: Save | Event) -> None:
+        """Perform the action of a client, or of the server (None)."""
+        if isinstance(action, Save):
             if checkpoints is not None:
-                checkpoints.save(name, state)
+                checkpoints.save(name, action.take_state())
+            return
+        if name is None or server is None:
+            telemetry.observe(action)
+        elif not isinstance(action, Evaluating):  # the server reports it
+            return
+        if options.observer is not None:
+            options.observer(action)
 
-    running = [Running(client_script(client), perform_for_client(client), client.watch) for client in clients]
+    running = [
+        Running(client.name, client_script(client), client.watch, partial(perform, client.name)) for client in clients
+    ]
     if server is None:
-        run_alone(running, each, after_round)
+        run_alone(running, each)
         return
-    run_together(
-        server_script(server),
-        running,
-        server.roster,
-        telemetry.traffic,
-        telemetry.watch,
-        perform_for_server,
-        each,
-        None if checkpoints is None else checkpoints.settle,
-        options.carry,
+    serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
+    settle = None if checkpoints is None else checkpoints.settle
+    run_together(serving, running, telemetry.traffic, each, settle, options.carry)
+
+
+def _build_report(
+    prepared: Prepared,
+    clients: Sequence[Client],
+    server: Server | None,
+    telemetry: Telemetry,
+    notes: Sequence[str],
+) -> RunReport:
+    config = prepared.config
+    if server is not None:
+        measured = telemetry.measurements([server.progress.losses])
+    else:
+        losses, names = [client.progress.losses for client in clients], [client.name for client in clients]
+        one_party = METHODS[config.train.method].one_party
+        measured = telemetry.measurements(losses, names, per_client=not one_party)
+    return RunReport(
+        config=config,
+        **vars(measured),
+        parties=tuple(_summarize(party) for party in prepared.parties),
+        overridden=prepared.overridden,
+        notes=tuple(notes),
+        weights_sha256=tuple(weights_digest(client.progress.best_weights) for client in clients),
+        privacy=PrivacySummary.of(config, {client.name: client.release.ledger for client in clients}),
+        versions=versions(config),
     )
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from glasu.protocol.message_bytes import measure
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Event
 from glasu.report import HistoryEntry, Measurements, Seconds, SplitScores, Traffic
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
@@ -78,7 +77,7 @@ class TrafficCounter:
 
     def _count(self, message: Message, receiver: str) -> int:
         if self._last is None or message is not self._last[0]:
-            self._last = message, measure(message)
+            self._last = message, message.measure()
         total = 0
         for kind, size in self._last[1]:
             self.by_kind[kind] += size
@@ -97,12 +96,7 @@ class TrafficCounter:
 class Evaluation:
     """One evaluation, and the cost of the run until then."""
 
-    round: int
-    split: str
-    metrics: Mapping[str, float]
-    loss: float | None
-    improved: bool
-    party: str | None  # set where parties train alone
+    event: Evaluated
     bytes: int
     exchanges: int
     seconds: float
@@ -117,20 +111,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class PartyLosses:
-    """The training losses of one party, or of all together, by round."""
-
-    party: str | None
-    losses: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class TelemetryState:
     """The state of `Telemetry` in a checkpoint."""
 
     cost: Cost = field(default_factory=Cost)
     evaluations: tuple[Evaluation, ...] = ()
-    losses: tuple[PartyLosses, ...] = ()
 
 
 class Telemetry:
@@ -139,7 +124,6 @@ class Telemetry:
     def __init__(
         self,
         clock: Clock,
-        parties: Sequence[str | None] = (None,),
         traffic: TrafficCounter | None = None,
         parts: Sequence[str] = PARTS,
         compiling: Clock | None = None,
@@ -148,69 +132,39 @@ class Telemetry:
 
         Args:
             clock: returns seconds.
-            parties: the parties that are evaluated alone; [None] if they are evaluated together.
             traffic: a counter that the caller reads during the run.
             parts: the activities that the stopwatches time.
             compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
-        self.parts = tuple(parts)
-        self._clock, self._start, self._before = clock, clock(), Seconds()
-        self._compiling, self._compiled_before = compiling, 0.0 if compiling is None else compiling()
+        self.evaluations: list[Evaluation] = []
         self._watches = [self.watch]
-        self._evaluations: dict[str | None, list[Evaluation]] = {party: [] for party in parties}
-        self._losses: dict[str | None, list[float]] = {party: [] for party in parties}
+        self._before = Seconds()  # of earlier processes
+        self._parts = tuple(parts)
+        # Both count from the start of this process; `_start` has the readings of that time.
+        self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
+        self._start = {name: read() for name, read in self._clocks.items()}
 
     def add_watch(self, watch: Stopwatch) -> None:
         """Add the seconds of a client that runs in this process."""
         self._watches.append(watch)
 
-    def sent_to_server(self, message: Message) -> None:
-        """Count a message from one client."""
-        self.traffic.sent_to_server(message)
-
-    def sent_to_clients(self, message: Message, num_clients: int = 1) -> None:
-        """Count a message that `num_clients` clients receive."""
-        self.traffic.sent_to_clients(message, num_clients)
-
-    def exchange(self, key: Key) -> None:
-        """Count one exchange."""
-        self.traffic.exchange(key)
-
     def observe(self, event: Event) -> None:
-        """Record an event. Parties that train alone may report from several threads."""
+        """Record an evaluation. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
-            self._evaluations[event.party].append(
-                Evaluation(
-                    round=event.round,
-                    split=event.split,
-                    metrics=event.metrics,
-                    loss=event.loss,
-                    improved=event.improved,
-                    party=event.party,
-                    bytes=self.traffic.total_bytes,
-                    exchanges=self.traffic.exchanges,
-                    seconds=self.elapsed(),
-                )
-            )
-        elif isinstance(event, RoundDone) and event.loss is not None:
-            self._losses[event.party].append(event.loss)
+            self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
 
     def elapsed(self) -> float:
         """Return the seconds that processes have spent on this run."""
-        return self._before.total + self._clock() - self._start
+        return self._before.total + self._clocks["total"]() - self._start["total"]
 
     def seconds(self) -> Seconds:
         """Return the seconds so far, of all stopwatches together."""
-        parts = {
-            name: self._before.parts.get(name, 0.0) + sum(watch.seconds[name] for watch in self._watches)
-            for name in self.parts
-        }
-        if self._compiling is not None:
-            compiled = self._compiling() - self._compiled_before
-            parts["compiling"] = self._before.parts.get("compiling", 0.0) + compiled
-        return Seconds(self.elapsed(), parts)
+        parts = {name: sum(watch.seconds[name] for watch in self._watches) for name in self._parts}
+        if "compiling" in self._clocks:
+            parts["compiling"] = self._clocks["compiling"]() - self._start["compiling"]
+        return Seconds(self.elapsed(), {name: self._before.parts.get(name, 0.0) + own for name, own in parts.items()})
 
     def cost(self) -> Cost:
         """Return traffic and seconds so far."""
@@ -218,11 +172,7 @@ class Telemetry:
 
     def state(self) -> TelemetryState:
         """Return everything that was recorded so far."""
-        return TelemetryState(
-            cost=self.cost(),
-            evaluations=tuple(entry for entries in self._evaluations.values() for entry in entries),
-            losses=tuple(PartyLosses(party, tuple(losses)) for party, losses in self._losses.items()),
-        )
+        return TelemetryState(self.cost(), tuple(self.evaluations))
 
     def restore(self, state: TelemetryState) -> None:
         """Continue from a state."""
@@ -235,77 +185,71 @@ class Telemetry:
         self._before = cost.seconds
 
     def rewind(self, state: TelemetryState) -> None:
-        """Return to the evaluations and losses of a state, because later rounds are repeated. Keep their cost."""
-        for evaluations in self._evaluations.values():
-            evaluations.clear()
-        for evaluation in state.evaluations:
-            self._evaluations[evaluation.party].append(evaluation)
-        saved = {entry.party: entry.losses for entry in state.losses}
-        self._losses = {party: list(saved.get(party, ())) for party in self._losses}
+        """Return to the evaluations of a state, because later rounds are repeated. Keep their cost."""
+        self.evaluations = list(state.evaluations)
 
-    def mean_losses(self) -> tuple[float, ...]:
-        """Return the mean loss of every round, over the parties that trained in it."""
-        rounds = range(max(map(len, self._losses.values()), default=0))
-        found = [[losses[index] for losses in self._losses.values() if index < len(losses)] for index in rounds]
-        return tuple(sum(losses) / len(losses) for losses in found)
-
-    def scores(self, split: str, *, per_client: bool = False) -> SplitScores:
-        """Return the scores of the selected model; where every party selects its own, the mean.
-
-        Args:
-            split: "validation" or "test".
-            per_client: also return the first metric of every party.
-        """
-        found = []
-        for evaluations in self._evaluations.values():
-            chosen = [entry for entry in evaluations if entry.split == split and (split == "test" or entry.improved)]
-            found.append(chosen[-1])
-        mean = {name: sum(entry.metrics[name] for entry in found) / len(found) for name in found[0].metrics}
-        rounds = {entry.round for entry in found}
-        return SplitScores(
-            mean,
-            round=rounds.pop() if len(rounds) == 1 else None,
-            per_client=tuple(next(iter(entry.metrics.values())) for entry in found) if per_client else None,
-        )
-
-    def history(self) -> tuple[HistoryEntry, ...]:
-        """Return one entry per evaluated round.
-
-        Where parties train alone, an entry is the mean. A party that has stopped keeps its last figures.
-        """
-        by_party = [
-            [entry for entry in evaluations if entry.split == "validation"]
-            for evaluations in self._evaluations.values()
-        ]
-        entries = []
-        for round_index in sorted({entry.round for evaluations in by_party for entry in evaluations}):
-            found = [next(entry for entry in reversed(own) if entry.round <= round_index) for own in by_party]
-            entries.append(
-                HistoryEntry(
-                    round=round_index,
-                    loss=sum(entry.loss or 0.0 for entry in found) / len(found),
-                    metrics={
-                        name: sum(entry.metrics[name] for entry in found) / len(found) for name in found[0].metrics
-                    },
-                    bytes=max(entry.bytes for entry in found),
-                    exchanges=max(entry.exchanges for entry in found),
-                    seconds=max(entry.seconds for entry in found),
-                )
-            )
-        return tuple(entries)
-
-    def measurements(self, losses: Sequence[float] | None = None, *, per_client: bool = False) -> Measurements:
+    def measurements(
+        self, losses: Sequence[Sequence[float]], parties: Sequence[str | None] = (None,), *, per_client: bool = False
+    ) -> Measurements:
         """Return the parts of a report.
 
         Args:
-            losses: the mean loss of every round, if a server knows it; otherwise it is computed from the events.
-            per_client: the parties were selected and tested alone.
+            losses: the losses of every round: at the server, or at each party that trained alone.
+            parties: the parties that were evaluated alone; [None] if they were evaluated together.
+            per_client: report the first metric of every party.
         """
+        by_party = [[entry for entry in self.evaluations if entry.event.party == party] for party in parties]
+        longest = max(map(len, losses), default=0)
         return Measurements(
-            test=self.scores("test", per_client=per_client),
-            validation=self.scores("validation", per_client=per_client),
-            history=self.history(),
-            losses=self.mean_losses() if losses is None else tuple(losses),
+            test=_score(by_party, "test", per_client=per_client),
+            validation=_score(by_party, "validation", per_client=per_client),
+            history=_list_history(by_party),
+            losses=tuple(_mean([own[index] for own in losses if index < len(own)]) for index in range(longest)),
             traffic=self.traffic.snapshot(),
             seconds=self.seconds(),
         )
+
+
+def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
+    """Return the scores of the selected model; where every party selects its own, the mean."""
+    found = []
+    for evaluations in by_party:
+        events = [entry.event for entry in evaluations if entry.event.split == split]
+        found.append([event for event in events if split == "test" or event.improved][-1])
+    rounds = {event.round for event in found}
+    return SplitScores(
+        _mean_metrics(found),
+        round=rounds.pop() if len(rounds) == 1 else None,
+        per_client=tuple(next(iter(event.metrics.values())) for event in found) if per_client else None,
+    )
+
+
+def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntry, ...]:
+    """Return one entry per evaluated round.
+
+    Where parties train alone, an entry is the mean. A party that has stopped keeps its last figures.
+    """
+    validated = [[entry for entry in own if entry.event.split == "validation"] for own in by_party]
+    entries = []
+    for round_index in sorted({entry.event.round for own in validated for entry in own}):
+        found = [next(entry for entry in reversed(own) if entry.event.round <= round_index) for own in validated]
+        events = [entry.event for entry in found]
+        entries.append(
+            HistoryEntry(
+                round=round_index,
+                loss=_mean([event.loss or 0.0 for event in events]),
+                metrics=_mean_metrics(events),
+                bytes=max(entry.bytes for entry in found),
+                exchanges=max(entry.exchanges for entry in found),
+                seconds=max(entry.seconds for entry in found),
+            )
+        )
+    return tuple(entries)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_metrics(events: Sequence[Evaluated]) -> dict[str, float]:
+    return {name: _mean([event.metrics[name] for event in events]) for name in events[0].metrics}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,25 +22,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from glasu.config import RunConfig
-from glasu.data.digest import data_digest
+from glasu.config import RunConfig, TrainConfig
 from glasu.data.methods import prepare_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
+from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
-from glasu.files import write_atomically
+from glasu.files import put_in_place, write_atomically
 from glasu.model.backbones import backbone_class
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.model.task import task_of
 from glasu.protocol.client import Client
-from glasu.protocol.evaluation import client_prediction, server_prediction
-from glasu.protocol.requests import Event, Save
+from glasu.protocol.prediction import client_prediction, server_prediction
+from glasu.protocol.requests import Script
 from glasu.records import Bounds, parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
-from glasu.runtime.simulation import Simulation, as_parties, make_clients, make_server, name_run
+from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
@@ -84,27 +85,35 @@ class TrainedModel:
 
     config: RunConfig  # resolved
     classes: tuple[str, ...]
-    names: tuple[str, ...]
-    scales: tuple[float, ...]  # each client's input scale
-    num_features: tuple[int, ...]
-    columns: tuple[str, ...]  # digests of the feature names; empty where they have none
+    clients: tuple[ClientEntry, ...]
     weights: tuple[dict[str, Tensor], ...]
     convolution: Convolution | None = None
 
     @classmethod
-    def of(cls, simulation: Simulation, convolution: Convolution | None = None) -> TrainedModel:
-        """Return the selected model of a finished run."""
-        clients = simulation.clients
+    def of(cls, clients: Sequence[Client], convolution: Convolution | None = None) -> TrainedModel:
+        """Return the model that clients have selected, of all parties or of one."""
         return cls(
             config=clients[0].config,
-            classes=next(client.party.classes for client in clients if client.has_labels),
-            names=clients[0].identity.names,
-            scales=tuple(client.data.scale for client in clients),
-            num_features=tuple(client.party.num_features for client in clients),
-            columns=tuple(client.party.columns_digest() for client in clients),
+            classes=next((client.party.classes for client in clients if client.has_labels), ()),
+            clients=tuple(
+                ClientEntry(
+                    name=client.name,
+                    file=f"{client.name}.safetensors",
+                    input_scale=client.data.scale,
+                    num_features=client.party.num_features,
+                    columns_sha256=client.party.columns_digest(),
+                    weights_sha256=weights_digest(client.progress.best_weights),
+                )
+                for client in clients
+            ),
             weights=tuple(client.progress.best_weights for client in clients),
             convolution=convolution,
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parties, in client order."""
+        return tuple(client.name for client in self.clients)
 
     def predict_proba(
         self,
@@ -128,22 +137,18 @@ class TrainedModel:
         alone = self._find_alone(party)
         with one_thread_each():
             prepared = self.add_unknown_labels(parties)
-            clients = make_clients(self.config, prepared, convolution=self.convolution, scales=self.scales)
+            scales = [client.input_scale for client in self.clients]
+            clients = make_clients(self.config, prepared, convolution=self.convolution, scales=scales)
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *map(data_digest, prepared))
-            running = [
-                Running(
-                    client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes), _ignore, client.watch
-                )
-                for client in clients
-            ]
+            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
+            running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
             if self.config.model.aggregation_layers:
                 server = make_server(self.config, clients)
-                script = server_prediction(server, server.key(Phase.PREDICTION, 0), len(nodes))
+                script = server_prediction(server, server.identity.key(Phase.PREDICTION, 0), len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
-                run_together(script, running, server.roster, counter, Stopwatch(time.perf_counter), _ignore)
+                run_together(Running("server", script, Stopwatch(time.perf_counter)), running, counter)
             else:
                 run_alone(running)
         found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
@@ -184,12 +189,13 @@ class TrainedModel:
         if tuple(party.name for party in parties) != self.names:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
-        for party, width, columns in zip(parties, self.num_features, self.columns, strict=True):
-            if party.num_features != width:
+        for party, client in zip(parties, self.clients, strict=True):
+            if party.num_features != client.num_features:
                 raise DataError(
-                    f"party {party.name!r}: {party.num_features} features, but the model was trained with {width}."
+                    f"party {party.name!r}: {party.num_features} features, but the model was trained with "
+                    f"{client.num_features}."
                 )
-            if columns and party.columns_digest() != columns:
+            if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
                     f"party {party.name!r}: its feature columns have other names, or another order, than in training."
                 )
@@ -207,25 +213,12 @@ class TrainedModel:
             section: {key: value for key, value in keys.items() if value is not None}
             for section, keys in self.config.to_dict().items()
         }
-        clients = tuple(
-            ClientEntry(
-                name=name,
-                file=f"{name}.safetensors",
-                input_scale=self.scales[index],
-                num_features=self.num_features[index],
-                columns_sha256=self.columns[index],
-                weights_sha256=weights_digest(self.weights[index]),
-            )
-            for index, name in enumerate(self.names)
-        )
-        for client, weights in zip(clients, self.weights, strict=True):
+        for client, weights in zip(self.clients, self.weights, strict=True):
             write_atomically(folder / client.file, save(weights), mode=0o600)
-        manifest = Manifest(
-            schema=SCHEMA, classes=self.classes, config=sections, client=clients, extension=self.config.extensions()
-        )
+        manifest = Manifest(SCHEMA, self.classes, sections, self.clients, self.config.extensions())
         former = _list_files(folder)
         write_atomically(folder / MANIFEST, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
-        for name in former - {client.file for client in clients}:  # of an earlier model with other parties
+        for name in former - {client.file for client in self.clients}:  # of an earlier model with other parties
             (folder / name).unlink(missing_ok=True)
 
     @classmethod
@@ -246,10 +239,7 @@ class TrainedModel:
             return cls(
                 config=config,
                 classes=manifest.classes,
-                names=tuple(client.name for client in manifest.client),
-                scales=tuple(client.input_scale for client in manifest.client),
-                num_features=tuple(client.num_features for client in manifest.client),
-                columns=tuple(client.columns_sha256 for client in manifest.client),
+                clients=manifest.client,
                 weights=tuple(_read_weights(folder, client, config) for client in manifest.client),
                 convolution=convolution,
             )
@@ -265,6 +255,20 @@ def remove_model(folder: Path) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
     for name in files:
         (folder / name).unlink(missing_ok=True)
+
+
+def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
+    return client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes)
+
+
+def write_predictions(
+    path: Path, ids: NDArray[Any], scores: NDArray[Any], classes: Sequence[str], train: TrainConfig
+) -> None:
+    """Write one row per id to a .parquet or .csv file, atomically and readable for its owner only."""
+    columns = {"id": ids.tolist(), **task_of(train).columns(scores, classes)}
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
+        write_table(columns, Path(temporary) / path.name)
+        put_in_place(Path(temporary) / path.name, path, 0o600)
 
 
 def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
@@ -337,7 +341,3 @@ def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
         bad = nodes.min() if nodes.min() < 0 else nodes.max()
         raise DataError(f"nodes name position {bad}, but positions are 0..{num_nodes - 1}.")
     return nodes.astype(np.int64)
-
-
-def _ignore(action: Save | Event) -> None:
-    """Ignore Save requests and events of a prediction."""

@@ -11,6 +11,7 @@ TO_ONE = 0x8000  # added to the receiver's index in a message of the server to o
 RUN_BYTES = 12
 ATTEMPTS = 2**16  # attempt numbers in keys wrap around here
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
+KEY_BYTES = _LAYOUT.size
 
 
 class Phase(enum.IntEnum):
@@ -62,6 +63,12 @@ class Key(NamedTuple):
         return _LAYOUT.pack(
             self.run, self.incarnation, self.phase, self.round, self.attempt, self.layer, self.chunk, self.client
         )
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Key:
+        """Read the bytes that `pack` returned; raise ValueError if the phase is unknown."""
+        run, incarnation, phase, round_index, attempt, layer, chunk, client = _LAYOUT.unpack(content)
+        return cls(run, Phase(phase), client, round_index, layer, chunk, incarnation, attempt)
 
     def __str__(self) -> str:
         sender = "server" if self.client >= TO_ONE else f"client {self.client}"

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -11,9 +14,8 @@ import scipy.sparse as sp
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.folders import write_party
 from glasu.data.party import PartyData
-from glasu.data.sources import SOURCES, find_source
+from glasu.data.sources import SOURCES, DataSource, find_source
 from glasu.data.sources.catalog import load_parties, load_whole
-from glasu.data.sources.source import DataSource
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
@@ -256,6 +258,36 @@ def test_a_download_is_used_only_if_it_is_the_published_files(data_root, tmp_pat
     with pytest.raises(DataError, match="the download failed"):
         load_whole(config(name="cora"))
     assert not list(cache.rglob("ind.cora.*"))
+
+
+EXTENSION = """
+import numpy as np
+from glasu import Graph, PartyData, registry
+from glasu.data.sources import DataSource, RawData
+
+def read(config, cache):
+    ring = Graph.from_edges(np.arange(12), np.roll(np.arange(12), 1), 12)
+    return RawData([PartyData("all", np.arange(12), np.eye(12), ring, np.arange(12) % 2, ("even", "odd"))], "a ring")
+
+registry.register("data", "ring", DataSource(read))
+"""
+
+
+def test_an_extension_adds_a_data_set_that_commands_can_name(tmp_path):
+    (tmp_path / "my_data.py").write_text(EXTENSION)
+    (tmp_path / "run.toml").write_text('[data]\nname = "ring"\n')
+    command = [sys.executable, "-m", "glasu.cli.main", "split", "run.toml", "--out", "parties"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+    def run(*more):
+        return subprocess.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run("--extension", "my_data")
+    assert done.returncode == 0, done.stderr
+    assert "ring: 12 nodes, 12 directed edges, 12 features, 2 classes" in done.stderr
+    assert "a ring" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "parties").iterdir()) == ["a", "b", "c"]
+    assert "data.name='ring': no such data set" in run().stderr  # without the extension
 
 
 def test_every_source_can_be_loaded_and_is_documented():

@@ -152,11 +152,11 @@ def test_other_columns_are_refused_with_the_expected_ones(root, changes, said):
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("Attribute_Labels.csv", str(IDS[5]), "17", "60 ids against 60, 59 in common"),
-        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "an ID is in two rows"),
+        ("Attribute_Labels.csv", str(IDS[5]), "17", "is a post that Visual_Features.csv does not have"),
+        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "the id is in an earlier row too"),
         ("Edge_List.csv", str(IDS[5]), "17", "is a post that Visual_Features.csv does not have"),
         ("Visual_Features.csv", "5.981", "", "is empty"),
-        ("Visual_Features.csv", "5.981", "five", "a value is not of type float"),
+        ("Visual_Features.csv", "5.981", "five", "is not a number"),
     ],
 )
 def test_ids_that_do_not_match_and_missing_values_are_refused(root, file, old, new, said):

@@ -194,7 +194,7 @@ def test_an_array_of_the_wrong_kind_is_refused_by_name(tmp_path, changes, words)
         "x_shape": np.array([4, 4]),
     }
     np.savez(tmp_path / "good.npz", **good)
-    assert read_npz(tmp_path / "good.npz").labels.tolist() == [0, 1, 0, 1]
+    assert read_npz(tmp_path / "good.npz")[0].labels.tolist() == [0, 1, 0, 1]
     np.savez(tmp_path / "bad.npz", **(good | changes))
     with pytest.raises(DataError, match=rf"bad\.npz: .*{words}"):
         read_npz(tmp_path / "bad.npz")
@@ -217,8 +217,8 @@ def test_splits_may_be_masks_and_whole_numbers_may_be_weights(tmp_path):
         val_idx=np.array([False, False, True, False]),
         test_idx=np.array([False, False, False, True]),
     )
-    found = read_npz(tmp_path / "masks.npz")
+    (found,) = read_npz(tmp_path / "masks.npz")
     assert found.splits is not None
     assert found.splits.train.tolist() == [0, 1]
-    assert found.graphs["r"].weights.tolist() == [5.0, 5.0]
+    assert found.graph.weights.tolist() == [5.0, 5.0]
     assert found.classes == ("10", "20")

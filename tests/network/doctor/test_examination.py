@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -18,18 +17,23 @@ from glasu.cli.main import build_parser, main
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
+from glasu.network.admission import Admission
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
-from glasu.network.doctor.party import DryRunParty, VisitOptions, visit
-from glasu.network.doctor.server import DryRunHandshake, examine
+from glasu.network.doctor.party import DryRunParty, visit
+from glasu.network.doctor.server import DryRunServer
+from glasu.network.facts import server_facts
 from glasu.network.findings import Finding, Verdict
-from glasu.network.handshake import RefusalError
-from glasu.network.options import Listening, ServeOptions
-from glasu.network.payloads import Code
+from glasu.network.handshake import Code, RefusalError
+from glasu.network.options import JoinOptions, Listening, ServeOptions
+from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
-from support.cluster import Cluster, Role, collected
-from support.processes import GLASU, SMALL_RUN
+from support.cluster import Cluster
+from support.log_lines import on_log
+from support.processes import SMALL_RUN
+from support.roles import Role
 from support.tiny import tiny
+from support.warm_process import WarmProcess
 
 
 class Practice:
@@ -57,31 +61,32 @@ class Practice:
         )
 
         def work():
-            with collected(logging.getLogger("glasu.server"), self.lines.setdefault("server", [])):
-                return examine(options, own)
+            with on_log(self.lines.setdefault("server", []).append, "glasu.server"):
+                return serve(DryRunServer(options, own))
 
-        role = Role(work, "server")
+        role = Role("server", work)
         while not ready.wait(0.02) and role.is_alive():
             pass
         return role
 
-    def options(self, name, **changes):
-        party = next(party for party in self.parties if party.name == name)
+    def purpose(self, name, kind=DryRunParty, **changes):
+        own = next(party for party in self.parties if party.name == name)
+        more = {key: changes.pop(key) for key in ("own", "now") if key in changes}
+        party = changes.pop("party", own)
         values = {
-            "party": party,
             "server": f"localhost:{self.port}",
             "out": self.folder / name,
             "wait": 60.0,
             **changes,
         }
-        return VisitOptions(kit=open_kit(self.kits / name, "party"), **values)
+        return kind(JoinOptions(kit=open_kit(self.kits / name, "party"), **values), party, **more)
 
-    def visit(self, name, *, own=(), **changes):
+    def visit(self, name, **changes):
         def work():
-            with collected(logging.getLogger(f"glasu.party.{name}"), self.lines.setdefault(name, [])):
-                return visit(self.options(name, **changes), list(own))
+            with on_log(self.lines.setdefault(name, []).append, f"glasu.party.{name}"):
+                return visit(self.purpose(name, **changes))
 
-        return Role(work, name)
+        return Role(name, work)
 
     def all(self, **changed):
         """Return the verdict, which must be the same at every role."""
@@ -142,10 +147,10 @@ def test_unreadable_data_is_named_without_its_reason(practice):
 def test_neither_ids_nor_values_leave_a_party(practice):
     ids = np.array([f"canary-{index}" for index in range(24)])
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
-    role = DryRunParty(practice.options("a", party=party), [])
+    role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    handshake = DryRunHandshake(role._facts, practice.config, "abc", time.time)
-    role.welcome(handshake.admit("a", sent[0], closing=False))
+    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
+    role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)
     assert "24" in everything
@@ -179,12 +184,6 @@ def test_a_server_that_is_not_started_yet_is_awaited(practice):
     assert all(role.outcome().is_ready for role in (server, a, *others))
 
 
-def test_a_party_that_waits_for_the_server_says_so_repeatedly(practice):
-    practice.port = 1
-    assert not practice.visit("a", wait=2.0, notice_every=0.5).outcome().is_ready
-    assert sum("waiting for the server: " in line for line in practice.lines["a"]) > 1
-
-
 def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -193,9 +192,7 @@ def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     practice.port = cluster.port
     verdict = practice.visit("a").outcome()
     assert bad(verdict) == {("a", "server")}
-    assert "a training is under way there; start glasu doctor at the server instead of glasu serve." in (
-        verdict.summary()
-    )
+    assert "purpose: the server training, a dry run; start glasu doctor everywhere" in verdict.summary()
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
@@ -207,7 +204,7 @@ def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp
     error = cluster.join("a").error()
     assert isinstance(error, RefusalError)
     assert error.code == Code.OTHER_PURPOSE
-    assert "runs glasu doctor" in str(error)
+    assert "purpose: the server dry run, a training; start glasu doctor everywhere, or glasu serve" in str(error)
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
 
 
@@ -215,18 +212,19 @@ def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
     other = practice.config.replace(train={"seed": 5})
     verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
     assert bad(verdict) == {("b", "agreed settings")}
-    assert "train.seed: expected 5, got 0" in verdict.summary()
+    assert "train.seed: b expects 5, the server 0" in verdict.summary()
 
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):
     server = practice.examine()
-    options = practice.options("a")
 
     class Malformed(DryRunParty):
         def statement(self):
             return {**super().statement(), "findings": 7}
 
-    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), Malformed(options, []))
+    role = practice.purpose("a", Malformed)
+    options = role.options
+    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), role)
     session.open()
     session.prepare(lambda kind, key: 0)
     with pytest.raises(RefusalError, match="findings: must be a list") as refused:
@@ -237,9 +235,9 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
 
 
 def test_the_text_of_another_role_cannot_steer_a_terminal(practice):
-    hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 500)
+    hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 2000)
     verdict = practice.all(a={"own": [hostile]})
-    assert all(line.isprintable() for line in verdict.lines())
+    assert all(line.isprintable() and len(line) < 1500 for line in verdict.lines())
 
 
 def test_a_verdict_is_ready_unless_a_finding_is_bad():
@@ -274,19 +272,20 @@ def words(folder, kits, name, where):
 
 
 def test_four_commands_end_with_one_verdict(folders, kits):
-    def started(name, where):
-        with (folders / f"{name}.log").open("w") as log:
-            command = [*GLASU, *words(folders, kits, name, where)]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    def start(name, where):
+        log, out = folders / f"{name}.log", folders / f"{name}.out"
+        log.touch()
+        return WarmProcess(words(folders, kits, name, where), log, out)
 
-    processes = [started("server", "127.0.0.1:0")]
+    processes = [start("server", "127.0.0.1:0")]
     while "waiting for" not in (said := (folders / "server.log").read_text()):
         assert processes[0].poll() is None, said
         time.sleep(0.05)
     port = said.split("127.0.0.1:")[1].split(",")[0]
-    processes += [started(name, f"localhost:{port}") for name in "abc"]
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0, 0], printed
+    processes += [start(name, f"localhost:{port}") for name in "abc"]
+    codes = [process.wait(300) for process in processes]
+    printed = [(folders / f"{name}.out").read_text() for name in ("server", *"abc")]
+    assert codes == [0, 0, 0, 0], printed
     assert len(set(printed)) == 1
     assert printed[0].endswith("ready: the server and a, b, c can train together.\n")
 

@@ -15,15 +15,15 @@ import pytest
 
 from glasu.data.graph import Graph
 from glasu.data.party import Splits
+from glasu.network.admission import Admission
 from glasu.network.doctor import machine
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.doctor.server import DryRunHandshake
 from glasu.network.facts import server_facts
+from glasu.network.options import JoinOptions
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision
-from glasu.report import versions
 from support.tiny import settings, tiny_parties
 
 LOG = logging.getLogger("glasu.test")
@@ -46,7 +46,7 @@ def levels(findings):
     [(0, "good", "valid until"), (349.9, "warning", "in 15 days; ask for a renewed"), (400, "bad", "cannot be used")],
 )
 def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
-    kit, finding = machine.check_kit(kits / "a", "party", now() + timedelta(days=later), LOG)
+    kit, finding = machine.check_kit(kits / "a", "party", LOG, now() + timedelta(days=later))
     assert (finding.check, finding.level) == ("certificate", level)
     assert words in finding.said
     assert (kit is None) == (level == "bad")
@@ -54,7 +54,7 @@ def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
 
 def test_the_reason_why_a_kit_cannot_be_used_stays_in_the_log(kits, caplog):
     caplog.set_level(logging.INFO)
-    kit, finding = machine.check_kit(kits / "server", "party", now(), LOG)
+    kit, finding = machine.check_kit(kits / "server", "party", LOG)
     assert kit is None
     assert "is the kit of the server" in caplog.text
     assert "kit of the server" not in finding.said
@@ -88,8 +88,8 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 
 @contextmanager
 def doctor_at(kits):
-    handshake = DryRunHandshake(server_facts(versions(), "dry run"), settings(), "abc", lambda: 0.0)
-    session = ServerSession("abc", handshake, "dry-run", wait=60.0, log=LOG)
+    admission = Admission(server_facts("dry run"), settings(), "abc", "dry-run", None, dict)
+    session = ServerSession("abc", admission, "dry-run", wait=60.0, log=LOG)
     with Listener(session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:
         listener.start()
         yield listener.port
@@ -197,56 +197,61 @@ def test_features_that_are_no_numbers_are_bad():
 # --- the settings ------------------------------------------------------------------------------------------------
 
 
-def tried(party, tmp_path, **keys):
-    return check_settings(settings(**keys), party, ["a", "b", "c"], tmp_path, LOG)
+@pytest.fixture
+def options(kits, tmp_path):
+    return JoinOptions(kit=open_kit(kits / "a"), server="localhost:1", out=tmp_path)
 
 
-def test_data_that_fits_the_settings_is_good(tmp_path):
-    found, facts = tried(tiny_parties()[0], tmp_path)
+def tried(party, options, **keys):
+    return check_settings(settings(**keys), party, ["a", "b", "c"], options)
+
+
+def test_data_that_fits_the_settings_is_good(options):
+    found, facts = tried(tiny_parties()[0], options)
     assert levels(found) == {"settings": "good", "labels": "good", "disk": "good"}
     assert facts["classes"] == 3
 
 
-def test_missing_labels_are_bad_and_the_reason_stays_in_the_log(tmp_path, caplog):
+def test_missing_labels_are_bad_and_the_reason_stays_in_the_log(options, caplog):
     caplog.set_level(logging.INFO)
-    found, facts = tried(tiny_parties(owner="b")[0], tmp_path)
+    found, facts = tried(tiny_parties(owner="b")[0], options)
     assert levels(found) == {"settings": "bad"}
     assert "has no labels" in caplog.text
     assert facts == {}
 
 
-def test_a_model_above_the_memory_limit_is_bad(tmp_path, caplog):
+def test_a_model_above_the_memory_limit_is_bad(options, caplog):
     caplog.set_level(logging.INFO)
-    found, _ = check_settings(settings(), tiny_parties()[0], ["a", "b", "c"], tmp_path, LOG, max_memory=1000)
+    found, _ = tried(tiny_parties()[0], replace(options, max_memory=1000))
     assert levels(found) == {"settings": "bad"}
     assert "model.hidden=" in caplog.text
 
 
-def test_a_party_whose_labels_are_not_used_needs_none(tmp_path):
-    found, facts = tried(tiny_parties(owner="b")[0], tmp_path, labels="b")
+def test_a_party_whose_labels_are_not_used_needs_none(options):
+    found, facts = tried(tiny_parties(owner="b")[0], options, labels="b")
     assert levels(found) == {"settings": "good", "disk": "good"}
     assert facts == {}
 
 
-def test_a_class_without_a_training_node_is_a_warning(tmp_path):
+def test_a_class_without_a_training_node_is_a_warning(options):
     party = tiny_parties()[0]
     train = party.splits.train[party.labels[party.splits.train] != 1]
-    found, _ = tried(replace(party, splits=Splits(train, party.splits.validation, party.splits.test)), tmp_path)
+    found, _ = tried(replace(party, splits=Splits(train, party.splits.validation, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
     assert "1 of 3 classes have no training node" in found[1].said
 
 
-def test_nothing_to_validate_with_is_a_warning(tmp_path):
+def test_nothing_to_validate_with_is_a_warning(options):
     party = tiny_parties()[0]
     nobody = party.splits.validation[:0]
-    found, _ = tried(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), tmp_path)
+    found, _ = tried(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
     assert "no label for validation" in found[1].said
 
 
-def test_the_room_for_checkpoints_grows_with_the_model(tmp_path):
+def test_the_room_for_checkpoints_grows_with_the_model(options):
     def needed(hidden):
-        found, _ = tried(tiny_parties()[0], tmp_path, hidden=hidden)
+        found, _ = tried(tiny_parties()[0], options, hidden=hidden)
         disk = next(finding.said for finding in found if finding.check == "disk")
         return float(disk.split("results need ")[1].split(" MB")[0])
 

@@ -1,6 +1,6 @@
 """Cache entries on disk. An entry is a folder whose name is a digest of everything that decides its content.
 
-<cache>/store/<key>/entry.json   how the entry was made, the digests of its arrays, and facts about them
+<cache>/store/<key>/entry.json   how the entry was made, its array files, and facts about them
 <cache>/store/<key>/<name>.npy   one array each
 
 An entry is complete when it appears, and never changes. Deleting it is safe: the next run makes it again.
@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glasu import __version__
-from glasu.data.cache.arrays import PIECE_BYTES, SUFFIX, FolderWorkspace, Workspace, map_array
-from glasu.data.paths import cache_folder
+from glasu.data.cache.arrays import PIECE_BYTES, SUFFIX, Workspace, map_array
 from glasu.errors import DataError
 from glasu.files import sync_file, sync_folder, write_atomically
+from glasu.records import RecordError, parse_json, read_record, to_plain
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-CONTENT = 1  # version of the conversions; a new number gives every entry a new key
-LAYOUT = 2  # of the files of an entry; entries of another layout are made again, under the same key
+CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 MANIFEST = "entry.json"
 ATTEMPTS = 3  # at making an entry, if other processes keep damaging it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
@@ -49,10 +46,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """The properties of an array file that change with its content."""
+
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of entry.json."""
+
+    about: Any
+    arrays: Mapping[str, Stamp]
+    facts: Any
+    layout: Literal[3] = 3  # of the files; entries of another layout are made again, under the same key
+
+
+@dataclass(frozen=True)
 class Cache:
     """A folder of entries, and the limits that decide when and how entries are made."""
 
-    root: Path = field(default_factory=cache_folder)
+    root: Path = field(default_factory=lambda: cache_folder())
     min_bytes: int = 4_000_000  # smaller data is read again each time, which takes less than a quarter of a second
     piece_bytes: int = PIECE_BYTES
     settle_ns: int = 2_000_000_000  # a file changed more recently may change again without a new time stamp
@@ -81,11 +96,11 @@ class Cache:
             if temporary is None:
                 break
             try:
-                _write_entry(FolderWorkspace(temporary, self.piece_bytes), about, build)
+                _write_entry(Workspace(temporary, self.piece_bytes), about, build)
                 _publish(temporary, place)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-        workspace = Workspace(self.piece_bytes)
+        workspace = Workspace(piece_bytes=self.piece_bytes)
         return Entry(key, workspace.arrays, build(workspace))
 
     def open_for_files(
@@ -109,76 +124,61 @@ class Cache:
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
     def _digest_file(self, file: Path, identity: Facts) -> str:
-        """Return the SHA-256 of a file; an unchanged file is not read again."""
-        name = hashlib.sha256(identity["path"].encode()).hexdigest()[:40]
-        note = self.folder / "digests" / f"{name}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
-            noted = json.loads(note.read_text(encoding="utf-8"))
-            if noted["identity"] == identity:
-                return str(noted["sha256"])
-        digest = _sha256(file)
-        if time.time_ns() - max(identity["mtime_ns"], identity["ctime_ns"]) > self.settle_ns:
-            with suppress(OSError):  # then the next run reads the file again
-                write_atomically(note, json.dumps({"identity": identity, "sha256": digest}).encode())
-        return digest
+        """Return the SHA-256 of a file. The digest is an entry of its own, so an unchanged file is not read again."""
+
+        def read(_: Workspace) -> Facts:
+            with file.open("rb") as content:
+                return {"sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+        settled = time.time_ns() - max(identity["mtime_ns"], identity["ctime_ns"]) > self.settle_ns
+        facts = self.open({"kind": "digest", **identity}, read).facts if settled else read(Workspace())
+        return str(facts["sha256"])
 
 
 def make_key(about: Mapping[str, object]) -> str:
     """Return the name of an entry: a digest of its description and of the versions that make it."""
     decides = {"format": CONTENT, "glasu": __version__, "numpy": np.__version__, **about}
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:40]
+    return _sha256(json.dumps(decides, sort_keys=True))[:40]
 
 
-def _write_entry(workspace: FolderWorkspace, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> None:
+def cache_folder() -> Path:
+    """Return the folder of downloads and converted data: GLASU_CACHE, else the cache folder of the user."""
+    own = os.environ.get("GLASU_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"
+
+
+def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> None:
     """Write an entry and wait until it is on disk."""
+    folder = workspace.folder
+    assert folder is not None
     try:
         facts = build(workspace)
     finally:
         workspace.close()
-    arrays = {}
+    stamps = {}
     for name in workspace.arrays:
-        path = workspace.path(name)
-        sync_file(path)
-        arrays[name] = {"sha256": _sha256(path), **_stamp(path)}
-    _write_manifest(workspace.folder, {"layout": LAYOUT, "about": dict(about), "arrays": arrays, "facts": facts})
-
-
-def _write_manifest(folder: Path, content: Facts) -> None:
-    text = json.dumps(content)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    write_atomically(folder / MANIFEST, f"{digest}\n{text}\n".encode())
+        sync_file(folder / f"{name}{SUFFIX}")
+        stamps[name] = _stamp(folder / f"{name}{SUFFIX}")
+    text = json.dumps(to_plain(Manifest(about, stamps, facts)))
+    write_atomically(folder / MANIFEST, f"{_sha256(text)}\n{text}\n".encode())
 
 
 def _open(place: Path) -> Entry | None:
-    """Open an entry without reading its arrays; return None if it is missing, incomplete or changed.
-
-    An array file with a new time stamp is read and compared with its digest.
-    """
+    """Open an entry without reading its arrays; return None if it is missing, incomplete or changed."""
     try:
         digest, text = (place / MANIFEST).read_text(encoding="utf-8").rstrip("\n").split("\n")
-        if hashlib.sha256(text.encode()).hexdigest() != digest:
+        if _sha256(text) != digest:
             return None
-        content = json.loads(text)
-        if content.get("layout") != LAYOUT:
-            return None
-        arrays, touched = {}, False
-        for name, noted in content["arrays"].items():
+        manifest = read_record(Manifest, parse_json(text, str(place)), str(place))
+        arrays = {}
+        for name, stamp in manifest.arrays.items():
             path = place / f"{name}{SUFFIX}"
-            stamp = _stamp(path)
-            if stamp["size"] != noted["size"]:
+            if _stamp(path) != stamp:
                 return None
-            if stamp["mtime_ns"] != noted["mtime_ns"]:
-                if _sha256(path) != noted["sha256"]:
-                    return None
-                touched = True
-                noted.update(stamp)
             arrays[name] = map_array(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecordError):
         return None
-    if touched:
-        with suppress(OSError):  # then the next run reads the file again
-            _write_manifest(place, content)
-    return Entry(place.name, arrays, content["facts"])
+    return Entry(place.name, arrays, manifest.facts)
 
 
 def _make_temporary_folder(place: Path) -> Path | None:
@@ -212,18 +212,17 @@ def _publish(temporary: Path, place: Path) -> None:
     sync_folder(place.parent)
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _stamp(path: Path) -> dict[str, int]:
+def _stamp(path: Path) -> Stamp:
     found = path.stat()
-    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return Stamp(found.st_size, found.st_mtime_ns)
 
 
 def _identify(file: Path) -> Facts:
     """Return the properties of a file that change with its content."""
     found = file.stat()
-    owner = {"ctime_ns": found.st_ctime_ns, "inode": found.st_ino, "device": found.st_dev}
-    return {"path": str(file.resolve()), **_stamp(file), **owner}
+    times = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
+    return {"path": str(file.resolve()), **times, "inode": found.st_ino, "device": found.st_dev}

@@ -1,15 +1,23 @@
-"""Data sets by name.
+"""Data sets by name: what a source states about a data set, and the table of the sources.
 
-To add a data set, write one file in this folder that defines a `DataSource`, and add one line to SOURCES.
+To add a data set, write one file in this folder that defines a `DataSource`, and add one line to SOURCES. An extension
+registers its sources under the seam "data".
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from glasu import registry
 
 if TYPE_CHECKING:
-    from glasu.data.sources.source import DataSource
+    from glasu.config import RunConfig
+    from glasu.data.cache.store import Cache
+    from glasu.data.party import PartyData
 
 SOURCES = {  # name -> module:attribute
     "demo": "glasu.data.sources.demo:DEMO",
@@ -28,13 +36,55 @@ SOURCES = {  # name -> module:attribute
     "imdb_movies": "glasu.data.sources.npz:IMDB_MOVIES",
     "facebook_pages": "glasu.data.sources.npz:FACEBOOK_PAGES",
 }
-PREFIXES = {"pyg:": "glasu.data.sources.pyg:PYG"}  # many data sets: pyg:Class/name
-OTHER = "glasu.data.sources.npz:OWN_FILE"  # any other name: a file below the data root
+PYG_PREFIX = "pyg:"  # many data sets: pyg:Class/name
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The size of a data set: one row of the paper's Table 1."""
+
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    counted: Literal["directed", "undirected"] = "directed"  # undirected: linked pairs in the union of the graphs
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nodes} nodes, {self.edges} {self.counted} edges, {self.features} features, {self.classes} classes"
+        )
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A data set as its source provides it."""
+
+    parties: list[PartyData]  # a single one is the whole graph, which is divided among the clients
+    note: str = ""  # one line for the user, for example that the features are a replacement
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A data set that `data.name` can name."""
+
+    read: Callable[[RunConfig, Cache], RawData]
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)  # of `data.split = "paper"`: train, validation, test
+    per_class: int | None = None  # training nodes per class of the "paper" split; 500 validate and 1000 test
+    paper: Statistics | None = None  # in the paper's Table 1
 
 
 def find_source(name: str) -> DataSource:
-    """Return the source of a data set; its `read` reports an unknown name."""
-    by_prefix = next((target for prefix, target in PREFIXES.items() if name.startswith(prefix)), OTHER)
-    module, _, attribute = SOURCES.get(name, by_prefix).partition(":")
-    source: DataSource = getattr(import_module(module), attribute)
+    """Return the source of a data set. Any other name means a file of the user, whose `read` reports unknown names."""
+    source: DataSource
+    if name.startswith(PYG_PREFIX):
+        source = registry.resolve("glasu.data.sources.pyg:PYG", name)
+    elif registry.is_choice("data", name):
+        source = registry.load("data", name)
+    else:
+        source = registry.resolve("glasu.data.sources.npz:OWN_FILE", name)
     return source
+
+
+def data_root(root: str | None) -> Path:
+    """Return the folder of raw files, which is only read: `data.root`, else GLASU_DATA_ROOT, else "data"."""
+    return Path(root or os.environ.get("GLASU_DATA_ROOT") or "data")

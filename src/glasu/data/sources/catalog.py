@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from glasu.config import refuse_other_count
 from glasu.data.alignment import align_in_clear, check_parties, keep_labels
-from glasu.data.cache.parties import compute_once, draw_splits_once, partition_once
+from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
 from glasu.data.methods import METHODS, override_settings
-from glasu.data.partition import draw_splits_per_class
+from glasu.data.partition import draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
-from glasu.data.sources import find_source
-from glasu.data.sources.source import DataSource, Statistics
+from glasu.data.sources import DataSource, Statistics, find_source
 from glasu.data.statistics import describe
 from glasu.errors import ConfigError, DataError
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from glasu.config import RunConfig, Split
-    from glasu.data.cache.parties import Dataset
     from glasu.data.party import Splits
 
 NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes, of a "paper" split with a number of training nodes per class
@@ -56,33 +54,38 @@ def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None
     if not for_prediction:
         used, _ = override_settings(config)
         check_parties(parties, used.train.labels, used.train.task)
-    return Loaded(parties, describe(data, cache), notes)
+    return Loaded(parties, describe(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
 def load_whole(config: RunConfig, cache: Cache | None = None) -> PartyData:
     """Return the undivided graph of a named data set, with its splits."""
     data, _ = _read(config, cache or Cache(), with_labels=True)
-    if isinstance(data, PartyData):
-        return data
+    if _is_one_graph(config, data):
+        return data[0]
     raise ConfigError(f"data.name={config.data.name!r}: has {len(data)} parties, not one graph; use load_parties.")
 
 
-def choose_splits(party: PartyData, split: Split, seed: int, cache: Cache | None = None) -> PartyData:
+def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with its own splits; if it has only labels, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
         return party
     fractions = _choose_fractions(split, DataSource.fractions, party.name)
-    return replace(party, splits=draw_splits_once(cache or Cache(), party, fractions, seed))
+    return replace(party, splits=draw_splits_by_fraction(party.labels, fractions, seed))
 
 
-def _divide(config: RunConfig, data: Dataset, cache: Cache) -> list[PartyData]:
+def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
+    """Return whether the data is one graph to divide among the clients. A folder always is the data of a party."""
+    return len(data) == 1 and not config.data.parties
+
+
+def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
     settings, method = config.data, METHODS[config.train.method]
-    if isinstance(data, PartyData):
+    if _is_one_graph(config, data):
         if method.one_party:
-            return [data]
+            return data
         fraction = override_settings(config)[0].data.edge_fraction
-        parties = partition_once(cache, data, settings.num_clients, fraction, config.data_seed)
+        parties = partition_once(cache, data[0], settings.num_clients, fraction, config.data_seed)
         return keep_labels(parties, config.train.labels)
     if not method.one_party and settings.num_clients != type(settings).num_clients:
         refuse_other_count(
@@ -91,19 +94,18 @@ def _divide(config: RunConfig, data: Dataset, cache: Cache) -> list[PartyData]:
     return method.prepare(data)
 
 
-def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[Dataset, tuple[str, ...]]:
+def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[list[PartyData], tuple[str, ...]]:
     """Return the data set with splits and, if it consists of parties, with labels at the parties of `train.labels`."""
     if config.data.parties:
         return _read_folders(config, cache, with_labels=with_labels), ()
     source = find_source(config.data.name)
     raw = source.read(config, cache)
-    data, notes = raw.data, (raw.note,) if raw.note else ()
+    data, notes = raw.parties, (raw.note,) if raw.note else ()
     if not with_labels:
         return data, notes
-    if isinstance(data, PartyData):
-        return replace(data, splits=_choose_splits(data, source, config, cache)), notes
-    splits = _choose_splits(data[0], source, config, cache)
-    return keep_labels([replace(party, splits=splits) for party in data], config.train.labels), notes
+    splits = _choose_splits(data[0], source, config)
+    data = [replace(party, splits=splits) for party in data]
+    return data if _is_one_graph(config, data) else keep_labels(data, config.train.labels), notes
 
 
 def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list[PartyData]:
@@ -112,7 +114,7 @@ def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list
     if not with_labels:
         return parties
     parties = keep_labels(parties, config.train.labels)
-    return [choose_splits(party, data.split, config.data_seed, cache) for party in parties]
+    return [choose_splits(party, data.split, config.data_seed) for party in parties]
 
 
 def _align(parties: Sequence[PartyData], cache: Cache) -> list[PartyData]:
@@ -120,12 +122,10 @@ def _align(parties: Sequence[PartyData], cache: Cache) -> list[PartyData]:
     keys = [party.cache_key() for party in parties]
     if None in keys or len({party.ids_digest() for party in parties}) == 1:
         return align_in_clear(parties)
-    aligned = compute_once(cache, {"kind": "aligned", "parties": keys}, lambda _: align_in_clear(parties))
-    assert isinstance(aligned, list)
-    return aligned
+    return compute_once(cache, {"kind": "aligned", "parties": keys}, lambda _: align_in_clear(parties))
 
 
-def _choose_splits(party: PartyData, source: DataSource, config: RunConfig, cache: Cache) -> Splits:
+def _choose_splits(party: PartyData, source: DataSource, config: RunConfig) -> Splits:
     """Return the splits of `data.split`: the public ones, those of the paper, or fractions."""
     name, split, seed = config.data.name, config.data.split, config.data_seed
     if party.labels is None:
@@ -134,7 +134,7 @@ def _choose_splits(party: PartyData, source: DataSource, config: RunConfig, cach
         return party.splits
     if split == "paper" and source.per_class is not None:
         return draw_splits_per_class(party.labels, source.per_class, NUM_VALIDATION, NUM_TEST, seed)
-    return draw_splits_once(cache, party, _choose_fractions(split, source.fractions, name), seed)
+    return draw_splits_by_fraction(party.labels, _choose_fractions(split, source.fractions, name), seed)
 
 
 def _choose_fractions(split: Split, paper: tuple[float, float, float], name: str) -> tuple[float, float, float]:

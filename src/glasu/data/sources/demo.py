@@ -14,7 +14,7 @@ import numpy as np
 from glasu.data.graph import Graph
 from glasu.data.partition import draw_splits_by_fraction
 from glasu.data.party import PartyData
-from glasu.data.sources.source import DataSource, RawData
+from glasu.data.sources import DataSource, RawData
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import zipfile
 import zlib
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,31 +17,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.cache.parties import Dataset, read_files
-from glasu.data.graph import make_undirected
-from glasu.data.party import Splits
-from glasu.data.paths import data_root
+from glasu import registry
+from glasu.data.cache.parties import read_files
+from glasu.data.graph import Graph, make_undirected
+from glasu.data.partition import name_client
+from glasu.data.party import PartyData, Splits
 from glasu.data.preprocessing import Features
-from glasu.data.sources import PREFIXES, SOURCES
-from glasu.data.sources.multi_relational import Relations
-from glasu.data.sources.source import DataSource, RawData
+from glasu.data.sources import PYG_PREFIX, DataSource, RawData, data_root
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from glasu.config import RunConfig
     from glasu.data.cache.store import Cache
 
-UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # of np.load for a bad .npz file
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # of np.load for a bad .npz file
 FEATURES = ("x_data", "x_indices", "x_indptr", "x_shape")
 IDS = ("ids", "flickr_id")
 SPLITS = (  # names of the splits in the file, in the order of preference
@@ -61,8 +53,8 @@ def read_arrays(path: Path, *, without: tuple[str, ...] = ()) -> dict[str, NDArr
         raise DataError(f"{path}: cannot be read as .npz without pickle ({error}); fetch it again.") from None
 
 
-def read_npz(path: Path) -> Relations:
-    """Read a file of the format above; each of several relations gets its block of feature columns."""
+def read_npz(path: Path) -> list[PartyData]:
+    """Read a file of the format above; see `make_parties`."""
     arrays = read_arrays(path, without=("y_soft", "y_value"))
     names = np.atleast_1d(arrays.get("relations", np.empty(0, str))).tolist()
     needed = ("y", "relations", *(f"edges_{name}" for name in names), *FEATURES)
@@ -82,20 +74,36 @@ def read_npz(path: Path) -> Relations:
         raise DataError(f"{path}: x_data, x_indices, x_indptr and x_shape are not a CSR matrix ({error}).") from None
     if {len(labels), features.shape[0]} != {nodes}:
         raise DataError(f"{path}: {nodes} nodes, {len(labels)} labels and {features.shape[0]} feature rows differ.")
-    graphs = {}
+    graphs = []
     for name in names:
         ends, weights = arrays[f"edges_{name}"], arrays.get(f"weight_{name}")
         if ends.ndim != 2 or ends.shape[0] != 2 or (weights is not None and len(weights) != ends.shape[1]):
             raise DataError(f"{path}: edges_{name} of shape {ends.shape}; must be (2, E), with E weights or none.")
         try:
-            graphs[str(name)] = make_undirected(ends, nodes, weights)
+            graphs.append(make_undirected(ends, nodes, weights))
         except DataError as error:
             raise DataError(f"{path}: edges_{name}: {error}") from None
     blocks = _blocks(features, arrays.get("feature_blocks"), len(graphs))
     ids = next((arrays[key] for key in IDS if key in arrays), np.arange(nodes))
     count = int(labels.max(initial=-1)) + 1
     classes = tuple(map(str, arrays["class_names"].tolist() if "class_names" in arrays else range(count)))
-    return Relations(ids, graphs, blocks, labels, classes, _splits(path, arrays, labels))
+    return make_parties(ids, graphs, blocks, labels, classes, _splits(path, arrays, labels))
+
+
+def make_parties(
+    ids: NDArray[Any],
+    graphs: Sequence[Graph],
+    blocks: Sequence[Features],
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    splits: Splits | None = None,
+) -> list[PartyData]:
+    """Return a party a, b, c, ... per relation, with its graph and block of feature columns, or one graph to divide."""
+    names = [name_client(client) for client in range(len(graphs))] if len(graphs) > 1 else ["all"]
+    return [
+        PartyData(name, ids, features, graph, labels, classes, splits)
+        for name, graph, features in zip(names, graphs, blocks, strict=True)
+    ]
 
 
 def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -152,46 +160,38 @@ def npz_path(root: Path, name: str) -> Path:
     return root / name / f"{name}.npz"
 
 
-def read_npz_once(path: Path, cache: Cache) -> Dataset:
+def read_npz_once(path: Path, cache: Cache) -> list[PartyData]:
     """Read a file, or open its converted form."""
-    return read_files(cache, {"kind": "npz"}, [path], lambda _: read_npz(path).make_parties())
+    return read_files(cache, {"kind": "npz"}, [path], lambda _: read_npz(path))
 
 
-@dataclass(frozen=True)
-class NpzFile:
-    """A data set in a file of this format below the data root."""
+def _make_source(origin: str = "", per_class: int | None = None) -> DataSource:
+    """Return the source of a file of this format below the data root; `origin` names the files to convert."""
 
-    origin: str = ""  # of a published data set: the files to convert
-
-    def read(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the file of `data.name`."""
+    def read(config: RunConfig, cache: Cache) -> RawData:
         name, root = config.data.name, data_root(config.data.root)
         path = npz_path(root, name)
         if name and Path(name).name == name and path.is_file():
             return RawData(read_npz_once(path, cache))
-        if not self.origin:
+        if not origin:
             raise _unknown_name(name, root)
         raise ConfigError(
-            f"data.name={name!r}: {path} does not exist; convert {self.origin} to the format of docs/datasets.md."
+            f"data.name={name!r}: {path} does not exist; convert {origin} to the format of docs/datasets.md."
         )
 
+    return DataSource(read, per_class=per_class)
 
-OWN_FILE = DataSource(NpzFile().read)
-DBLP_AUTHORS = DataSource(
-    NpzFile("data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)").read, per_class=60
-)
-IMDB_MOVIES = DataSource(
-    NpzFile("data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)").read, per_class=60
-)
-FACEBOOK_PAGES = DataSource(
-    NpzFile("the Facebook pages of the repository benedekrozemberczki/MUSAE").read, per_class=60
-)
+
+OWN_FILE = _make_source()
+DBLP_AUTHORS = _make_source("data/dblp of the repository liun-online/HeCo (relations APA, APCPA, APTPA)", 60)
+IMDB_MOVIES = _make_source("data/imdb5k.mat of the repository chenzl23/AMOGCN (relations MAM, MDM, MYM)", 60)
+FACEBOOK_PAGES = _make_source("the Facebook pages of the repository benedekrozemberczki/MUSAE", 60)
 
 
 def _unknown_name(name: str, root: Path) -> ConfigError:
     own = sorted(path.stem for path in root.glob("*/*.npz") if path.stem == path.parent.name)
-    known = list(dict.fromkeys([*SOURCES, *own]))
-    listed = ", ".join([*known, *(f"{prefix}Class/name for a PyG data set" for prefix in PREFIXES)])
+    known = list(dict.fromkeys([*registry.choices("data"), *own]))
+    listed = ", ".join([*known, f"{PYG_PREFIX}Class/name for a PyG data set"])
     if not name:
         return ConfigError(f"data.name: name a data set, one of {listed}, or list folders in data.parties.")
     match = difflib.get_close_matches(name, known, n=1)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.data.paths import data_root
+from glasu.data.sources import DataSource, RawData, Statistics, data_root
 from glasu.data.sources.pyg import convert_graph
-from glasu.data.sources.source import DataSource, RawData, Statistics
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Planetoid:
         here, cached = data_root(config.data.root) / below, cache.root / below
         for folder in (here, cached):
             if all((folder / file).is_file() for file in self.files):
-                return RawData(self._read(folder))
+                return RawData([self._read(folder)])
         try:
             self._download(cached)
         except Exception as error:  # of the network, a proxy, the disk, or PyG
@@ -48,7 +47,7 @@ class Planetoid:
                 f"{', '.join(self.files)} from the folder data of github.com/kimiyoung/planetoid and put them into "
                 f"{here}, or set data.root or GLASU_DATA_ROOT to the folder above planetoid/{self.name}/raw."
             ) from None
-        return RawData(self._read(cached))
+        return RawData([self._read(cached)])
 
     def _download(self, folder: Path) -> None:
         """Download the files to a temporary folder, and move them if they are complete and have the known digest."""

@@ -19,7 +19,7 @@ from glasu.data.graph import Graph
 from glasu.data.partition import partition
 from glasu.data.party import PartyData, Splits
 from glasu.data.preprocessing import Features, compact_features
-from glasu.data.sources.source import DataSource, RawData
+from glasu.data.sources import PYG_PREFIX, DataSource, RawData
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.data.cache.store import Cache
 
-PREFIX = "pyg:"
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
@@ -65,11 +64,11 @@ def read_pyg(name: str, cache_root: Path) -> PartyData:
     """
     from torch_geometric import datasets
 
-    kind, _, argument = name.removeprefix(PREFIX).partition("/")
+    kind, _, argument = name.removeprefix(PYG_PREFIX).partition("/")
     known = [item for item in datasets.__all__ if isinstance(getattr(datasets, item, None), type)]
     if kind not in known:
         match = difflib.get_close_matches(kind, known, n=1)
-        hint = f"; did you mean {PREFIX}{match[0]}?" if match else "."
+        hint = f"; did you mean {PYG_PREFIX}{match[0]}?" if match else "."
         raise ConfigError(f"data.name={name!r}: torch_geometric.datasets has no {kind!r}{hint}")
     maker = getattr(datasets, kind)
     parameters = _required_parameters(maker)
@@ -77,7 +76,9 @@ def read_pyg(name: str, cache_root: Path) -> PartyData:
         more = ", ".join(sorted(parameters - {"root", "name"}))
         raise ConfigError(f"data.name={name!r}: {kind} also needs {more}; load it in Python and use split_vertically.")
     if ("name" in parameters) != bool(argument):
-        usage = f"takes a name: {PREFIX}{kind}/NAME" if "name" in parameters else f"takes no name: {PREFIX}{kind}"
+        usage = (
+            f"takes a name: {PYG_PREFIX}{kind}/NAME" if "name" in parameters else f"takes no name: {PYG_PREFIX}{kind}"
+        )
         raise ConfigError(f"data.name={name!r}: {kind} {usage}.")
     arguments = {"root": str(cache_root / "pyg" / kind)} if "root" in parameters else {}
     if argument:
@@ -93,7 +94,7 @@ def read_pyg(name: str, cache_root: Path) -> PartyData:
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
-    return RawData(read_pyg(config.data.name, cache.root))
+    return RawData([read_pyg(config.data.name, cache.root)])
 
 
 PYG = DataSource(_read)

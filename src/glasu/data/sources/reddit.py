@@ -11,9 +11,8 @@ from glasu.data.cache.arrays import Workspace, row_pieces
 from glasu.data.cache.parties import read_files
 from glasu.data.graph import Graph, collect_edges
 from glasu.data.party import PartyData, Splits
-from glasu.data.paths import data_root
+from glasu.data.sources import DataSource, RawData, Statistics, data_root
 from glasu.data.sources.npz import UNREADABLE, read_arrays
-from glasu.data.sources.source import DataSource, RawData, Statistics
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:
 def _read(config: RunConfig, cache: Cache) -> RawData:
     folder = data_root(config.data.root) / "reddit" / "raw"
     files = [folder / name for name in FILES]
-    return RawData(read_files(cache, {"kind": "reddit"}, files, lambda workspace: read_reddit(folder, workspace)))
+    return RawData(read_files(cache, {"kind": "reddit"}, files, lambda workspace: [read_reddit(folder, workspace)]))
 
 
 REDDIT = DataSource(_read, PAPER_SPLIT, paper=Statistics(232_965, 114_615_892, 602, 41))

@@ -12,7 +12,7 @@ from glasu.data.cache.arrays import Workspace
 from glasu.data.cache.parties import compute_once
 from glasu.data.graph import collect_edges
 from glasu.data.party import PartyData
-from glasu.data.sources.source import DataSource, RawData
+from glasu.data.sources import DataSource, RawData
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def _read(config: RunConfig, cache: Cache) -> RawData:
     data = config.data
     num_bytes = 4 * data.num_nodes * (data.average_degree + data.num_features)
     if num_bytes < 4 * cache.min_bytes:  # drawing takes a quarter of the time of reading files
-        return RawData(draw_graph(config))
+        return RawData([draw_graph(config)])
     sizes = {key: getattr(data, key) for key in ("num_nodes", "average_degree", "num_features", "num_classes")}
     about = {"kind": "synthetic", "seed": config.data_seed, **sizes}
-    return RawData(compute_once(cache, about, lambda workspace: draw_graph(config, workspace)))
+    return RawData(compute_once(cache, about, lambda workspace: [draw_graph(config, workspace)]))
 
 
 SYNTHETIC = DataSource(_read)

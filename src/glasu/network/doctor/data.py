@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from glasu.data.cache.arrays import row_pieces
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
-from glasu.network.compatibility import refuse_unfit_for_network
 from glasu.network.doctor.machine import check_disk, log_detail
+from glasu.network.facts import label_facts
 from glasu.network.findings import Finding
-from glasu.network.party_setup import build_client, check_memory, label_facts, resolve_for_party
+from glasu.network.options import JoinOptions
+from glasu.network.party_setup import build_client, resolve_for_party
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -46,25 +46,15 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
 def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
         return Finding("edges", "warning", "there are none: this party contributes features only")
-    pieces = [slice(graph.indptr[piece.start], graph.indptr[piece.stop]) for piece in graph.node_pieces()]
-    wrong = sum(int(np.count_nonzero(_outside(graph, piece))) for piece in pieces)
+    pieces = (graph.indices[graph.indptr[each.start] : graph.indptr[each.stop]] for each in graph.node_pieces())
+    wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
         return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
     return Finding("edges", "good", "all of them connect two of its nodes")
 
 
-def _outside(graph: Graph, edges: slice) -> Any:
-    sources = graph.indices[edges]
-    return (sources < 0) | (sources >= graph.num_nodes)
-
-
 def check_settings(
-    config: RunConfig,
-    party: PartyData,
-    roster: Sequence[str],
-    out: Path,
-    log: logging.Logger,
-    max_memory: int | None = None,
+    config: RunConfig, party: PartyData, roster: Sequence[str], options: JoinOptions
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 
@@ -72,16 +62,14 @@ def check_settings(
         The findings, and the facts about labels.
     """
     try:
-        refuse_unfit_for_network(config)
-        check_memory(config, party, max_memory)
-        config, party = resolve_for_party(config, party)
-        client = build_client(config, party, list(roster).index(party.name), roster, lambda: 0.0)
+        config, party = resolve_for_party(config, party, options.max_memory)
+        client = build_client(config, party, list(roster).index(party.name), roster, options.clock)
     except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
-        log_detail(log, "settings", str(error))
+        log_detail(options.log, "settings", str(error))
         return [Finding("settings", "bad", "its data does not fit the settings; see that party's log")], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
-    return [*found, check_disk(out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
+    return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
 
 
 def _check_labels(party: PartyData) -> list[Finding]:

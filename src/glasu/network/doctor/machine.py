@@ -7,17 +7,28 @@ import os
 import shutil
 import socket
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-
-from glasu.errors import TransportError
+from glasu.config import RunConfig
+from glasu.errors import ConfigError, TransportError
 from glasu.network.findings import Finding, Level
-from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.network.options import JoinOptions, RoleOptions, ServeOptions
+from glasu.network.run_folder import (
+    CHECKPOINTS,
+    NEW_RUN,
+    continues_part,
+    continues_run,
+    open_joining,
+    open_serving,
+)
+from glasu.network.state_file import JoiningRecord, ServingRecord
+from glasu.pki.certificate import read_certificate
 from glasu.pki.identity import Role
-from glasu.pki.kit import Kit, open_kit, pem
+from glasu.pki.kit import Kit, open_kit
 from glasu.pki.peer_certificate import party_context
+from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
@@ -30,8 +41,9 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
     log.info("%s, only here: %s", check, detail)
 
 
-def check_kit(folder: Path, role: Role, now: datetime, log: logging.Logger) -> tuple[Kit | None, Finding]:
+def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | None = None) -> tuple[Kit | None, Finding]:
     """Open a kit and check its validity; the kit is None if it cannot be used."""
+    now = now or datetime.now(UTC)
     try:
         kit = open_kit(folder, role, now=now)
     except TransportError as error:
@@ -50,12 +62,41 @@ def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) ->
     )
 
 
-def check_writable(out: Path) -> list[Finding]:
-    """Check that the role can write to its folder; nothing is written."""
-    parent = _existing_parent(out)
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return []
-    return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+def check_server_folder(options: ServeOptions, config: RunConfig) -> list[Finding]:
+    """Return what `glasu serve` will do with its folder; nothing if the folder is new."""
+    record = open_serving(options.out).value
+    return _check_folder(options, record, lambda: continues_run(options.out, record, config, options.kit.roster))
+
+
+def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding]:
+    """Return what `glasu join` will do with its folder; nothing if the folder is new.
+
+    Args:
+        options: of the party.
+        data: the digest of its data; None if the data cannot be read.
+    """
+    record = open_joining(options.out, options.kit.name).value
+    return _check_folder(options, record, lambda: continues_part(options.out, record, data, options.run))
+
+
+def _check_folder(
+    options: RoleOptions, record: ServingRecord | JoiningRecord, continues: Callable[[], bool]
+) -> list[Finding]:
+    parent = _existing_parent(options.out)
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+    if options.fresh:
+        count = len(list((options.out / CHECKPOINTS).glob(f"*{SUFFIX}")))
+        return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []
+    try:
+        if not continues():
+            return []
+    except ConfigError as error:
+        log_detail(options.log, "folder", str(error))
+        return [Finding("folder", "bad", error.public_message)]
+    if record.closed:
+        return [Finding("folder", "warning", f"holds a finished run, which will not begin again; {NEW_RUN}")]
+    return [Finding("folder", "good", "holds a run that will continue")]
 
 
 def check_disk(out: Path, needed: int) -> Finding:
@@ -110,7 +151,7 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
     with raw:
         try:
             with party_context(kit).wrap_socket(raw, server_hostname=host) as tls:
-                server = read_certificate(_as_pem(tls.getpeercert(binary_form=True) or b""))
+                certificate = ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
                 if not tls.recv(1):  # TLS 1.3: the server checks our certificate last
                     raise ConnectionResetError(None, "the server closed the connection")
         except ssl.SSLCertVerificationError as error:
@@ -120,20 +161,8 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
         except OSError as error:
             said = f"the TLS handshake failed ({error.strerror or type(error).__name__}); see the server's log"
             return Finding("server", "bad", said), False
-    return _judge_server(address, server, now), False
-
-
-def _judge_server(address: str, server: CertificateInfo | None, now: datetime) -> Finding:
+    server = read_certificate(certificate.encode())
     if server is None or server.role != "server":
-        return Finding("server", "bad", f"the server at {address} is not a GLASU server")
+        return Finding("server", "bad", f"the server at {address} is not a GLASU server"), False
     whose = f"reached at {address}; its certificate names {', '.join(server.hosts)}"
-    return _judge_validity("server", whose, server.expires, now)
-
-
-def _as_pem(der: bytes) -> bytes:
-    return pem(x509.load_der_x509_certificate(der))
-
-
-def current_time() -> datetime:
-    """Return the time of this machine's clock."""
-    return datetime.now(UTC)
+    return _judge_validity("server", whose, server.expires, now), False

@@ -1,0 +1,195 @@
+"""Control messages of a session: one frozen dataclass for each kind, read by the strict reader.
+
+    party                       server
+    SessionHello     ------>
+                     <------    SessionWelcome
+    Statement        ------>
+                     <------    ProposedAttempt    (StatementRequest: state again first)
+    Confirmation     ------>
+    Result           ------>
+                     <------    Goodbye
+
+Hello, welcome, notices and last words are outside the numbered sequence and may be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from glasu.errors import ProtocolError
+from glasu.network.handshake import Payload
+from glasu.network.log_lines import MAX_LINES, SENTENCES, printable
+from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
+
+PROTOCOL = 2  # of frames and control messages; other versions are refused
+Name = Annotated[str, Length(64)]
+Count = Annotated[int, Bounds(0, 2**63 - 1)]
+Digest = Annotated[str, Length(200)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionHello:
+    """The first frame of a party on every stream."""
+
+    process: Name  # the name that this session gave itself
+    received: Count  # frames of the server process that it talked to before
+    payload: Payload
+    server: Name | None = None  # that server process
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionWelcome:
+    """The first frame of the server, if it accepts the party."""
+
+    run: Name
+    server: Name  # the name that this process gave itself
+    resumed: bool  # both sides continue the numbering
+    received: Count  # frames of the party
+    payload: Payload
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Party: it is ready to run."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class StatementRequest:
+    """Server: another attempt is gathered, so the party states its settings and checkpoints again."""
+
+
+@dataclass(frozen=True)
+class ProposedAttempt:
+    """Server: the round after which it proposes to continue."""
+
+    number: Annotated[int, Bounds(1, 2**31 - 1)]
+    round: Annotated[int, Bounds(0, 2**32 - 1)]
+    digest: Digest | None = None  # of this party's checkpoint of that round
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Party: the proposed checkpoint is loaded."""
+
+    attempt: Count
+    digest: Digest | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Party: its results are written."""
+
+    attempt: Count
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Server: the run is complete."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Server: a line for the party's log."""
+
+    line: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "line", printable(self.line, SENTENCES))
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """Why a stream ends: a code for programs, and printable text for people."""
+
+    code: str
+    reason: str
+    table: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", printable(self.code, 60))
+        object.__setattr__(self, "reason", printable(self.reason, SENTENCES))
+        object.__setattr__(self, "table", tuple(map(printable, self.table[:MAX_LINES])))
+
+
+@dataclass(frozen=True)
+class Failed(LastWord):
+    """Party: it failed, so the run fails."""
+
+
+@dataclass(frozen=True)
+class Declined(LastWord):
+    """Party: it does not take part as things are; the run waits for it."""
+
+
+@dataclass(frozen=True)
+class Refused(LastWord):
+    """Server: this process cannot take part."""
+
+    run: Name = ""
+
+
+@dataclass(frozen=True)
+class Stopped(LastWord):
+    """Server: the run failed."""
+
+
+KINDS: dict[str, type[Any]] = {
+    "hello": SessionHello,
+    "welcome": SessionWelcome,
+    "prepared": Statement,
+    "report": StatementRequest,
+    "begin": ProposedAttempt,
+    "ready": Confirmation,
+    "finished": Result,
+    "goodbye": Goodbye,
+    "notice": Notice,
+    "failed": Failed,
+    "declined": Declined,
+    "refused": Refused,
+    "stopped": Stopped,
+}
+NAMES = {cls: kind for kind, cls in KINDS.items()}
+
+
+def pack_control(message: object) -> bytes:
+    """Return the body of a control frame."""
+    return json.dumps({**to_plain(message), "kind": NAMES[type(message)]}).encode()
+
+
+def read_control(body: bytes | memoryview, most: int) -> Any:
+    """Return a control message, or refuse it; a body of more than `most` bytes is not parsed."""
+    if len(body) > most:
+        raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(body)}.")
+    try:
+        fields = parse_json(bytes(body), "control frame")
+        kind = fields.pop("kind", None) if isinstance(fields, dict) else None
+        if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in KINDS:
+            raise ProtocolError(f"control message of unknown kind {printable(kind, 60)!r}.")
+        cls = KINDS[kind]
+        if cls in (SessionHello, SessionWelcome) and (found := fields.get("protocol")) != PROTOCOL:
+            raise ProtocolError(
+                f"the other side speaks session protocol {printable(found, 20)!r}, this side {PROTOCOL}; use the same "
+                "version of GLASU at the server and at every party."
+            )
+        return read_record(cls, fields, f"control message {kind!r}")
+    except RecordError as error:
+        raise ProtocolError(printable(error, SENTENCES)) from None
+
+
+def refuse_control(message: object) -> ProtocolError:
+    """Return the error for a control message that cannot come now, or not from this side."""
+    return ProtocolError(f"control message {NAMES[type(message)]!r}: it is not expected now.")
+
+
+def describe_start(round_index: int) -> str:
+    """Return where an attempt begins."""
+    return f"continuing after round {round_index}" if round_index else "starting with the first round"

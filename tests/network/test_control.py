@@ -1,0 +1,97 @@
+"""Control messages: one table of dataclasses, strict reading, a code in every last word, and printable text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from glasu import errors
+from glasu.errors import GlasuError, ProtocolError, get_code
+from glasu.network.control import (
+    KINDS,
+    PROTOCOL,
+    Confirmation,
+    Declined,
+    Failed,
+    Goodbye,
+    LastWord,
+    Notice,
+    ProposedAttempt,
+    Refused,
+    Result,
+    SessionHello,
+    SessionWelcome,
+    Statement,
+    StatementRequest,
+    Stopped,
+    describe_start,
+    pack_control,
+    read_control,
+)
+from glasu.network.frames import CONTROL_BYTES
+from glasu.network.handshake import Code
+from support import controls
+
+MESSAGES = [
+    SessionHello(process="p", received=3, payload={"x": [1, None]}, server="s"),
+    SessionHello(process="p", received=0, payload={}),
+    SessionWelcome(run="ab", server="s", resumed=True, received=2, payload={"y": 1.5}),
+    Statement({"rounds": {}}),
+    StatementRequest(),
+    ProposedAttempt(3, 7, "ab"),
+    ProposedAttempt(1, 0),
+    Confirmation(3, "ab"),
+    Result(3, {"digest": "ab"}),
+    Goodbye({}),
+    Notice("a: connected."),
+    Failed("invalid_data", "its data cannot be used"),
+    Declined("different_settings", "they differ", ("a  b", "1  2")),
+    Refused("replaced", "a newer process", run="ab"),
+    Stopped("party_failed", "party 'a' failed"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_control_message_keeps_its_fields(message):
+    assert read_control(pack_control(message), CONTROL_BYTES) == message
+
+
+def test_every_kind_is_a_frozen_dataclass_and_is_tried_here():
+    assert {type(message) for message in MESSAGES} == set(KINDS.values())
+    for message in MESSAGES:
+        assert controls.read_control(pack_control(message)).kind in KINDS
+        with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
+            message.anything = 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_refuses_an_unknown_field_and_names_itself(kind):
+    with pytest.raises(ProtocolError, match=f"^control message '{kind}': .*unknown key 'else'"):
+        read_control(controls.pack_control(kind, protocol=PROTOCOL, **{"else": 1}), CONTROL_BYTES)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in KINDS.values() if issubclass(cls, LastWord)])
+def test_every_last_word_needs_a_code_and_is_printable_and_short(cls):
+    kind = next(kind for kind, found in KINDS.items() if found is cls)
+    with pytest.raises(ProtocolError, match="code: is missing"):
+        read_control(controls.pack_control(kind, reason="x"), CONTROL_BYTES)
+    text = "\x1b[2J\n" + "x" * 5000
+    body = controls.pack_control(kind, code=text, reason=text, table=[text] * 60)
+    for word in (read_control(body, 1 << 20), cls(text, text, (text,) * 60)):  # received, and sent
+        assert len(word.table) == 50
+        for line in (word.code, word.reason, *word.table):
+            assert line.isprintable()
+            assert len(line) <= 1200
+
+
+def test_every_error_has_a_code_of_its_own_and_a_refusal_has_one_of_the_list():
+    kinds = [found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, GlasuError)]
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    assert get_code(ZeroDivisionError("x")) == "bug"
+    assert len({str(code) for code in Code}) == len(Code)
+
+
+def test_a_run_at_its_beginning_does_not_continue():
+    assert describe_start(0) == "starting with the first round"
+    assert describe_start(4) == "continuing after round 4"
