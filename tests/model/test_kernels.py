@@ -77,6 +77,7 @@ def test_neighbours_are_drawn_alike(graph, targets, fanout, key):
 @quick
 @given(graphs, node_sets, node_sets)
 def test_edges_and_neighbours_are_listed_alike(graph, targets, others):
+    assert_equals_oracle("neighbors_outside", graph.indptr, graph.indices, targets)
     assert_equals_oracle("edges_between", graph.indptr, graph.indices, targets, np.setdiff1d(others, targets))
     assert_equals_oracle("edges_between", graph.indptr, graph.indices, targets, np.union1d(others, targets))
 
@@ -107,6 +108,13 @@ def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
         results.append(out)
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@quick
+@given(st.lists(st.integers(0, NODES - 1)))
+def test_distinct_numbers_are_found_alike(numbers):
+    (found,) = assert_equals_oracle("find_distinct", np.array(numbers, np.int32))
+    assert found.tolist() == sorted(set(numbers))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -191,6 +199,7 @@ def test_stored_arrays_may_be_read_only(index):
         array.flags.writeable = False
     targets, key = np.arange(0, NODES, 4), split_key(5)
     assert_equals_oracle("draw_neighbors", *stored, targets, 2, *key)
+    assert_equals_oracle("neighbors_outside", *stored, targets)
     assert_equals_oracle("edges_between", *stored, targets, np.arange(NODES))
     assert_equals_oracle("gather_rows", *parts, targets, labels=False)
     total = np.zeros((NODES, 2), np.float32)

@@ -61,6 +61,11 @@ def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
     return starts, _runs(first, degrees, starts)
 
 
+def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
+    _, edges = edges_into(indptr, targets)
+    return _fresh(indices[edges], targets)
+
+
 def edges_between(
     indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
 ) -> tuple[Ids, Ids, NDArray[np.bool_]]:
@@ -101,6 +106,10 @@ def fill_block(graph: Arrays, draw: Arrays, targets: Ids, nodes: Ids, kind: int,
         values[indptr[:-1]] = inverse[targets] * inverse[targets] if kind == 2 else 1.0
         at += np.repeat(np.arange(1, len(counts) + 1), counts)
     columns[at], values[at] = others, shares
+
+
+def find_distinct(numbers: NDArray[np.integer], labels: Labels) -> Ids:
+    return np.unique(numbers).astype(np.int64)
 
 
 def gather_rows(indptr: Array, indices: Array, data: Array, rows: Ids) -> tuple[Array, Array, Array]:

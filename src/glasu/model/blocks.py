@@ -80,7 +80,7 @@ class Block:
     def compact(self, labels: Labels) -> tuple[Block, NDArray[np.int64]]:
         """Return the block without the columns that no row reads, and the columns that are left."""
         matrix = self.matrix
-        columns = np.unique(np.concatenate([matrix.indices, self.positions]))
+        columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
         if len(columns) == matrix.width:
             return self, columns
         labels[columns] = np.arange(len(columns))
@@ -121,7 +121,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: La
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
-    candidates = np.setdiff1d(graph.indices[edges_into(graph, targets)[1]], targets).astype(np.int64)
+    candidates = kernels.neighbors_outside(*_edges_of(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
     drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
