@@ -21,6 +21,7 @@ FIELDS = {
     "aggregation": (ModelConfig, "model", "aggregation"),
     "backbone": (ModelConfig, "model", "backbone"),
     "encoding": (WireConfig, "wire", "precision"),
+    "method": (TrainConfig, "train", "method"),
     "sampler": (TrainConfig, "train", "sampler"),
     "task": (TrainConfig, "train", "task"),
 }
@@ -169,6 +170,14 @@ def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
     assert printed.split() == ["gatv2", "2"]
 
 
+PLAIN_EXTENSION = """
+__version__ = "1.2"
+from glasu import registry
+registry.register("backbone", "mine", "my_extension:Mine")
+from glasu.model.backbones import GCN
+class Mine(GCN):
+    pass
+"""
 RECORD = """
 import sys
 from pathlib import Path
@@ -180,9 +189,9 @@ out = Path(sys.argv[1])
 
 def resume():
     config = RunConfig.from_dict({
-        "data": {"name": "demo"},
+        "data": {"name": "synthetic", "num_nodes": 60},
         "train": {"num_rounds": 2, "evaluate_every": 2, "checkpoint_every": 1, "fanout": 2},
-        "model": {"backbone": "gatv2", "hidden": 8, "num_layers": 2, "aggregation_layers": [1]},
+        "model": {"backbone": "mine", "hidden": 8, "num_layers": 2, "aggregation_layers": [1]},
     })
     return simulate(load_parties(config), config, SimulationOptions(checkpoints=out))
 
@@ -208,14 +217,14 @@ else:
 
 def test_reports_models_and_checkpoints_record_the_extension_that_the_settings_use(tmp_path):
     (tmp_path / "other_extension.py").write_text("")  # loaded, but not used
-    (tmp_path / "my_extension.py").write_text(EXTENSION)
+    (tmp_path / "my_extension.py").write_text(PLAIN_EXTENSION)
     record = RECORD.replace("sys.argv[1]", repr(str(tmp_path / "run")))
     (written,) = ast.literal_eval(run(record, tmp_path))
     digest = written.removeprefix("1.2 sha256:")
     (missing,) = run(record, tmp_path).splitlines()  # the unchanged source resumes and loads the model
     assert f"model.toml: was written with the extension my_extension 1.2 ({digest[:16]}..)" in missing
     assert "load it with --extension my_extension" in missing
-    (tmp_path / "my_extension.py").write_text(EXTENSION + "# changed\n")
+    (tmp_path / "my_extension.py").write_text(PLAIN_EXTENSION + "# changed\n")
     _, model, checkpoint = run(record, tmp_path).splitlines()
     for line, file in ((model, "model.toml"), (checkpoint, "round-00000001.checkpoint")):
         assert f"{file}: was written with the extension my_extension 1.2 ({digest[:16]}..), and" in line

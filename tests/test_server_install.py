@@ -20,8 +20,8 @@ from glasu.pki.provision import provision
 from glasu.runtime.simulation import simulate
 from support.server_environment import GLASU, link_packages
 from support.small import SMALL
+from support.warm_process import WarmProcess
 
-PARTY = [sys.executable, "-m", "glasu.cli.main"]
 ABSENT = ("torch", "torch_geometric", "numba", "scipy", "sklearn", "pyarrow", "plotly", "optuna")
 
 
@@ -62,17 +62,17 @@ class Run:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, subprocess.Popen[bytes] | WarmProcess] = {}
 
     def start(self, name: str, *words: object) -> None:
         """Start a role; its output is appended to its log."""
-        server = name == "server"
-        command = [*(GLASU if server else PARTY), *map(str, words), "--kit", str(self.folder / "kits" / name)]
-        command += ["--out", str(self.folder / "runs" / name), "--wait", "120"]
-        with (self.folder / f"{name}.log").open("a") as log:
-            self.running[name] = subprocess.Popen(
-                command, env=self.environment if server else None, stdout=log, stderr=log
-            )
+        log, out = self.folder / f"{name}.log", self.folder / "runs" / name
+        command = [*map(str, words), "--kit", str(self.folder / "kits" / name), "--out", str(out), "--wait", "120"]
+        if name != "server":
+            self.running[name] = WarmProcess(command, log)
+            return
+        with log.open("a") as file:
+            self.running[name] = subprocess.Popen([*GLASU, *command], env=self.environment, stdout=file, stderr=file)
 
     def serve(self, *more: str) -> int:
         """Start the server and return its port."""

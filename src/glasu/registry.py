@@ -32,6 +32,7 @@ TABLES = {
     "backbone": "glasu.model.backbones:BACKBONES",
     "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
+    "method": "glasu.data.methods:METHODS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
 }
@@ -181,6 +182,7 @@ def _source_digest(module: ModuleType) -> str:
     return digest.hexdigest()
 
 
+@functools.cache
 def _table(seam: str) -> dict[str, Any]:
     table: dict[str, Any] = resolve(TABLES[seam], f"seam {seam!r}")
     return table

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import draw_all, make_labels
+from glasu.model.fused.gcnii import dense_product
 from glasu.model.kernels import loops
-from glasu.randomness import split_key
+from glasu.randomness import draw_distinct, split_key
 from support import kernel_oracles as oracles
 
 NODES = 30
@@ -94,7 +95,7 @@ def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
     drawn, starts, edges, scale = oracles.draw_neighbors(
         graph.indptr, graph.indices, targets, 3, *split_key(1), make_labels(NODES)
     )
-    nodes = np.arange(NODES) if everything else np.unique([*targets, *drawn, 2, 29])
+    nodes = np.arange(NODES) if everything else np.unique([*drawn, 2, 29])
     size = len(edges) + (len(targets) if kind != 1 else 0)
     weights, inverse = graph.weights if weighted else np.empty(0, np.float32), rng.random(NODES)
     scale = scale if scaled else np.empty(0)
@@ -102,8 +103,7 @@ def test_blocks_are_filled_alike(dtype, kind, scaled, weighted, everything):
     for path in (loops, oracles):
         out = np.empty(5, np.int32), np.empty(size, np.int32), np.empty(size, dtype), np.empty(4, np.int64)
         labels = make_labels(NODES)
-        about = (graph.indices, weights, inverse), (starts, edges, scale)
-        path.fill_block(*about, targets, nodes, kind, labels, out)
+        path.fill_block(graph.indices, weights, targets, nodes, starts, edges, scale, inverse, kind, labels, *out)
         assert (labels == -1).all()
         results.append(out)
     for one, other in zip(*results, strict=True):
@@ -189,6 +189,29 @@ def test_the_first_run_compiles_only_the_kernels_it_uses_and_logs_one_line(tmp_p
     assert set(again) <= set(used)  # without the loops that only other loops call
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (1, 3, 4), (5, 3, 4), (5, 0, 4), (40, 70, 33)])
+def test_a_dense_product_is_that_of_numpy(dtype, transposed, sizes):
+    rng = np.random.default_rng(0)
+    rows, depth, columns = sizes
+    left, right = (rng.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
+    total = rng.standard_normal((rows, columns)).astype(dtype)
+    expected = 0.5 * total - 0.1 * left @ right
+    one, other = (
+        np.ascontiguousarray(each.T) if turn else each for each, turn in zip((left, right), transposed, strict=True)
+    )
+    dense_product(one, other, total, left_t=transposed[0], right_t=transposed[1], kept=0.5, taken=-0.1)
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12, "atol": 1e-14}
+    np.testing.assert_allclose(total, expected, **close)
+
+
+def test_a_product_that_keeps_nothing_does_not_read_what_it_overwrites():
+    total = np.full((2, 2), np.nan)
+    dense_product(np.eye(2), np.eye(2), total, kept=0.0, taken=1.0)
+    np.testing.assert_array_equal(total, np.eye(2))
+
+
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_stored_arrays_may_be_read_only(index):
     matrix = sp.random_array((NODES, NODES), density=0.3, rng=np.random.default_rng(0), dtype=np.float32).tocsr()
@@ -207,6 +230,28 @@ def test_stored_arrays_may_be_read_only(index):
     np.testing.assert_array_equal(total, matrix.toarray()[:, :2])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("descent", [(0, 1), (1, -0.1), (0.9, -0.1)])
+def test_encoders_are_computed_alike(descent, dtype):
+    rng = np.random.default_rng(7)
+    matrix = sp.csr_array(sp.random_array((NODES, NODES), density=0.2, rng=rng, dtype=dtype))
+    parts = (matrix.indptr, matrix.indices, matrix.data)
+    matrix.data[::3] = 0  # what dropout leaves
+    weight, gradient = rng.standard_normal((2, NODES, 5)).astype(dtype)
+    more, places = rng.standard_normal((7, 5)).astype(dtype), rng.permutation(NODES)[:7]
+    kept, taken = dtype(descent[0]), dtype(descent[1])
+    bias = rng.standard_normal(5).astype(dtype)
+    found = []
+    for path in (loops, oracles):
+        result, at_bias, at_weight = np.empty((NODES, 5), dtype), np.ones(5, dtype), np.ones((NODES, 5), dtype)
+        path.relu_linear(parts, weight, bias, result)
+        path.relu_linear_gradients(parts, result, more, places, gradient.copy(), kept, taken, at_weight, at_bias)
+        found.append((result, at_weight, at_bias))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_layers_are_computed_alike(dtype, dropped):
@@ -216,6 +261,7 @@ def test_layers_are_computed_alike(dtype, dropped):
     hidden, initial = rng.standard_normal((2, NODES, 5)).astype(dtype)
     weight, gradient = rng.standard_normal((5, 5)).astype(dtype), rng.standard_normal((12, 5)).astype(dtype)
     share, kept, turned = dtype(0.1), dtype(0.7), dtype(0.2)
+    more, places = rng.standard_normal((4, 5)).astype(dtype), rng.permutation(12)[:4]
     found = []
     for path in (loops, oracles):
         drops = *split_key(9), np.uint8(100), dtype(1.6), np.empty((NODES, 5) if dropped else (0, 0), np.uint8)
@@ -226,12 +272,36 @@ def test_layers_are_computed_alike(dtype, dropped):
         path.gcnii_result(support, kept, turned, result)
         path.relu_gradient(gradient, result, turned, gated)
         at_support = gated @ weight.T
-        path.gcnii_gradients(parts, drops, share, kept, result, gradient, at_support, at_initial, at_hidden)
+        about = share, kept, result, gradient, at_support, more, places
+        path.gcnii_gradients(parts, drops, *about, at_initial, at_hidden)
         found.append((support, result, gated, at_support, at_initial, at_hidden, drops[4]))
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
         assert np.count_nonzero(one) > 0 or not one.size
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_input_of_a_classifier_and_its_gradient_have_the_same_mask(dtype, dropped):
+    rng = np.random.default_rng(7)
+    hidden, back = rng.standard_normal((2, 12, 9)).astype(dtype)
+    gradient, found = rng.standard_normal((12, 4)).astype(dtype), []
+    for path in (loops, oracles):
+        drops = *split_key(9), np.uint8(100), dtype(1.6), np.empty((12, 9) if dropped else (0, 0), np.uint8)
+        read, at_bias, at_hidden = np.empty((12, 9), dtype), np.ones(4, dtype), back.copy()
+        path.apply_mask(hidden, drops, read)
+        path.finish_classifier_gradients(gradient, drops, at_bias, at_hidden)
+        found.append((read, at_bias, at_hidden))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    read, at_bias, at_hidden = found[0]
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12, "atol": 1e-13}
+    np.testing.assert_allclose(at_bias, gradient.sum(axis=0), **close)
+    factors = np.divide(read, hidden)
+    assert set(np.unique(factors.astype(float).round(4))) == ({0.0, 1.6} if dropped else {1.0})
+    np.testing.assert_allclose(at_hidden, back * factors, **close)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -245,11 +315,25 @@ def test_optimizers_step_alike(momentum, dtype):
         velocity = np.ones(50, dtype) if momentum else np.empty(0, dtype)
         mean, square = np.full((2, 50), 0.5, dtype)
         path.sgd_step(plain, gradients, velocity, dtype(0.1), dtype(momentum), dtype(0.01))
-        factors = tuple(map(dtype, (0.1, 0.6, 0.9, 0.999, 1e-8, 0.01)))
-        path.adam_step(adapted, gradients, mean, square, factors)
+        settings = map(dtype, (0.1, 0.6, 0.9, 0.999, 1e-8, 0.01))
+        path.adam_step(adapted, gradients, mean, square, *settings)
         found.append((plain, velocity, adapted, mean, square))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("path", [loops, oracles])
+def test_drawn_numbers_are_those_of_draw_distinct_where_they_are_distinct(path):
+    told = set()
+    for key in range(40):
+        numbers = np.empty(12, np.int64)
+        distinct = path.draw_numbers(*split_key(key << 64 | key), 100, numbers)
+        assert distinct == (len(set(numbers.tolist())) == 12)
+        assert (np.diff(numbers) >= 0).all()
+        if distinct:
+            np.testing.assert_array_equal(numbers, draw_distinct(key << 64 | key, 100, 12))
+        told.add(bool(distinct))
+    assert told == {True, False}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from glasu.errors import AbsenceError, ProtocolError, TrainingError, TransportError
+from glasu.errors import AbsenceError, CheckpointError, ProtocolError, TrainingError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.control import PROTOCOL, ProposedAttempt
-from glasu.network.frames import ACK, CONTROL, Channel, pack_frame
-from glasu.network.handshake import RefusalError
+from glasu.network.frames import ACK, CONTROL, HEADER, Channel, pack_frame
+from glasu.network.handshake import Code, RefusalError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
 from glasu.protocol.requests import Receive
-from support.controls import numbered, unnumbered
+from support.controls import numbered, read_control, unnumbered
 from support.roles import Role
 from support.toy_run import RUN, Toy, ToyClientHandshake, digest, key, logger
 
@@ -63,10 +63,10 @@ class Server:
         self.lines.append(FakeLine(stream, arrive, events))
         return self.lines[-1]
 
-    def session(self, wait=600.0, **options):
+    def session(self, wait=600.0, decline=None, **options):
         options = {"sleep": self.pauses.append, "jitter": lambda: 1.0, **options}
         dialing = Dialing(KIT, "localhost:1", wait, logger(self.log), open_line=self.open_line, **options)
-        return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}))
+        return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
 
 
 BEGIN = ("begin", {"number": 1, "round": 0, "digest": digest(Toy().start(0))})
@@ -321,17 +321,47 @@ def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
     session.close()
 
 
+def heard_by(server):
+    """Return the second control message that the server received on its first line; the first one is the hello."""
+    deadline = time.monotonic() + 10
+    while len(server.lines[0].sent) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return read_control(server.lines[0].sent[1][HEADER.size :])
+
+
 def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
-    for act, kind in (("fail", "failed"), ("decline", "declined")):
-        server = Server((welcome(),))
-        session = server.session()
+    server = Server((welcome(),))
+    session = server.session()
+    session.open()
+    session.fail(CheckpointError("/home/x: full", public="its disk is full"))
+    word = heard_by(server)
+    assert (word.kind, word.fields) == (
+        "failed",
+        {"code": "checkpoint_failed", "reason": "its disk is full", "table": []},
+    )
+
+    server = Server((welcome(),))
+    session = server.session(decline=RefusalError(Code.DIFFERENT_SETTINGS, "the reason", ["a  b"]))
+    with pytest.raises(RefusalError) as caught:
         session.open()
-        getattr(session, act)(RefusalError("x", "the reason", ["a  b"]))
-        deadline = time.monotonic() + 10
-        while len(server.lines[0].sent) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert kind.encode() in server.lines[0].sent[-1]
-        assert b"the reason" in server.lines[0].sent[-1]
+    session.fail(caught.value)  # changes nothing: the server knows the reason
+    word = heard_by(server)
+    assert (word.kind, word.fields) == (
+        "declined",
+        {"code": "different_settings", "reason": "the reason", "table": ["a  b"]},
+    )
+    assert "a  b" in server.log
+
+
+def test_a_party_that_the_server_has_stopped_reports_no_failure():
+    server = Server((welcome(), unnumbered("stopped", code="party_failed", reason="enough")))
+    session = server.session()
+    with pytest.raises(TrainingError) as caught:
+        open_and_wait(session)
+    assert caught.value.code == "party_failed"
+    session.fail(caught.value)
+    session.close()
+    assert len(server.lines[0].sent) == 1  # the hello
 
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,28 @@ def test_idle_connections_beyond_the_allowance_are_dropped_and_parties_join(kits
         late = [federation.join(name) for name in "bc"]  # they come while all places are taken
         wait_for(lambda: not any(map(is_open, idle)))
         federation.finish(server, [early, *late])
+
+
+def resident(pid):
+    """Return the resident memory of a process in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell a process's memory")
+def test_ten_thousand_connections_grow_the_server_by_at_most_64_mib(kits, tmp_path):
+    raise_descriptor_limit()
+    roles = Processes(tmp_path, kits, SMALL_RUN.format(rounds=2))
+    with ExitStack() as stack:
+        stack.callback(roles.stop)
+        roles.listen()
+        before = resident(roles.running["server"].pid)
+        open_idle(stack, roles.port, 10_000)
+        assert resident(roles.running["server"].pid) - before <= 64
+        for name in "abc":
+            roles.start(name)
+        assert_same_report(roles.finish(), roles)
 
 
 @pytest.mark.slow

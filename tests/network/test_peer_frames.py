@@ -27,7 +27,7 @@ from glasu.network.frames import (
     pack_frame,
 )
 from glasu.network.handshake import Code, RefusalError
-from glasu.network.roster import GROUPS, Receipts, RestartAttempt
+from glasu.network.roster import GROUPS, Attempt, Receipts, RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
@@ -217,7 +217,7 @@ def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     party = desk.connect("a")
     party.send_control("prepared", payload=STATEMENT)
     desk.session.gather()
-    role = Role("beginning", lambda: desk.session.begin_attempt(1, 4, ["right"], desk.toy.check_limits))
+    role = Role("beginning", lambda: desk.session.begin_attempt(Attempt(1, 4, ("right",), desk.toy.check_limits)))
     wait_for(lambda: any(control.kind == "begin" for control in party.controls()))
     party.send_control("ready", attempt=1, digest="wrong")
     role.join(20)
@@ -233,7 +233,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     a.send_message(partial(0))
     a.send_control("prepared", payload=STATEMENT)
     gathering.outcome(20)
-    role = Role("begin", lambda: desk.session.begin_attempt(2, 0, ["start"], desk.toy.check_limits))
+    role = Role("begin", lambda: desk.session.begin_attempt(Attempt(2, 0, ("start",), desk.toy.check_limits)))
     wait_for(lambda: sum(control.kind == "begin" for control in a.controls()) == 2)
     a.send_control("ready", attempt=2, digest="start")
     role.outcome(20)

@@ -13,6 +13,7 @@ import pytest
 from glasu.errors import TrainingError
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
+from glasu.network.roster import Attempt
 from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Joint, Partial
@@ -65,7 +66,7 @@ def running(kits):
         party.prepare(lambda head, size: None)
         desk.session.gather()
         beginning = Role(
-            "beginning", lambda: desk.session.begin_attempt(1, 0, [digest(start)], lambda head, size: None)
+            "beginning", lambda: desk.session.begin_attempt(Attempt(1, 0, (digest(start),), lambda head, size: None))
         )
         party.confirm(party.await_attempt())
         beginning.outcome(20)

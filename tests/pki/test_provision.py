@@ -343,6 +343,13 @@ def test_a_damaged_ca_is_named_and_nothing_changes(out, name, content, said):
     assert contents(out) == before
 
 
+def test_a_serial_number_in_ca_toml_that_is_not_hexadecimal_is_named(out):
+    path = out / "ca" / "ca.toml"
+    path.write_text(path.read_text().replace(f'"{open_kit(out / "a").serial}"', '"xyz"'))
+    with pytest.raises(TransportError, match=r"ca\.toml: issued\[1\]: .*not hexadecimal; restore it"):
+        renew(out, ["a"])
+
+
 def test_a_ca_key_that_others_may_read_signs_nothing(out):
     (out / "ca" / "ca-key.pem").chmod(0o644)
     with pytest.raises(TransportError, match="other users may read it"):

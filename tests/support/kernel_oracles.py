@@ -12,9 +12,13 @@ from glasu.randomness import draw_words, find_members, scale_words
 Ids = NDArray[np.int64]
 Labels = NDArray[np.int32]
 Array = NDArray[Any]
-Arrays = tuple[Any, ...]
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: its key, threshold and scale, a byte per value
+
+
+def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Ids) -> bool:
+    numbers[:] = np.sort(scale_words(draw_words(low, high, np.arange(len(numbers))), population))
+    return bool((numbers[1:] > numbers[:-1]).all())
 
 
 def draw_neighbors(
@@ -35,7 +39,8 @@ def draw_neighbors(
     if len(crowded):
         edges[starts[crowded][:, None] + np.arange(fanout)] = first[crowded][:, None] + np.sort(chosen, axis=1)
     scale = np.repeat(degrees / np.maximum(counts, 1), counts)
-    return _fresh(indices[edges], targets), starts, edges, scale
+    nodes = np.sort(np.concatenate([targets, _fresh(indices[edges], targets)]))
+    return nodes, starts, edges, scale
 
 
 def _fresh(sources: NDArray[np.integer], targets: Ids) -> Ids:
@@ -80,10 +85,22 @@ def edges_between(
     return _starts(np.bincount(rows[used], minlength=len(targets))), edges[used], found[used] == 1
 
 
-def fill_block(graph: Arrays, draw: Arrays, targets: Ids, nodes: Ids, kind: int, labels: Labels, block: Arrays) -> None:
-    indices, weights, inverse = graph
-    starts, edges, scale = draw
-    indptr, columns, values, positions = block
+def fill_block(
+    indices: Array,
+    weights: Array,
+    targets: Ids,
+    nodes: Ids,
+    starts: Ids,
+    edges: Ids,
+    scale: NDArray[np.float64],
+    inverse: NDArray[np.float64],
+    kind: int,
+    labels: Labels,
+    indptr: Array,
+    columns: Array,
+    values: Array,
+    positions: Ids,
+) -> None:
     sources, counts = indices[edges], np.diff(starts)
     own: Array = targets  # correct if all nodes are present: then a node's position is its number
     others = sources
@@ -145,6 +162,34 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: NDArray[np.uint8]) -> Non
     draws[:] = found.view(np.uint8)[: len(draws)]
 
 
+def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
+    indptr, indices, data = matrix
+    result[:] = 0
+    add_product(indptr, indices, data, weight, result)
+    np.maximum(result + bias, 0, out=result)
+
+
+def relu_linear_gradients(
+    matrix: Matrix,
+    result: Array,
+    more: Array,
+    places: Ids,
+    gradient: Array,
+    kept: Any,
+    taken: Any,
+    target: Array,
+    bias: Array,
+) -> None:
+    indptr, indices, data = matrix
+    target[:] = kept * target if kept else 0
+    bias[:] = 0
+    gradient[places] += more
+    gated = np.where(result > 0, gradient, 0)
+    for row in gated:  # one row after the other: numpy's own sum adds in another order
+        bias += row
+    add_transposed(indptr, indices, taken * data, gated, target)
+
+
 def gcnii_support(
     matrix: Matrix, hidden: Array, drops: Drops, initial: Array, rows: Ids, share: Any, support: Array
 ) -> None:
@@ -173,6 +218,8 @@ def gcnii_gradients(
     result: Array,
     gradient: Array,
     at_support: Array,
+    more: Array,
+    places: Ids,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
@@ -180,8 +227,25 @@ def gcnii_gradients(
     _, _, threshold, scale, draws = drops
     at_support += np.where(result > 0, kept * gradient, 0)
     np.multiply(at_support, share, out=at_initial)
+    at_initial[places] += more
     at_hidden[:] = 0
     add_transposed(indptr, indices, data, at_support, at_hidden)
+    if len(draws):
+        at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
+
+
+def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
+    low, high, threshold, scale, draws = drops
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
+    read[:] = hidden * _factors(draws, threshold, scale, hidden.dtype) if len(draws) else hidden
+
+
+def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
+    _, _, threshold, scale, draws = drops
+    at_bias[:] = 0
+    for row in gradient:  # one row after the other: numpy's own sum adds in another order
+        at_bias += row
     if len(draws):
         at_hidden *= _factors(draws, threshold, scale, at_hidden.dtype)
 
@@ -210,8 +274,18 @@ def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momen
     weights -= rate * gradients
 
 
-def adam_step(weights: Array, gradients: Array, mean: Array, square: Array, factors: Arrays) -> None:
-    rate, length, first, second, epsilon, decay = factors
+def adam_step(
+    weights: Array,
+    gradients: Array,
+    mean: Array,
+    square: Array,
+    rate: Any,
+    length: Any,
+    first: Any,
+    second: Any,
+    epsilon: Any,
+    decay: Any,
+) -> None:
     gradient, one = gradients + decay * weights, weights.dtype.type(1)
     mean *= first
     mean += (one - first) * gradient

@@ -10,6 +10,7 @@ from typing import Any
 
 from glasu.network.connection_codes import Disconnection
 from glasu.network.frames import CONTROL, PIECE, PIECE_BYTES, Frame, pack_frame, read_frame
+from glasu.network.roster import Attempt
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Stream
 from glasu.pki.kit import Kit
@@ -95,8 +96,8 @@ class Desk:
         for party in parties:
             party.send_control("prepared", payload=STATEMENT)
         gathering.outcome(20)
-        digests = ["start"] * len(parties)
-        beginning = Role("beginning", lambda: self.session.begin_attempt(attempt, 0, digests, self.toy.check_limits))
+        proposed = Attempt(attempt, 0, ("start",) * len(parties), self.toy.check_limits)
+        beginning = Role("beginning", lambda: self.session.begin_attempt(proposed))
         for party in parties:
             wait_for(lambda party=party: any(control.kind == "begin" for control in party.controls()))
             party.send_control("ready", attempt=attempt, digest="start")

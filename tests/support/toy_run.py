@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from glasu.errors import ProtocolError
+from glasu.errors import GlasuError, ProtocolError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
-from glasu.network.roster import RestartAttempt
+from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
 from glasu.pki.kit import open_kit
@@ -116,12 +116,15 @@ class ToyClientHandshake:
 
     name: str
     checkpoints: Checkpoints
+    decline: GlasuError | None = None  # the answer to every welcome
     welcomed: list[Payload] = field(default_factory=list)
 
     def hello(self) -> Payload:
         return {"name": self.name}
 
     def welcome(self, welcome: Payload) -> None:
+        if self.decline is not None:
+            raise self.decline
         self.welcomed.append(welcome)
 
     def statement(self) -> Payload:
@@ -184,7 +187,9 @@ class ToyServer:
                 self.session.gather()
                 common, digests = self._common()
                 self.state["attempt"] = self.state.get("attempt", 0) + 1
-                self.session.begin_attempt(self.state["attempt"], common, digests, self.toy.check_limits)
+                self.session.begin_attempt(
+                    Attempt(self.state["attempt"], common, tuple(digests), self.toy.check_limits)
+                )
                 for index in range(common, self.toy.num_rounds):
                     self.run_round(index)
                 return self.session.collect_results()
@@ -241,8 +246,7 @@ class ToyParty:
                     result = self._attempt(proposed)
                     session.finish(proposed, {"digest": result})
                     self.after("finish", 0, 0)
-                    session.await_dismissal()
-                    return result
+                    proposed = session.await_attempt()
                 except NewAttempt as another:
                     proposed = another.attempt
             return digest(self.checkpoints[self.toy.num_rounds])

@@ -92,8 +92,8 @@ def _at_party(args: argparse.Namespace) -> Verdict:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once
-    from glasu.network.doctor.machine import check_kit, log_detail
-    from glasu.network.findings import Finding, Verdict
+    from glasu.network.doctor.machine import check_kit, explain_error
+    from glasu.network.findings import Verdict
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
@@ -110,12 +110,11 @@ def _at_party(args: argparse.Namespace) -> Verdict:
         try:
             party = read_party_once(args.subject, args.missing)
         except GlasuError as error:
-            log_detail(log, "data", str(error))
-            own.append(Finding("data", "bad", "its files cannot be used; see that party's log"))
+            own.append(explain_error("data", error, log, "its files cannot be used; see that party's log"))
         if kit is None:
             return Verdict({folder_name: tuple(own)})
 
-        from glasu.network.doctor.party import DryRunParty, visit
+        from glasu.network.doctor.party import DryRunParty, join_dry_run
         from glasu.network.options import JoinOptions
 
         options = JoinOptions(
@@ -128,4 +127,4 @@ def _at_party(args: argparse.Namespace) -> Verdict:
             wait=args.wait,
             max_memory=args.max_memory,
         )
-        return visit(DryRunParty(options, party, own))
+        return join_dry_run(DryRunParty(options, party, own))

@@ -73,20 +73,22 @@ class Graph:
         if self.weights is None:
             return np.diff(self.indptr).astype(np.float64)
         degree = np.zeros(self.num_nodes)
-        for nodes in self.node_pieces():
-            edges = slice(self.indptr[nodes.start], self.indptr[nodes.stop])
-            count = nodes.stop - nodes.start
-            row = np.repeat(np.arange(count), np.diff(self.indptr[nodes.start : nodes.stop + 1]))
-            degree[nodes] = np.bincount(row, self.weights[edges].astype(np.float64), count)
+        for nodes, indptr in self.node_pieces():
+            row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+            degree[nodes] = np.bincount(row, self.weights[indptr[0] : indptr[-1]].astype(np.float64), len(indptr) - 1)
         return degree
 
-    def node_pieces(self, num_edges: int = PIECE_BYTES // EDGE_BYTES) -> Iterator[slice]:
-        """Divide the nodes into pieces with at most `num_edges` edges into them, or a single node with more."""
+    def node_pieces(self, num_edges: int = PIECE_BYTES // EDGE_BYTES) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """Divide the nodes into pieces with at most `num_edges` edges into them, or a single node with more.
+
+        Yields:
+            The nodes, and their part of `indptr`: its first and last values bound the edges of the piece.
+        """
         start = 0
         while start < self.num_nodes:
             stop = int(np.searchsorted(self.indptr, self.indptr[start] + num_edges, side="right")) - 1
             stop = min(max(stop, start + 1), self.num_nodes)
-            yield slice(start, stop)
+            yield slice(start, stop), self.indptr[start : stop + 1]
             start = stop
 
     @classmethod

@@ -129,8 +129,7 @@ def _draw(
     """
     streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
     above = np.array(graph.indptr[:-1])
-    for nodes in graph.node_pieces(piece_edges):
-        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+    for nodes, indptr in graph.node_pieces(piece_edges):
         edges = slice(indptr[0], indptr[-1])
         drawn = np.zeros(edges.stop - edges.start, np.uint8)
         for bit, stream in enumerate(streams):
@@ -155,8 +154,7 @@ def _copy_to_reverse(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.ui
     """
     following = above.copy()  # per node: its next edge from a higher node
     size = graph.num_nodes
-    for nodes in graph.node_pieces(max(piece_edges, size)):
-        indptr = graph.indptr[nodes.start : nodes.stop + 1]
+    for nodes, indptr in graph.node_pieces(max(piece_edges, size)):
         sources = graph.indices[indptr[0] : indptr[-1]]
         row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
         lower = np.flatnonzero(sources < row)
@@ -182,8 +180,7 @@ def _select(graph: Graph, kept: NDArray[np.uint8], bit: int, prefix: str, worksp
     weights = None if graph.weights is None else workspace.writer(f"{prefix}weights", np.float32)
     indptr.append(np.zeros(1, np.int64))
     before = 0
-    for nodes in graph.node_pieces(max(1, workspace.piece_bytes // EDGE_BYTES)):
-        own = graph.indptr[nodes.start : nodes.stop + 1]
+    for _, own in graph.node_pieces(max(1, workspace.piece_bytes // EDGE_BYTES)):
         edges = slice(own[0], own[-1])
         chosen = (kept[edges] >> bit & 1).astype(bool)
         ends = before + np.cumsum(_count_flags(chosen, own))

@@ -112,8 +112,7 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
     """
-    drawn, *edges = kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels)
-    return Draw(_union(targets, drawn), *edges)
+    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels))
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
@@ -194,12 +193,12 @@ class Adjacency:
     def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:
         self.graph, self.normalization, self.dtype = graph, normalization, dtype
         self.labels = make_labels(graph.num_nodes)
-        weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
+        self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
+        self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
-            inverse = _power(graph.degree + 1.0, -0.5)
+            self._inverse = _power(graph.degree + 1.0, -0.5)
         else:
-            inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
-        self._arrays = np.asarray(graph.indices), weights, inverse  # numba must see plain arrays, not memory maps
+            self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
@@ -208,9 +207,22 @@ class Adjacency:
         index = np.int32 if max(size, len(nodes)) < 2**31 else np.int64
         indptr, columns = np.empty(rows + 1, index), np.empty(size, index)
         values, positions = np.empty(size, self.dtype), np.empty(rows, np.int64)
-        drawn = draw.starts, draw.edges, NOTHING if draw.scale is None else draw.scale
-        block = indptr, columns, values, positions
-        kernels.fill_block(self._arrays, drawn, targets, nodes, KINDS[self.normalization], self.labels, block)
+        kernels.fill_block(
+            self._indices,
+            self._weights,
+            targets,
+            nodes,
+            draw.starts,
+            draw.edges,
+            NOTHING if draw.scale is None else draw.scale,
+            self._inverse,
+            KINDS[self.normalization],
+            self.labels,
+            indptr,
+            columns,
+            values,
+            positions,
+        )
         return Block(SparseRows(indptr, columns, values, len(nodes)), positions)
 
 

@@ -66,7 +66,7 @@ class Optimizer:
             rate, length = kind(self.learning_rate / lengths[0]), kind(math.sqrt(lengths[1]))
             settings = rate, length, kind(first), kind(second), kind(EPSILON), kind(train.weight_decay)
             moments = self._moment("mean"), self._moment("square")
-            kernels.adam_step(self.weights, self.gradients, *moments, settings)
+            kernels.adam_step(self.weights, self.gradients, *moments, *settings)
         else:
             velocity = self._moment("velocity") if train.momentum else NOTHING
             factors = kind(self.learning_rate), kind(train.momentum), kind(train.weight_decay)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig
 from glasu.data.graph import Graph
+from glasu.model import kernels
 from glasu.model.backbones import backbone_class
 from glasu.model.blocks import (
     Adjacency,
@@ -30,7 +31,7 @@ from glasu.model.blocks import (
     draw_shared,
     thin_draw,
 )
-from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.wire.encodings import compute_dtype
 
 LOGGER = logging.getLogger("glasu.model")
@@ -43,8 +44,11 @@ def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int)
     assert isinstance(size, int)
     if size == 0 or size >= len(training_nodes):
         return training_nodes
-    key = Stream(config.train.seed, "batch", round=round_index).key()
-    batch: NodeSet = training_nodes[draw_distinct(key, len(training_nodes), size)]
+    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(training_nodes)
+    places: NodeSet = np.empty(size, np.int64)
+    if SPARSE * size >= population or not kernels.draw_numbers(*split_key(key), population, places):
+        places = draw_distinct(key, population, size)
+    batch: NodeSet = training_nodes[places]
     return batch
 
 

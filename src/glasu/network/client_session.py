@@ -1,7 +1,7 @@
 """A party's session with the server: nothing is lost or taken twice, however often the stream breaks.
 
-open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_dismissal. From `confirm` on, every
-wait can raise NewAttempt: load the proposed checkpoint and confirm again.
+open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_attempt. `receive` may raise
+NewAttempt: load the proposed checkpoint and confirm again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class ClientSession:
         self._state_again()
 
     def await_attempt(self) -> ProposedAttempt | None:
-        """Wait until the server proposes an attempt to all parties; None: the run is complete."""
+        """Wait until the server proposes an attempt to all parties; None: the run is complete.
+
+        After `finish`, another party may need this one to repeat its last steps.
+        """
         try:
             while self._machine.state is not PeerState.DISMISSED:
                 self._take_frame(None, "for the other parties")
@@ -122,29 +125,12 @@ class ClientSession:
         self._machine.advance(PeerEvent.FINISH)
         self._send_control(control.Result(attempt.number, result))
 
-    def await_dismissal(self) -> None:
-        """Wait until every party is finished: until then, another one may need this one to repeat its last step."""
-        while self._machine.state is not PeerState.DISMISSED:
-            self._take_frame(None, "for the others to finish")
-
     def fail(self, error: BaseException) -> None:
         """Report this party's failure to everyone. Only the public part of the message is sent."""
         if self._machine.state in ENDED or self.connection.is_over or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
         word = control.Failed(get_code(error), get_public_message(error))
-        self.connection.close(control_frame(word), seconds=LAST_WORD)
-
-    def decline(self, error: GlasuError) -> None:
-        """Decline the server's offer with a reason; the other parties keep waiting for this one.
-
-        Settings that differ are shown at both ends.
-        """
-        table = error.table if isinstance(error, RefusalError) else ()
-        word = control.Declined(error.code, error.public_message, table)
-        for line in word.table:
-            self._log.info("%s", line)
-        self._machine.advance(PeerEvent.REFUSE)
         self.connection.close(control_frame(word), seconds=LAST_WORD)
 
     def close(self) -> None:
@@ -163,9 +149,25 @@ class ClientSession:
     def _renew(self, welcome: control.SessionWelcome) -> None:
         """Begin with a server process that knows nothing of this party."""
         self._machine.advance(PeerEvent.ADMIT)
-        self._handshake.welcome(welcome.payload)
+        try:
+            self._handshake.welcome(welcome.payload)
+        except GlasuError as error:
+            self._decline(error)
+            raise
         if self._check_limits is not None:
             self._state_again()
+
+    def _decline(self, error: GlasuError) -> None:
+        """Decline the server's offer with a reason; the other parties keep waiting for this one.
+
+        Settings that differ are shown at both ends.
+        """
+        table = error.table if isinstance(error, RefusalError) else ()
+        word = control.Declined(error.code, error.public_message, table)
+        for line in word.table:
+            self._log.info("%s", line)
+        self._machine.advance(PeerEvent.REFUSE)
+        self.connection.close(control_frame(word), seconds=LAST_WORD)
 
     def _state_again(self) -> None:
         self._machine.advance(PeerEvent.PREPARE)

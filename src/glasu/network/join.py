@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, GlasuError, ProtocolError, TransportError
+from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
@@ -49,19 +49,14 @@ class PartyPurpose(ABC, Generic[Result]):
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
         self.watch = self.telemetry.watch  # adds up the computing time of the script
-        self.declined: GlasuError | None = None  # why this party declined the server's offer
 
     @abstractmethod
     def hello(self) -> Payload:
         """Return the statement of this process about itself. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
-        """Take the offer of a server process, and remember the error if this party declines it."""
-        try:
-            self.accept(read_payload(Welcome, welcome, "the server's welcome"))
-        except GlasuError as error:
-            self.declined = error
-            raise
+        """Take the offer of a server process, or raise GlasuError: the session declines it then."""
+        self.accept(read_payload(Welcome, welcome, "the server's welcome"))
 
     @abstractmethod
     def accept(self, offered: Welcome) -> None:
@@ -75,7 +70,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Refuse a message of the server, by its header and size, that is too long for this run."""
         raise ProtocolError("the server sent a message, and this purpose has none.")
 
-    def recall(self) -> Result | None:
+    def find_earlier_result(self) -> Result | None:
         """Return the result of an earlier process, if the run is finished everywhere."""
         return None
 
@@ -101,7 +96,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Write the results of this party."""
         raise NotImplementedError
 
-    def hear(self, farewell: Payload) -> None:
+    def take_farewell(self, farewell: Payload) -> None:
         """Take what the server sends with its goodbye."""
 
     def close(self, *, finished: bool) -> None:
@@ -215,7 +210,7 @@ def join(
     options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
     with one_thread_each():
-        if (known := purpose.recall()) is not None:
+        if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()
         try:
@@ -241,12 +236,9 @@ def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dial
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
-        purpose.hear(session.farewell)
+        purpose.take_farewell(session.farewell)
     except Exception as error:
-        if purpose.declined is not None:
-            session.decline(purpose.declined)
-        else:
-            session.fail(error)
+        session.fail(error)
         raise
     finally:
         session.close()
@@ -262,7 +254,6 @@ def _run_attempt(
         result = drive(script, perform, purpose.watch)
         perform.count_exchange()
         session.finish(attempt, to_plain(purpose.finish(result)))
-        session.await_dismissal()
+        return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt
-    return None

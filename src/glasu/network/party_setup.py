@@ -13,6 +13,8 @@ from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import ConfigError
+from glasu.network.handshake import Code, RefusalError, Welcome
+from glasu.network.log_lines import SENTENCES, printable
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.timing import Clock, Stopwatch
@@ -20,6 +22,24 @@ from glasu.wire.encodings import compute_dtype
 
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
+
+
+def check_place(name: str, offered: Welcome, num_clients: int) -> None:
+    """Refuse a roster in which this party has another name, or whose length is not the number of clients."""
+    roster, index = offered.roster, offered.index
+    listed = printable(", ".join(roster), SENTENCES)
+    if len(roster) != num_clients or index >= num_clients:
+        raise RefusalError(
+            Code.WRONG_ROSTER,
+            f"the server's roster ({listed}; this party is number {index}) does not fit its settings, "
+            f"data.num_clients={num_clients}; all parties must see the same roster.",
+        )
+    if roster[index] != name:
+        raise RefusalError(
+            Code.WRONG_ROSTER,
+            f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, the name in its "
+            f"certificate; use the kit of {name!r}.",
+        )
 
 
 def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:

@@ -12,10 +12,12 @@ from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
 from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions
+from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
-from glasu.network.serve import Plan, ServerPurpose
+from glasu.network.serve import ServerPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
+from glasu.protocol.requests import Script
 from glasu.report import JsonRecord, LedgerSummary, Seconds, Traffic, to_json_value, versions
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
@@ -67,13 +69,13 @@ class PredictionServer(ServerPurpose[PredictionReport]):
         parties = ", ".join(self.options.kit.roster)
         self.options.log.info("prediction: this server and all of %s must stay online until it is done.", parties)
 
-    def plan(self) -> Plan:
+    def plan(self) -> tuple[Attempt, Script[int]]:
         """Plan an attempt with a new run id, because a repeated request may have other contents."""
         statements = self.admission.collect_statements()
-        attempt = self.state.value.attempt + 1
-        self.state.update(attempt=attempt)
-        server, limits = self.build_server(statements.values(), derive_attempt_run(self.run, attempt))
-        return Plan(attempt, 0, (START,) * len(statements), limits, server_request(server))
+        number = self.state.value.attempt + 1
+        self.state.update(attempt=number)
+        server, limits = self.build_server(statements.values(), derive_attempt_run(self.run, number))
+        return Attempt(number, 0, (START,) * len(statements), limits.check), server_request(server)
 
     def finish(self, result: int, finished: Sequence[Finished]) -> PredictionReport:
         """Write prediction.json."""

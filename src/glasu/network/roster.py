@@ -107,10 +107,10 @@ class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt f
 class Attempt:
     """One attempt to run from a common checkpoint to the end."""
 
-    number: int
+    number: int  # greater than that of every attempt before
     round: int  # the attempt continues after this round
     digests: tuple[str | None, ...]  # of the parties' checkpoints of that round, in client order
-    check_limits: CheckLimits
+    check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
 
 
 class Roster:

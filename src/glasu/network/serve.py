@@ -6,7 +6,6 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
@@ -17,7 +16,7 @@ from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
 from glasu.network.handshake import Finished, Payload, Prepared, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
-from glasu.network.roster import RestartAttempt
+from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
@@ -30,17 +29,6 @@ from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
 from glasu.wire.message_key import Key
 
 Report = TypeVar("Report")
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """One attempt: the round after which it starts, and the server's script."""
-
-    attempt: int
-    round: int
-    digests: tuple[str, ...]  # of the parties' checkpoints of that round, in client order
-    limits: Limits
-    script: Script[Any]
 
 
 class ServerPurpose(Generic[Report]):
@@ -77,12 +65,12 @@ class ServerPurpose(Generic[Report]):
     def begin(self) -> None:
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""
 
-    def conduct(self, session: ServerSession, perform: ServerPerformer) -> Report:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
         """Lead the conversation with the parties, and return the report."""
         return run_attempts(self, session, perform)
 
-    def plan(self) -> Plan:
-        """Plan the next attempt. Called when every party has stated its facts and checkpoints."""
+    def plan(self) -> tuple[Attempt, Script[Any]]:
+        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
         raise NotImplementedError
 
     def save(self, state: Any) -> None:
@@ -100,7 +88,7 @@ class ServerPurpose(Generic[Report]):
         """Write the report, from the script's result and from what the parties state."""
         raise NotImplementedError
 
-    def farewell(self, report: Report) -> Payload:
+    def build_farewell(self, report: Report) -> Payload:
         """Return what goes with the goodbye to every party."""
         return {}
 
@@ -192,8 +180,8 @@ def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = Ser
         options.log.info("listening on %s:%d, waiting for %s", options.listen.rpartition(":")[0], listener.port, whom)
         options.emit(Listening(listener.port))
         try:
-            report = purpose.conduct(session, performer(session, purpose))
-            session.dismiss(purpose.goodbye_seconds, purpose.farewell(report))
+            report = purpose.run_session(session, performer(session, purpose))
+            session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
             finished = True
         except Exception as error:  # also a full disk or a bug: no party must wait for more
             session.announce_failure(error, purpose.goodbye_seconds)
@@ -213,11 +201,11 @@ def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform
         try:
             with watch.measure("waiting"):
                 session.gather()
-            plan = purpose.plan()
+            attempt, script = purpose.plan()
             with watch.measure("waiting"):
-                session.begin_attempt(plan.attempt, plan.round, plan.digests, plan.limits.check)
-            log.info("attempt %d: all parties are connected; %s.", plan.attempt, describe_start(plan.round))
-            result = drive(plan.script, perform, watch, "communication")
+                session.begin_attempt(attempt)
+            log.info("attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round))
+            result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()
             return purpose.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])

@@ -21,7 +21,7 @@ from glasu.errors import (
     get_public_message,
 )
 from glasu.network.control import ProposedAttempt, StatementRequest
-from glasu.network.frames import CheckLimits, Encoded, check_expected, describe_expected
+from glasu.network.frames import Encoded, check_expected, describe_expected
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
@@ -97,30 +97,21 @@ class ServerSession:
             roster.changed.notify_all()
             roster.wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
 
-    def begin_attempt(
-        self, number: int, round_index: int, digests: Sequence[str | None], check_limits: CheckLimits
-    ) -> None:
-        """Propose an attempt to the gathered parties, and wait until every party has confirmed it.
-
-        Args:
-            number: of the attempt; greater than all before.
-            round_index: the attempt continues after this round.
-            digests: of the parties' checkpoints of that round, in client order. A party must confirm its own.
-            check_limits: refuses a message, by its header and size, that is too long for this run.
-        """
+    def begin_attempt(self, attempt: Attempt) -> None:
+        """Propose an attempt to the gathered parties, and wait until every party has confirmed its own digest."""
         roster = self.roster
         with roster.changed:
             if any(peer.state is not PeerState.PREPARED for peer in roster.peers.values()):
                 raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
-            roster.attempt = Attempt(number, round_index, tuple(digests), check_limits)
+            roster.attempt = attempt
             self._handshake.settle()
-            for peer, digest in zip(roster.peers.values(), digests, strict=True):
+            for peer, digest in zip(roster.peers.values(), attempt.digests, strict=True):
                 peer.machine.advance(PeerEvent.PROPOSE)
-                peer.send_control(ProposedAttempt(number, round_index, digest))
+                peer.send_control(ProposedAttempt(attempt.number, attempt.round, digest))
             roster.changed.notify_all()
             running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
-            roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {number}")
+            roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {attempt.number}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:

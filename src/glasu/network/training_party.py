@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.network.options import JoinOptions, Status
-from glasu.network.party_setup import resolve_for_party
+from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Event, RoundDone, Script
@@ -123,7 +122,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Check the offered settings, and resolve them for this party."""
         options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
-        check_place(name, offered.roster, offered.index, config.data.num_clients)
+        check_place(name, offered, config.data.num_clients)
         shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, SENTENCES))
@@ -249,7 +248,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Return the content of report.json, once it is written by this process or an earlier one."""
         return None if self.fresh or self.state.value.finished is None else read_report(self.options.out)
 
-    def recall(self) -> dict[str, Any] | None:
+    def find_earlier_result(self) -> dict[str, Any] | None:
         """Return the content of report.json, if an earlier process heard that the run is finished everywhere."""
         if self.fresh or not self.state.value.closed:
             return None
@@ -265,20 +264,3 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 )
         self.options.log.info("%s: this run is finished; --fresh takes part in another one.", out)
         return report
-
-
-def check_place(name: str, roster: Sequence[str], index: int, num_clients: int) -> None:
-    """Refuse a roster in which this party has another name, or whose length is not the number of clients."""
-    listed = printable(", ".join(roster), SENTENCES)
-    if len(roster) != num_clients or index >= num_clients:
-        raise RefusalError(
-            Code.WRONG_ROSTER,
-            f"the server's roster ({listed}; this party is number {index}) does not fit its settings, "
-            f"data.num_clients={num_clients}; all parties must see the same roster.",
-        )
-    if roster[index] != name:
-        raise RefusalError(
-            Code.WRONG_ROSTER,
-            f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, the name in its "
-            f"certificate; use the kit of {name!r}.",
-        )

@@ -12,11 +12,12 @@ from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
 from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions, Status, View
+from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
-from glasu.network.serve import Plan, ServerPerformer, ServerPurpose
+from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
-from glasu.protocol.requests import Evaluated, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
@@ -95,15 +96,15 @@ class TrainingServer(ServerPurpose[RunReport | None]):
             closed=False,
         )
 
-    def conduct(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
         """Run the training; a finished one only answers parties that still need to hear so."""
-        return None if self.is_finished else super().conduct(session, perform)
+        return None if self.is_finished else super().run_session(session, perform)
 
     def rounds(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""
         return {0: START} if self.starts_over else self.saver.store.digests()
 
-    def plan(self) -> Plan:
+    def plan(self) -> tuple[Attempt, Script[None]]:
         """Choose the greatest round that all roles have, and build the server for it."""
         self.saver.settle()
         statements = self.admission.collect_statements()
@@ -122,13 +123,8 @@ class TrainingServer(ServerPurpose[RunReport | None]):
             telemetry = checkpoint.telemetry
         self.telemetry.rewind(telemetry)
         self._server = server
-        return Plan(
-            attempt=self.state.value.attempt,
-            round=common,
-            digests=tuple(statements[party].rounds[common] for party in server.roster),
-            limits=limits,
-            script=server_script(server),
-        )
+        digests = tuple(statements[party].rounds[common] for party in server.roster)
+        return Attempt(self.state.value.attempt, common, digests, limits.check), server_script(server)
 
     def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:
         common = find_common_round([self.rounds(), *stated.values()])

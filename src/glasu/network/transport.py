@@ -210,7 +210,8 @@ class Listener(AbstractContextManager["Listener"]):
         try:
             if context.add_callback(guest.stream.close):
                 arguments = guest.name, guest.stream, _until_broken(frames)
-                threading.Thread(target=self._host.attach, args=arguments, daemon=True).start()
+                thread = f"glasu-{guest.name}"
+                threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
                 yield from guest.stream.outgoing()
         finally:
             with self._lock:

@@ -38,7 +38,8 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
         progress.selection = progress.selection.after(metrics[task.selected_by.name], progress.round)
         improved = progress.selection.best_round == progress.round
         progress.stopped = progress.selection.stops(client.config.train)
-        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name)
+        last = progress.stopped or progress.round == client.config.train.num_rounds
+        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights = client.learner.weights()
 
@@ -90,7 +91,8 @@ def server_selection(server: Server, loss: float) -> Script[None]:
     progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
     improved = progress.selection.best_round == progress.round
     progress.stopped = progress.selection.stops(server.config.train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
+    last = progress.stopped or progress.round == server.config.train.num_rounds
+    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, last=last)
     key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 

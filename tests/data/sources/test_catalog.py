@@ -15,8 +15,9 @@ from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.folders import write_party
 from glasu.data.party import PartyData
 from glasu.data.sources import SOURCES, DataSource, find_source
-from glasu.data.sources.catalog import load_parties, load_whole
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import AlignmentError, ConfigError, DataError
+from support.whole import load_whole
 
 SIZES = {"num_nodes": 300, "num_features": 9, "num_classes": 3}
 

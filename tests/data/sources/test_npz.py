@@ -8,9 +8,10 @@ import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.graph import make_undirected
-from glasu.data.sources.catalog import load, load_parties, load_whole
+from glasu.data.sources.catalog import load, load_parties
 from glasu.data.sources.npz import read_npz
 from glasu.errors import ConfigError, DataError
+from support.whole import load_whole
 
 
 def config(name, root, *, method="glasu", labels="all", **data):

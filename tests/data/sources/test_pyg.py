@@ -9,8 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.sources.catalog import load, load_parties, load_whole
+from glasu.data.sources.catalog import load, load_parties
 from glasu.errors import ConfigError, DataError
+from support.whole import load_whole
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import scipy.sparse as sp
 import torch
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.sources.catalog import load_parties, load_whole
+from glasu.data.sources.catalog import load_parties
 from glasu.errors import DataError
+from support.whole import load_whole
 
 NODES = 100
 

@@ -20,7 +20,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.network.admission import Admission
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
-from glasu.network.doctor.party import DryRunParty, visit
+from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import server_facts
 from glasu.network.findings import Finding, Verdict
@@ -84,7 +84,7 @@ class Practice:
     def visit(self, name, **changes):
         def work():
             with on_log(self.lines.setdefault(name, []).append, f"glasu.party.{name}"):
-                return visit(self.purpose(name, **changes))
+                return join_dry_run(self.purpose(name, **changes))
 
         return Role(name, work)
 
@@ -170,6 +170,7 @@ def test_without_a_server_a_party_reports_its_own_findings(practice):
     practice.port = 1
     verdict = practice.visit("a", own=[Finding("disk", "good", "room enough")], wait=0.1).outcome()
     assert bad(verdict) == {("a", "server")}
+    assert "is the server running, and do all firewalls open the port?" in verdict.summary()
     assert ("a", "disk") in {(role, finding.check) for role, found in verdict.findings.items() for finding in found}
 
 
@@ -227,7 +228,7 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
     session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), role)
     session.open()
     session.prepare(lambda kind, key: 0)
-    with pytest.raises(RefusalError, match="findings: must be a list") as refused:
+    with pytest.raises(RefusalError, match=r"findings=.*: must be a list") as refused:
         session.await_attempt()
     session.close()
     assert refused.value.code == Code.INVALID_PAYLOAD

@@ -19,6 +19,7 @@ from glasu.network.admission import Admission
 from glasu.network.doctor import machine
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.facts import server_facts
+from glasu.network.handshake import Welcome
 from glasu.network.options import JoinOptions
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Listener
@@ -202,14 +203,22 @@ def options(kits, tmp_path):
     return JoinOptions(kit=open_kit(kits / "a"), server="localhost:1", out=tmp_path)
 
 
-def tried(party, options, **keys):
-    return check_settings(settings(**keys), party, ["a", "b", "c"], options)
+def tried(party, options, index=0, **keys):
+    config = settings(**keys).replace(data={"num_clients": 3})
+    return check_settings(config, party, Welcome(config={}, roster=("a", "b", "c"), index=index, run="00"), options)
 
 
 def test_data_that_fits_the_settings_is_good(options):
     found, facts = tried(tiny_parties()[0], options)
     assert levels(found) == {"settings": "good", "labels": "good", "disk": "good"}
     assert facts["classes"] == 3
+
+
+def test_a_roster_with_another_name_in_the_place_of_the_party_is_bad(options, caplog):
+    caplog.set_level(logging.INFO)
+    found, _ = tried(tiny_parties()[0], options, index=1)
+    assert levels(found) == {"settings": "bad"}
+    assert "lists this party as 'b'" in caplog.text
 
 
 def test_missing_labels_are_bad_and_the_reason_stays_in_the_log(options, caplog):

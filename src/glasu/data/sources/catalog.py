@@ -11,7 +11,7 @@ from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
-from glasu.data.methods import METHODS, override_settings
+from glasu.data.methods import method_of, override_settings
 from glasu.data.partition import draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
@@ -57,14 +57,6 @@ def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None
     return Loaded(parties, describe(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
-def load_whole(config: RunConfig, cache: Cache | None = None) -> PartyData:
-    """Return the undivided graph of a named data set, with its splits."""
-    data, _ = _read(config, cache or Cache(), with_labels=True)
-    if _is_one_graph(config, data):
-        return data[0]
-    raise ConfigError(f"data.name={config.data.name!r}: has {len(data)} parties, not one graph; use load_parties.")
-
-
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
     """Return the party with its own splits; if it has only labels, with splits drawn by class."""
     if party.splits is not None or party.labels is None:
@@ -80,7 +72,7 @@ def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
 
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
-    settings, method = config.data, METHODS[config.train.method]
+    settings, method = config.data, method_of(config)
     if _is_one_graph(config, data):
         if method.one_party:
             return data

@@ -7,6 +7,7 @@ times as fast where blocks are small. Weights change only at the end of a step, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +22,113 @@ from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 from glasu.model.step import Inputs, Step, StepMaker
 
-Drops = tuple[np.uint64, np.uint64, np.uint8, Any, NDArray[np.uint8]]  # see `kernels.gcnii_support`
+Array = NDArray[Any]
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
+Constants = tuple[Any, Any, Any]  # s, k and t of `FusedStep`
 Norm = tuple[Tensor, Tensor, Tensor]  # input of a layer norm, means, reciprocal deviations
+NO_KEY = np.uint64(0), np.uint64(0)
 NO_DRAWS = np.empty((0, 0), np.uint8)
+NOTHING = np.empty((0, 0))
+NOWHERE = np.empty(0, np.int64)
+WRITE_GRADIENT = (0.0, 1.0)  # target <- 0 * target + 1 * gradient
+
+
+@dataclass(frozen=True, eq=False)
+class _Linear:
+    """Weight and bias of a linear layer and the arrays that receive their gradients; all are views of the model."""
+
+    weight: Array
+    bias: Array
+    target: Array  # receives dL/dW: the gradient array, or the weight itself (see `FusedWeights`)
+    at_bias: Array
+
+    @classmethod
+    def of(cls, module: Any, *, in_place: bool = False) -> _Linear:
+        weight, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
+        return cls(weight, bias, weight if in_place else module.weight.grad.numpy(), module.bias.grad.numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class _GCNII:
+    """The weight of a gcnii layer, the array that receives its gradient, and the constants of the layer."""
+
+    weight: Array
+    target: Array
+    constants: Constants
+
+    @classmethod
+    def of(cls, layer: GCNIILayer, *, in_place: bool) -> _GCNII:
+        weight, gradient = layer.linear.weight.detach().numpy(), layer.linear.weight.grad
+        assert gradient is not None
+        kind = weight.dtype.type
+        constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
+        return cls(weight, weight if in_place else gradient.numpy(), constants)
+
+
+@dataclass(frozen=True, eq=False)
+class FusedWeights:
+    """The weights of a gcnii network as arrays. The optimizer must have laid them out (`lay_out_weights`).
+
+    They are taken out of the modules once: `nn.Module` looks up an attribute in microseconds, and a short round makes
+    hundreds of lookups.
+    """
+
+    encoder: _Linear
+    layers: tuple[_GCNII, ...]
+    classifier: _Linear | None
+    norms: tuple[nn.LayerNorm, ...]
+    pending: Sequence[slice]  # parts of the weight vector that the backward pass does not change
+
+    @classmethod
+    def of(cls, model: ClientModel, *, in_place: bool = False) -> FusedWeights | None:
+        """Return the weights, or None if a layer is not a plain gcnii layer.
+
+        Args:
+            model: the network.
+            in_place: whether the backward pass changes encoder and layer weights directly (plain SGD), instead of
+                writing their gradients.
+        """
+        layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
+        # With alpha >= 1/2, or a projection in front, `GCNIILayer` adds in another order.
+        if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
+            return None
+        assert model.encoder is not None
+        changed = [model.encoder.weight, *(layer.linear.weight for layer in layers)]
+        return cls(
+            encoder=_Linear.of(model.encoder, in_place=in_place),
+            layers=tuple(_GCNII.of(layer, in_place=in_place) for layer in layers),
+            classifier=None if model.classifier is None else _Linear.of(model.classifier),
+            norms=tuple(model.norms or ()),  # type: ignore[arg-type]
+            pending=_list_other_parts(changed) if in_place else ALL,
+        )
+
+
+def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
+    """Return the parts of the weight vector that hold none of these weights."""
+    parts, end = [], 0
+    for weight in sorted(weights, key=Tensor.storage_offset):
+        start = int(weight.storage_offset())
+        if end < start:
+            parts.append(slice(end, start))
+        end = start + weight.numel()
+    return [*parts, slice(end, None)]
+
+
+def dense_product(
+    left: Array, right: Array, out: Array, *, left_t: bool = False, right_t: bool = False, kept: float, taken: float
+) -> None:
+    """Write kept * out + taken * left @ right into `out`; `left_t` and `right_t` transpose a factor first."""
+    one, other, total = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(out)
+    one, other = one.t() if left_t else one, other.t() if right_t else other
+    torch.addmm(total, one, other, beta=kept, alpha=taken, out=total)
 
 
 class _Saved(NamedTuple):
     """The values of the forward pass of one layer that its backward pass needs."""
 
-    read: Tensor  # what the dense product read
-    made: Tensor  # the output
-    drops: Any  # the dropout mask of the input
+    read: Array  # what the dense product read
+    made: Array  # the output
+    drops: Drops  # the dropout mask of the input
     norm: Norm | None
 
 
@@ -45,192 +142,151 @@ class FusedStep(Step):
 
     def __init__(
         self,
-        model: ClientModel,
+        weights: FusedWeights,
         inputs: Inputs,
         dropout: Dropout,
-        descent: tuple[float, float] | None = None,
-        pending: Sequence[slice] = ALL,
+        descent: tuple[float, float] = WRITE_GRADIENT,
     ) -> None:
         """Start a step.
 
         Args:
-            model: the network. An optimizer must have laid out its weights (`lay_out_weights`).
+            weights: the weights.
             inputs: what the layers read.
             dropout: the masks of this step.
-            descent: (a, b): the weights of encoder and layers become a * weight + b * gradient; None: the gradients
-                are written, and no weight changes.
-            pending: the parts of the weight vector that this step does not change.
+            descent: (a, b): a weight that is changed in place becomes a * weight + b * gradient.
         """
         super().__init__(inputs, dropout)
-        self.model, self.descent, self.pending = model, descent, pending
+        self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # (W, P, G) of dL/dW = P^T G
-        self._read: Hidden = inputs.features  # X * mask
-        self._initial = torch.empty(0)  # H0
-        self._at_initial: Tensor | None = None  # gradient at H0 of the layers so far, at the rows of the last one
+        self._products: list[tuple[Array, Array, Array]] = []  # (target, P, G) of dL/dW = P^T G
+        self._read = inputs.features  # X * mask
+        self._initial = NOTHING  # H0
+        self._at_initial: Array | None = None  # gradient at H0 of the layers so far, at the rows of the last one
 
-    @torch.no_grad()
     def encode(self) -> Hidden:
-        assert self.model.encoder is not None
+        own = self.weights.encoder
         self._read = self.dropout(self.inputs.features, ENCODER)
-        self._initial = self.model.encoder(self._read).relu_()
-        return self._initial
+        if isinstance(self._read, Tensor):
+            weight, bias = torch.from_numpy(own.weight), torch.from_numpy(own.bias)
+            self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
+        else:
+            self._initial = np.empty((self._read.shape[0], len(own.bias)), own.bias.dtype)
+            kernels.relu_linear(self._read.parts, own.weight, own.bias, self._initial)
+        return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
         assert isinstance(hidden, Tensor)
-        module, rows = self._layer(layer), self.inputs.initial_rows[layer]
+        own, rows = self.weights.layers[layer], self.inputs.initial_rows[layer]
+        share, kept, turned = own.constants
         read, norm = self._normalize(layer, hidden)
-        share, kept, turned = _constants(module, read)
-        drops, support = self._drops(layer, read), read.new_empty(len(rows), read.shape[1])
+        drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
+        support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
         matrix = self.inputs.blocks[layer].matrix.parts
-        kernels.gcnii_support(matrix, read.numpy(), drops, self._initial.numpy(), rows, share, support.numpy())
-        made = support @ module.linear.weight.detach()
-        kernels.gcnii_result(support.numpy(), kept, turned, made.numpy())
+        kernels.gcnii_support(matrix, read, drops, self._initial, rows, share, support)
+        dense_product(support, own.weight, made, kept=0.0, taken=1.0)
+        kernels.gcnii_result(support, kept, turned, made)
         self._saved[layer] = _Saved(support, made, drops, norm)
-        self.partials[layer] = made
-        return made
+        self.partials[layer] = torch.from_numpy(made)
+        return self.partials[layer]
 
-    @torch.no_grad()
     def logits(self, joint: Tensor) -> Tensor:
-        own, last = self.model.classifier, len(self.model.layers)
+        own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
-        read, norm = self._normalize(last, joint)
-        mask = self.dropout.mask(last)
-        drops = None if mask is None else mask.factors_like(read)
-        read = read if drops is None else read * drops
-        made: Tensor = own(read)
+        hidden, norm = self._normalize(last, joint)
+        drops, read = self._drops(last, hidden), np.empty_like(hidden)
+        made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
+        kernels.apply_mask(hidden, drops, read)
+        made[:] = own.bias
+        dense_product(read, own.weight, made, kept=1.0, taken=1.0)
         self._saved[last] = _Saved(read, made, drops, norm)
-        return made
+        return torch.from_numpy(made)
 
     def begin_backward(self) -> None:
         """Do nothing: the backward pass overwrites every gradient."""
 
     def backward_classifier(self, gradient: Tensor) -> Tensor:
-        own, last = self.model.classifier, len(self.model.layers)
+        own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
-        saved, found = self._saved.pop(last), gradient.contiguous()
-        torch.mm(saved.read.t(), found, out=_gradient(own.weight))
-        _write_column_sums(found, own.bias)
-        back = found @ own.weight.detach().t()
-        if saved.drops is not None:
-            back *= saved.drops
-        return self._before_norm(last, back, saved.norm)
+        saved, found = self._saved.pop(last), gradient.contiguous().numpy()
+        back = np.empty_like(saved.read)
+        dense_product(saved.read, found, own.target, left_t=True, kept=0.0, taken=1.0)
+        dense_product(found, own.weight, back, right_t=True, kept=0.0, taken=1.0)
+        kernels.finish_classifier_gradients(found, saved.drops, own.at_bias, back)
+        return self._before_norm(last, torch.from_numpy(back), saved.norm)
 
     def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
-        module, matrix = self._layer(layer), self.inputs.blocks[layer].matrix
-        weight = module.linear.weight
-        saved, found = self._saved.pop(layer), gradient.contiguous()
-        share, kept, turned = _constants(module, found)
-        gated, at_initial = torch.empty_like(found), torch.empty_like(found)
-        kernels.relu_gradient(found.numpy(), saved.made.numpy(), turned, gated.numpy())
-        at_support, back = gated @ weight.detach().t(), found.new_empty(matrix.width, found.shape[1])
-        values = (tensor.numpy() for tensor in (saved.made, found, at_support, at_initial, back))
-        kernels.gcnii_gradients(matrix.parts, saved.drops, share, kept, *values)
+        own, matrix = self.weights.layers[layer], self.inputs.blocks[layer].matrix
+        share, kept, turned = own.constants
+        saved, found = self._saved.pop(layer), gradient.contiguous().numpy()
+        gated, at_support, at_initial = (np.empty(found.shape, found.dtype) for _ in range(3))
+        back = np.empty((matrix.width, found.shape[1]), found.dtype)
+        more, places = found[:0], NOWHERE
         if self._at_initial is not None:
-            at_initial.numpy()[self.inputs.blocks[layer + 1].positions] += self._at_initial.numpy()
+            more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
+        kernels.relu_gradient(found, saved.made, turned, gated)
+        dense_product(gated, own.weight, at_support, right_t=True, kept=0.0, taken=1.0)
+        about = share, kept, saved.made, found, at_support, more, places
+        kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
         # dL/dW waits until the end of the step: in place, it would change W before lower layers have used it.
-        self._products.append((weight, saved.read, gated))
+        self._products.append((own.target, saved.read, gated))
         self._at_initial = at_initial
-        return self._before_norm(layer, back, saved.norm)
+        return self._before_norm(layer, torch.from_numpy(back), saved.norm)
 
     def backward_encoder(self, gradient: Tensor | None) -> None:
         assert gradient is not None
         assert self._at_initial is not None
-        assert self.model.encoder is not None
-        (kept, taken), own = self.descent or (0.0, 1.0), self.model.encoder
-        gradient.numpy()[self.inputs.initial_rows[0]] += self._at_initial.numpy()
-        gated = gradient.where(self._initial > 0, 0)
-        _write_column_sums(gated, own.bias)
+        (kept, taken), own = self.descent, self.weights.encoder
+        found, places = gradient.numpy(), self.inputs.initial_rows[0]
         if isinstance(self._read, Tensor):
-            self._products.append((own.weight, self._read, gated))
+            found[places] += self._at_initial
+            gated = np.where(self._initial > 0, found, found.dtype.type(0))
+            self._products.append((own.target, self._read.contiguous().numpy(), gated))
+            np.sum(gated, 0, out=own.at_bias)
         else:
-            target, matrix = self._target(own.weight), self._read
-            target.mul_(kept) if kept else target.zero_()  # not 0 * target, which would keep a NaN
-            values = matrix.data * matrix.dtype.type(taken)
-            kernels.add_transposed(matrix.indptr, matrix.indices, values, gated.numpy(), target.numpy())
-        for weight, read, gated in self._products:
-            target = self._target(weight)
-            torch.addmm(target, read.t(), gated, beta=kept, alpha=taken, out=target)
+            about = self._read.parts, self._initial, self._at_initial, places, found
+            numbers = found.dtype.type(kept), found.dtype.type(taken)
+            kernels.relu_linear_gradients(*about, *numbers, own.target, own.at_bias)
+        for target, read, gated in self._products:
+            dense_product(read, gated, target, left_t=True, kept=kept, taken=taken)
 
-    def _layer(self, layer: int) -> GCNIILayer:
-        module = self.model.layers[layer]
-        assert isinstance(module, GCNIILayer)
-        return module
-
-    def _target(self, weight: Tensor) -> Tensor:
-        """Return the tensor that receives dL/dW: the gradient, or the weight itself."""
-        return _gradient(weight) if self.descent is None else weight.detach()
-
-    def _drops(self, layer: int, read: Tensor) -> Drops:
+    def _drops(self, layer: int, read: Array) -> Drops:
         """Return the dropout mask of a layer's input; the forward kernel draws its bytes, the backward reuses them."""
-        mask, kind = self.dropout.mask(layer), read.numpy().dtype.type
+        mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:
-            return np.uint64(0), np.uint64(0), np.uint8(0), kind(1), NO_DRAWS
+            return *NO_KEY, np.uint8(0), kind(1), NO_DRAWS
         return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
 
-    def _normalize(self, layer: int, hidden: Tensor) -> tuple[Tensor, Norm | None]:
+    def _normalize(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
         """Apply the layer norm of `ClientModel.layer_input`; return the result and what its gradient needs."""
-        if layer == 0 or self.model.norms is None:
-            return hidden.contiguous(), None
-        norm = self._norm(layer)
+        if layer == 0 or not self.weights.norms:
+            return hidden.contiguous().numpy(), None
+        norm = self.weights.norms[layer - 1]
         about = norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
         made, mean, deviation = torch.native_layer_norm(hidden, *about)
-        return made, (hidden, mean, deviation)
+        return made.numpy(), (hidden, mean, deviation)
 
     def _before_norm(self, layer: int, gradient: Tensor, saved: Norm | None) -> Tensor:
         """Return the gradient at the input of `_normalize`."""
         if saved is None:
             return gradient
-        norm = self._norm(layer)
+        norm = self.weights.norms[layer - 1]
         about = norm.normalized_shape, *saved[1:], norm.weight.detach(), norm.bias.detach(), [True, True, True]
         back, *found = torch.ops.aten.native_layer_norm_backward(gradient, saved[0], *about)
         for weight, part in zip((norm.weight, norm.bias), found, strict=True):
-            _gradient(weight).copy_(part)
+            assert weight.grad is not None
+            weight.grad.copy_(part)
         return back  # type: ignore[no-any-return]
-
-    def _norm(self, layer: int) -> nn.LayerNorm:
-        assert self.model.norms is not None
-        norm = self.model.norms[layer - 1]
-        assert isinstance(norm, nn.LayerNorm)
-        return norm
-
-
-def _constants(layer: GCNIILayer, like: Tensor) -> tuple[Any, Any, Any]:
-    """Return s, k and t of `FusedStep`, in the precision of a tensor: a loop must not compute in another one."""
-    kind = like.numpy().dtype.type
-    return kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    assert weight.grad is not None
-    return weight.grad
-
-
-def _write_column_sums(gradient: Tensor, bias: Tensor | None) -> None:
-    """Write the gradient at a bias. numpy adds the rows in their order; torch would add them in another."""
-    assert bias is not None
-    np.sum(gradient.numpy(), 0, out=_gradient(bias).numpy())
 
 
 def make_fused_steps(model: ClientModel, optimizer: Optimizer) -> StepMaker | None:
     """Return a function that makes fused steps of a model, or None if the model has another form of layers."""
-    layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
-    # With alpha >= 1/2, or a projection in front, `GCNIILayer` adds in another order.
-    if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
+    in_place = optimizer.is_plain
+    weights = FusedWeights.of(model, in_place=in_place)
+    if weights is None:
         return None
-    if not optimizer.is_plain:
-        return lambda inputs, dropout: FusedStep(model, inputs, dropout)
-    assert model.encoder is not None
-    pending = _list_other_parts([model.encoder.weight, *(layer.linear.weight for layer in layers)])
-    return lambda inputs, dropout: FusedStep(model, inputs, dropout, optimizer.descent, pending)
 
+    def make(inputs: Inputs, dropout: Dropout) -> Step:
+        descent = optimizer.descent if in_place else WRITE_GRADIENT  # the learning rate changes between rounds
+        return FusedStep(weights, inputs, dropout, descent)
 
-def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
-    """Return the parts of the weight vector that hold none of these weights."""
-    parts, end = [], 0
-    for weight in sorted(weights, key=Tensor.storage_offset):
-        start = int(weight.storage_offset())
-        if end < start:
-            parts.append(slice(end, start))
-        end = start + weight.numel()
-    return [*parts, slice(end, None)]
+    return make

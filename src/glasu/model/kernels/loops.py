@@ -16,7 +16,6 @@ from glasu.compiling import compile_loop
 from glasu.randomness import FIRST, GOLDEN, SECOND
 
 Array = Any  # numba infers the types of arguments at the first call
-Arrays = tuple[Array, ...]
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
@@ -48,12 +47,42 @@ def _below(word: np.uint64, bound: int) -> Any:
 
 
 @compile_loop
+def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
+    """Write sorted random numbers below `population`; return whether they are distinct.
+
+    If they are, they equal what `randomness.draw_distinct` draws with this key.
+    """
+    for k in range(len(numbers)):
+        numbers[k] = _below(_word(low, high, k), population)
+    numbers.sort()
+    repeats = 0
+    for k in range(1, len(numbers)):
+        repeats += numbers[k] == numbers[k - 1]
+    return repeats == 0
+
+
+@compile_loop
+def _merge(one: Array, other: Array) -> Array:
+    """Merge two sorted arrays that have no number in common."""
+    both = np.empty(len(one) + len(other), np.int64)
+    left = right = 0
+    for k in range(len(both)):
+        if right == len(other) or (left < len(one) and one[left] < other[right]):
+            both[k] = one[left]
+            left += 1
+        else:
+            both[k] = other[right]
+            right += 1
+    return both
+
+
+@compile_loop
 def draw_neighbors(
     indptr: Array, indices: Array, targets: Array, fanout: int, low: np.uint64, high: np.uint64, labels: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw up to `fanout` edges into each target; return (nodes, starts, edges, scale).
+    """Draw up to `fanout` edges into each target; return (nodes, starts, edges, scale) of a `Draw`.
 
-    The nodes are the sources of the drawn edges without the targets, in any order; the rest is as in a `Draw`.
+    The targets are sorted.
     """
     starts = np.empty(len(targets) + 1, np.int64)
     starts[0] = 0
@@ -95,7 +124,7 @@ def draw_neighbors(
         labels[fresh[k]] = -1
     for node in targets:
         labels[node] = -1
-    return fresh[:found].copy(), starts, edges, scale
+    return _merge(targets, np.sort(fresh[:found])), starts, edges, scale
 
 
 @compile_loop
@@ -153,16 +182,22 @@ def edges_between(
 
 @compile_loop
 def fill_block(
-    graph: Arrays, draw: Arrays, targets: Array, nodes: Array, kind: int, labels: Array, block: Arrays
+    indices: Array,
+    weights: Array,
+    targets: Array,
+    nodes: Array,
+    starts: Array,
+    edges: Array,
+    scale: Array,
+    inverse: Array,
+    kind: int,
+    labels: Array,
+    indptr: Array,
+    columns: Array,
+    values: Array,
+    positions: Array,
 ) -> None:
-    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges.
-
-    `graph` is (indices, edge weights, powers of the degrees), `draw` is (starts, edges, scale) as in a `Draw`. Weights
-    and scale are empty if all are 1. The results are written into `block`: (indptr, columns, values, positions).
-    """
-    indices, weights, inverse = graph
-    starts, edges, scale = draw
-    indptr, columns, values, positions = block
+    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges."""
     everything = len(nodes) == len(labels)  # if so, the position of a node is its number
     if not everything:
         for position in range(len(nodes)):
@@ -198,7 +233,7 @@ def fill_block(
 
 @compile_loop
 def find_distinct(numbers: Array, labels: Array) -> Array:
-    """Return the distinct values of `numbers`, which are node numbers, in any order; ten times as fast as np.unique."""
+    """Return the distinct values of `numbers`, which are node numbers, in any order."""
     fresh = np.empty(min(len(numbers), len(labels)), np.int64)
     found = 0
     for number in numbers:
@@ -240,9 +275,8 @@ def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total:
         result = total[row]
         for k in range(indptr[row], indptr[row + 1]):
             value, source = data[k], dense[indices[k]]
-            if value != 0:  # dropped values are stored as zeros
-                for column in range(len(result)):
-                    result[column] += value * source[column]
+            for column in range(len(result)):
+                result[column] += value * source[column]
 
 
 @compile_loop
@@ -252,9 +286,8 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
         source = dense[row]
         for k in range(indptr[row], indptr[row + 1]):
             value, result = data[k], total[indices[k]]
-            if value != 0:  # dropped values are stored as zeros
-                for column in range(len(source)):
-                    result[column] += value * source[column]
+            for column in range(len(source)):
+                result[column] += value * source[column]
 
 
 @compile_loop
@@ -280,7 +313,65 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Layers. Each loop does all the work on one row before the next, while the row is in the cache.
+# Layers. Each loop does all the work on one row before the next, while the row is in the cache. With torch and numpy
+# in place of the loops of encoder and classifier, a whole round of Q = 1 took 1.5 times the CPU time (measured with
+# `benchmarks/compare_trees.py --cases 'round: Q = 1, lean'`).
+
+
+@compile_loop
+def relu_linear(matrix: Matrix, weight: Array, bias: Array, result: Array) -> None:
+    """Write ReLU(matrix @ weight + bias)."""
+    indptr, indices, data = matrix
+    for row in range(len(indptr) - 1):
+        total = result[row]
+        total[:] = 0
+        for k in range(indptr[row], indptr[row + 1]):
+            value, source = data[k], weight[indices[k]]
+            if value != 0:  # dropped values are stored as zeros
+                for column in range(len(total)):
+                    total[column] += value * source[column]
+        for column in range(len(total)):
+            value = total[column] + bias[column]
+            total[column] = 0 if value < 0 else value  # NaN stays NaN
+
+
+@compile_loop
+def relu_linear_gradients(
+    matrix: Matrix,
+    result: Array,
+    more: Array,
+    places: Array,
+    gradient: Array,
+    kept: Any,
+    taken: Any,
+    target: Array,
+    bias: Array,
+) -> None:
+    """Compute the gradients of `relu_linear`: target <- kept * target + taken * dL/dweight, bias <- dL/dbias.
+
+    The gradient at the result is `gradient`, plus `more` at the rows `places`.
+    """
+    indptr, indices, data = matrix
+    if kept == 0:
+        target[:] = 0  # not 0 * target, which would keep a NaN
+    elif kept != 1:
+        target *= kept
+    bias[:] = 0
+    for row in range(len(places)):
+        total, other = gradient[places[row]], more[row]
+        for column in range(len(total)):
+            total[column] += other[column]
+    gated = np.empty_like(bias)
+    for row in range(len(indptr) - 1):
+        made, found = result[row], gradient[row]
+        for column in range(len(gated)):
+            gated[column] = found[column] if made[column] > 0 else 0
+            bias[column] += gated[column]
+        for k in range(indptr[row], indptr[row + 1]):
+            value, total = taken * data[k], target[indices[k]]
+            if value != 0:
+                for column in range(len(gated)):
+                    total[column] += value * gated[column]
 
 
 @compile_loop
@@ -342,13 +433,15 @@ def gcnii_gradients(
     result: Array,
     gradient: Array,
     at_support: Array,
+    more: Array,
+    places: Array,
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
     """Write the gradients of `gcnii_support` at hidden and at initial[rows] into `at_hidden` and `at_initial`.
 
     On entry `at_support` holds the part of the gradient at the support that came through the weights; the other part
-    is added here.
+    is added here. Later layers contribute `more` to `at_initial`, at the rows `places`.
     """
     indptr, indices, data = matrix
     _, _, threshold, scale, draws = drops
@@ -363,6 +456,42 @@ def gcnii_gradients(
             value, total = data[k], at_hidden[indices[k]]
             for column in range(len(source)):
                 total[column] += value * source[column]
+    for row in range(len(draws)):
+        drawn, total = draws[row], at_hidden[row]
+        for column in range(len(total)):
+            total[column] *= scale if drawn[column] >= threshold else zero
+    for row in range(len(places)):
+        first, other = at_initial[places[row]], more[row]
+        for column in range(len(first)):
+            first[column] += other[column]
+
+
+@compile_loop
+def apply_mask(hidden: Array, drops: Drops, read: Array) -> None:
+    """Write hidden * mask into `read`, and the random bytes of the mask into `draws` (see `gcnii_support`)."""
+    low, high, threshold, scale, draws = drops
+    zero = scale - scale
+    if len(draws):
+        fill_bytes(low, high, draws.reshape(-1))
+    for row in range(len(hidden)):
+        source, target = hidden[row], read[row]
+        for column in range(len(source)):
+            target[column] = source[column]
+        if len(draws):
+            drawn = draws[row]
+            for column in range(len(target)):
+                target[column] *= scale if drawn[column] >= threshold else zero
+
+
+@compile_loop
+def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, at_hidden: Array) -> None:
+    """Write the gradient at the bias, and multiply the gradient at the input by its dropout mask."""
+    _, _, threshold, scale, draws = drops
+    zero = scale - scale
+    at_bias[:] = zero
+    for row in range(len(gradient)):
+        for column in range(len(at_bias)):
+            at_bias[column] += gradient[row, column]
     for row in range(len(draws)):
         drawn, total = draws[row], at_hidden[row]
         for column in range(len(total)):
@@ -402,9 +531,19 @@ def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momen
 
 
 @compile_loop
-def adam_step(weights: Array, gradients: Array, mean: Array, square: Array, factors: Arrays) -> None:
+def adam_step(
+    weights: Array,
+    gradients: Array,
+    mean: Array,
+    square: Array,
+    rate: Any,
+    length: Any,
+    first: Any,
+    second: Any,
+    epsilon: Any,
+    decay: Any,
+) -> None:
     """Take a step of Adam. `rate` and `length` correct the bias of the moments; decay is part of the gradient."""
-    rate, length, first, second, epsilon, decay = factors
     one = length / length
     for k in range(len(weights)):
         gradient = gradients[k] + decay * weights[k]

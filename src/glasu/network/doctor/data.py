@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ from glasu.data.cache.arrays import row_pieces
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
-from glasu.network.doctor.machine import check_disk, log_detail
+from glasu.network.doctor.machine import check_disk, explain_error, log_detail
 from glasu.network.facts import label_facts
 from glasu.network.findings import Finding
+from glasu.network.handshake import Welcome
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, resolve_for_party
+from glasu.network.party_setup import build_client, check_place, resolve_for_party
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -46,7 +46,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
 def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
         return Finding("edges", "warning", "there are none: this party contributes features only")
-    pieces = (graph.indices[graph.indptr[each.start] : graph.indptr[each.stop]] for each in graph.node_pieces())
+    pieces = (graph.indices[indptr[0] : indptr[-1]] for _, indptr in graph.node_pieces())
     wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
         return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
@@ -54,7 +54,7 @@ def _check_edges(graph: Graph) -> Finding:
 
 
 def check_settings(
-    config: RunConfig, party: PartyData, roster: Sequence[str], options: JoinOptions
+    config: RunConfig, party: PartyData, offered: Welcome, options: JoinOptions
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 
@@ -62,11 +62,12 @@ def check_settings(
         The findings, and the facts about labels.
     """
     try:
+        check_place(party.name, offered, config.data.num_clients)
         config, party = resolve_for_party(config, party, options.max_memory)
-        client = build_client(config, party, list(roster).index(party.name), roster, options.clock)
-    except (GlasuError, ValueError) as error:  # ValueError: the roster does not list this party
-        log_detail(options.log, "settings", str(error))
-        return [Finding("settings", "bad", "its data does not fit the settings; see that party's log")], {}
+        client = build_client(config, party, offered.index, offered.roster, options.clock)
+    except GlasuError as error:
+        said = "its data does not fit the settings; see that party's log"
+        return [explain_error("settings", error, options.log, said)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
     return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from glasu.config import RunConfig
-from glasu.errors import ConfigError, TransportError
+from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.network.findings import Finding, Level
 from glasu.network.options import JoinOptions, RoleOptions, ServeOptions
 from glasu.network.run_folder import (
@@ -41,14 +41,19 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
     log.info("%s, only here: %s", check, detail)
 
 
+def explain_error(check: str, error: GlasuError, log: logging.Logger, said: str = "") -> Finding:
+    """Return the finding for an error: all roles read `said` or its public message, the log has the whole message."""
+    log_detail(log, check, str(error))
+    return Finding(check, "bad", said or error.public_message)
+
+
 def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | None = None) -> tuple[Kit | None, Finding]:
     """Open a kit and check its validity; the kit is None if it cannot be used."""
     now = now or datetime.now(UTC)
     try:
         kit = open_kit(folder, role, now=now)
     except TransportError as error:
-        log_detail(log, "certificate", str(error))
-        return None, Finding("certificate", "bad", "its kit cannot be used; see that role's log")
+        return None, explain_error("certificate", error, log, "its kit cannot be used; see that role's log")
     bearer = f"the server at {', '.join(kit.hosts)}" if kit.role == "server" else f"party {kit.name}"
     return kit, _judge_validity("certificate", f"of {bearer}", kit.expires, now)
 
@@ -92,8 +97,7 @@ def _check_folder(
         if not continues():
             return []
     except ConfigError as error:
-        log_detail(options.log, "folder", str(error))
-        return [Finding("folder", "bad", error.public_message)]
+        return [explain_error("folder", error, options.log)]
     if record.closed:
         return [Finding("folder", "warning", f"holds a finished run, which will not begin again; {NEW_RUN}")]
     return [Finding("folder", "good", "holds a run that will continue")]

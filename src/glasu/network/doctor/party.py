@@ -12,7 +12,7 @@ from glasu.data.party import PartyData
 from glasu.errors import GlasuError
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.doctor.machine import check_connection, check_joining_folder, judge_clock, log_detail
+from glasu.network.doctor.machine import check_connection, check_joining_folder, explain_error, judge_clock
 from glasu.network.facts import party_facts
 from glasu.network.findings import Finding, Verdict, sanitize_findings
 from glasu.network.handshake import Hello, Payload, Prepared, RefusalError, Welcome, read_payload
@@ -64,13 +64,13 @@ class DryRunParty(PartyPurpose[Verdict]):
         try:
             config = read_offered_config(offered.config)
         except RefusalError as error:  # for example a choice of an extension that is not loaded here
-            log_detail(options.log, "settings", str(error))
-            self.findings.append(Finding("settings", "bad", "they cannot be read here; see that party's log"))
+            said = "they cannot be read here; see that party's log"
+            self.findings.append(explain_error("settings", error, options.log, said))
             return
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:
-            found, labels = check_settings(config, self._party, offered.roster, options)
+            found, labels = check_settings(config, self._party, offered, options)
             self.findings += found
             self._facts = party_facts(self._party, "dry run", **labels)
 
@@ -86,7 +86,7 @@ class DryRunParty(PartyPurpose[Verdict]):
         """Return the facts and findings of this party."""
         return to_plain(Prepared(facts=self._facts, findings=tuple(self.findings)))
 
-    def hear(self, farewell: Payload) -> None:
+    def take_farewell(self, farewell: Payload) -> None:
         """Take the verdict, as it may be printed."""
         verdict = read_payload(Verdict, farewell, "the verdict of the server")
         self._verdict = Verdict({printable(role): sanitize_findings(found) for role, found in verdict.findings.items()})
@@ -100,12 +100,14 @@ class DryRunParty(PartyPurpose[Verdict]):
         return check_connection(self.options.kit, self.options.server, datetime.fromtimestamp(self._now(), UTC))
 
 
-def visit(purpose: DryRunParty) -> Verdict:
+def join_dry_run(purpose: DryRunParty) -> Verdict:
     """Take part in a dry run and return the verdict; if the server cannot be reached, this party's own findings."""
     finding, may_come = purpose.check_server()
     if finding.level != "bad" or may_come:
         try:
             return join(purpose)
         except GlasuError as error:
-            finding = Finding("server", "bad", str(error).rstrip("."))
+            finding, _ = purpose.check_server()
+            if finding.level != "bad":
+                finding = Finding("server", "bad", str(error).rstrip("."))
     return Verdict({purpose.options.kit.name: (*purpose.findings, finding)})

@@ -33,7 +33,7 @@ class DryRunServer(ServerPurpose[Verdict]):
         options = dataclasses.replace(options, on_invalid_message="wait")
         super().__init__(options, self._facts, config, DRY_RUN, state=None)
 
-    def conduct(self, session: ServerSession, perform: ServerPerformer) -> Verdict:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Verdict:
         """Wait for the statements of all parties, or for `options.wait` seconds; return the verdict."""
         try:
             session.gather()
@@ -46,6 +46,6 @@ class DryRunServer(ServerPurpose[Verdict]):
         stated = {name: statements[name].facts for name in roster if name in statements}
         return Verdict({**findings, TOGETHER: tuple(collect_findings(self._facts, stated))})
 
-    def farewell(self, report: Verdict) -> Payload:
+    def build_farewell(self, report: Verdict) -> Payload:
         """Return the verdict, which every party receives."""
         return to_plain(report)
