@@ -86,6 +86,7 @@ class RoundDone:
     round: int
     loss: float | None = None  # None at a client without labels
     party: str | None = None  # set where parties train alone
+    bytes: int = 0  # sent so far by all roles; set in a simulation
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Evaluated:
     loss: float | None = None
     improved: bool = False
     party: str | None = None  # set where parties train alone
+    last: bool = False  # the training is over
+    bytes: int = 0  # sent so far by all roles; set in a simulation
 
 
 @dataclass(frozen=True)

@@ -395,7 +395,7 @@ class SimulationCheckpoints:
         if fresh:
             removed = self.store.clear()
             if removed:
-                log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+                log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
         elif (there := self._find_this_run()) is not None:
             self._run = there
         known, unused = self.store.open(self.train.checkpoint_every)
@@ -474,7 +474,7 @@ class SimulationCheckpoints:
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, self.store.clear()))
                     if removed:
-                        log.info("a resumed run would fail again: removed %s. Change the settings.", removed)
+                        log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
                 else:  # the repeated rounds of an interrupted process count too
                     self._run = replace(self._run, round=self._saved, cost=self.telemetry.cost())
                     self._write_run()
