@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, server_prediction
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
-
-
-def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
-    """Return whether the model is evaluated after this number of rounds."""
-    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
 
 
 def client_selection(client: Client, loss: float | None) -> Script[None]:
