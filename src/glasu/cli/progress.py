@@ -96,7 +96,7 @@ def show_progress(title: str, num_rounds: int, *, about: Iterable[str] = (), qui
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating):
                 progress.update(task, state=describe_progress(event))
-            else:
+            elif isinstance(event, Evaluated):
                 progress.update(task, state=describe_evaluation(event))
 
         yield advance
