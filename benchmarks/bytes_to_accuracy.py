@@ -14,13 +14,13 @@ import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from glasu.experiments.plan import STOP_AT, Run
+from glasu.experiments.plan import STOP_AT, Run, read_settings
 from glasu.experiments.reproduce import run_missing
-from glasu.experiments.results import CURVE, Result, load_result
-from glasu.experiments.settings import read_settings
-from glasu.experiments.tables import format_spread, mean, percentages
+from glasu.experiments.results import CurvePoint, Result, load_result
+from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
 DATASETS = ("cora", "citeseer", "pubmed")
@@ -56,20 +56,19 @@ def runs(dataset: str, seeds: int) -> list[Run]:
     return result
 
 
-def reached(result: Result, goal: float) -> dict[str, float] | None:
+def reached(result: Result, goal: float) -> CurvePoint | None:
     """Return the first evaluation that reaches the goal, or None."""
-    points = (dict(zip(CURVE, point, strict=True)) for point in result.curve)
-    return next((point for point in points if point["val_accuracy"] >= goal), None)
+    return next((point for point in result.curve if point.val_accuracy >= goal), None)
 
 
 def rung(dataset: str, results: Sequence[Result]) -> list[str]:
     """Return the table row of one setting over all seeds."""
     firsts = [first for result in results if (first := reached(result, STOP_AT[dataset])) is not None]
-    whole = [result.curve[-1][CURVE.index("bytes")] / 1e6 for result in results]
+    whole = [result.curve[-1].bytes / 1e6 for result in results]
     cost = ["-"] * 3
     if firsts:
-        figures = [[first[name] for first in firsts] for name in ("bytes", "exchanges", "seconds")]
-        cost = [f"{mean(figures[0]) / 1e6:.1f}", f"{mean(figures[1]):.0f}", f"{mean(figures[2]):.1f}"]
+        figures = [[getattr(first, name) for first in firsts] for name in ("bytes", "exchanges", "seconds")]
+        cost = [f"{fmean(figures[0]) / 1e6:.1f}", f"{fmean(figures[1]):.0f}", f"{fmean(figures[2]):.1f}"]
     return [
         results[0].row.setting,
         f"{len(firsts)} of {len(results)}",
@@ -108,8 +107,8 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])
         for result in results:
             row, first = result.row, reached(result, STOP_AT[result.row.dataset])
-            moved = int(result.curve[-1][CURVE.index("bytes")])
-            until = "" if first is None else int(first["bytes"])
+            moved = result.curve[-1].bytes
+            until = "" if first is None else first.bytes
             writer.writerow([row.dataset, row.setting, row.seed, f"{row.test_accuracy:.6g}", moved, until])
 
 

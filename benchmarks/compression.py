@@ -10,18 +10,17 @@ output folder are not repeated.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
-from glasu.experiments.plan import Run
+from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import Result, load_result
-from glasu.experiments.settings import read_settings
-from glasu.experiments.tables import format_spread, mean, percentages
+from glasu.experiments.tables import format_spread, percentages
 from glasu.runtime.simulation import simulate
 from tables import markdown
 
@@ -56,9 +55,9 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
 def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
     """Return a row of the accuracy table: the mean difference to fp32 over the seeds, in points."""
     gains = [one - other for one, other in zip(percentages(results), percentages(exact), strict=True)]
-    error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    share = mean(result.row.bytes for result in results) / mean(result.row.bytes for result in exact)
-    paired = "-" if precision == "fp32" else f"{mean(gains):+.2f} ± {error:.2f}"
+    error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    share = fmean(result.row.bytes for result in results) / fmean(result.row.bytes for result in exact)
+    paired = "-" if precision == "fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
     return [mode, precision, format_spread(percentages(results)), paired, f"{share:.3f}"]
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from glasu.config import RunConfig
 from glasu.experiments.plan import Run
 from glasu.experiments.reproduce import run_missing
-from glasu.experiments.results import CURVE, Result, load_result
-from glasu.experiments.tables import format_spread, mean, percentages
+from glasu.experiments.results import Result, load_result
+from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
 STEPS, Q = 240, 4
@@ -39,16 +40,16 @@ def run(dataset: str, name: str, changes: dict[str, Any], steps: int, seed: int)
 
 def row(name: str, steps: int, results: list[Result]) -> list[str]:
     """Return the table row of one setting over all seeds."""
-    curves = [[dict(zip(CURVE, point, strict=True)) for point in result.curve] for result in results]
-    best = [max(point["val_accuracy"] for point in curve) for curve in curves]
-    coarse = [max(point["val_accuracy"] for point in curve[9::10]) for curve in curves]
+    curves = [result.curve for result in results]
+    best = [max(point.val_accuracy for point in curve) for curve in curves]
+    coarse = [max(point.val_accuracy for point in curve[9::10]) for curve in curves]
     first = [
-        next(point["round"] for point in curve if point["val_accuracy"] == top) * steps
+        next(point.round for point in curve if point.val_accuracy == top) * steps
         for curve, top in zip(curves, best, strict=True)
     ]
-    last = [curve[-1]["val_accuracy"] for curve in curves]
-    shares = [f"{100 * mean(values):.1f}" for values in (best, coarse, last)]
-    return [name, f"{steps}", *shares, f"{mean(first):.0f}", format_spread(percentages(results))]
+    last = [curve[-1].val_accuracy for curve in curves]
+    shares = [f"{100 * fmean(values):.1f}" for values in (best, coarse, last)]
+    return [name, f"{steps}", *shares, f"{fmean(first):.0f}", format_spread(percentages(results))]
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import tomli_w
 
-from glasu.experiments.search import search
-from glasu.experiments.settings import METHODS, find_tuned_file
+from glasu.experiments.plan import METHODS, find_tuned_file
+from glasu.experiments.search import SearchOptions, search
 
 ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # with one local step, with four
 OTHERS = (60, 40)
@@ -57,15 +57,16 @@ def main() -> None:
             name = find_tuned_file(dataset, method, args.backbone).stem
             folder = args.out / f"{dataset}-{name}-{args.space}"
             print(f"{dataset} {name}", flush=True)
-            result = search(
-                run_file(folder, dataset, method, args.backbone),
-                folder,
+            options = SearchOptions(
+                run_file=run_file(folder, dataset, method, args.backbone),
+                out=folder,
                 space=SPACES / f"{args.space}.toml",
                 sampler=args.sampler,
                 trials=args.trials,
                 seeds=args.seeds,
                 jobs=args.jobs,
             )
+            result = search(options)
             print(result.summary(), flush=True)
             for source, target in (
                 (result.best_file, find_tuned_file(dataset, method, args.backbone)),

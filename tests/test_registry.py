@@ -21,6 +21,7 @@ FIELDS = {
     "aggregation": (ModelConfig, "model", "aggregation"),
     "backbone": (ModelConfig, "model", "backbone"),
     "encoding": (WireConfig, "wire", "precision"),
+    "method": (TrainConfig, "train", "method"),
     "sampler": (TrainConfig, "train", "sampler"),
     "task": (TrainConfig, "train", "task"),
 }

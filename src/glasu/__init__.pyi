@@ -20,6 +20,9 @@ from glasu.errors import GlasuError as GlasuError
 from glasu.errors import ProtocolError as ProtocolError
 from glasu.errors import TrainingError as TrainingError
 from glasu.errors import TransportError as TransportError
+from glasu.protocol.requests import Evaluated as Evaluated
+from glasu.protocol.requests import Evaluating as Evaluating
+from glasu.protocol.requests import RoundDone as RoundDone
 from glasu.report import RunReport as RunReport
 from glasu.runtime.estimator import GLASUClassifier as GLASUClassifier
 from glasu.runtime.simulation import train as train

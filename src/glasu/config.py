@@ -9,17 +9,22 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
-from glasu.config_section import Choice, Section, require, show_value
 from glasu.errors import ConfigError
+from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
+MAX_COUNT = 2**31 - 1  # counts and index arrays are sent as 32-bit integers
+Count = Annotated[int, Bounds(1, MAX_COUNT)]
+Natural = Annotated[int, Bounds(0, MAX_COUNT)]
+Seed = Annotated[int, Bounds(0, 2**63 - 1)]
+Positive = Annotated[float, Bounds(0, ends="(]")]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 MAX_LAYERS = 1000
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
@@ -35,75 +40,56 @@ class Override(typing.TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Section):
+class DataConfig(Checked):
     """The data set, and how one graph is divided among the clients."""
 
     section = "data"
     name: str = ""
     parties: tuple[str, ...] = ()  # a folder per party, instead of a name
     root: str | None = None  # None: GLASU_DATA_ROOT, else "data"
-    num_clients: int = 3  # M
-    edge_fraction: float = 0.8
+    num_clients: Count = 3  # M
+    edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
     split: Split = "paper"
-    seed: int | None = None  # None: train.seed
+    seed: Seed | None = None  # None: train.seed
     missing: Missing = "refuse"
-    num_nodes: int = 10_000  # this and the next three: sizes of the "synthetic" graph
-    average_degree: float = 10.0
-    num_features: int = 96
-    num_classes: int = 5
+    num_nodes: Count = 10_000  # this and the next three: sizes of the "synthetic" graph
+    average_degree: Annotated[float, Bounds(0, hint="0 means no edges")] = 10.0
+    num_features: Count = 96
+    num_classes: Annotated[int, Bounds(2, MAX_COUNT)] = 5
 
     def _check(self) -> None:
-        require(
-            not (self.name and self.parties),
-            f"data.name={self.name!r} and data.parties={list(self.parties)}",
-            "only one of them can name the data; remove the other.",
-        )
-        self._need("num_clients", self.num_clients >= 1, "at least one client must hold the data.")
-        self._need(
-            "edge_fraction",
-            0 <= self.edge_fraction <= 1,
-            "must lie in [0, 1]; it is the share of the edges that each client gets.",
-        )
-        if self.seed is not None:
-            self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
-        self._need("num_nodes", self.num_nodes >= 1, "a graph needs at least one node.")
-        self._need("average_degree", self.average_degree >= 0, "cannot be negative; 0 means no edges.")
+        if self.name and self.parties:
+            raise ConfigError(
+                f"data.name={self.name!r} and data.parties={list(self.parties)}: only one of them can name the data; "
+                "remove the other."
+            )
         most = "must be less than data.num_nodes, because a node has at most one edge to each other node."
         self._need("average_degree", self.average_degree <= max(self.num_nodes - 1, 10), most)  # 10: the default
-        self._need("num_features", self.num_features >= 1, "at least one feature is needed.")
-        self._need("num_classes", self.num_classes >= 2, "a classifier needs at least two classes.")
         if isinstance(self.split, tuple):
-            total = sum(self.split)
-            fractions = min(self.split) >= 0 and self.split[0] > 0 and total <= 1 + 1e-9
-            self._need(
-                "split",
-                fractions,
-                "must be three shares (train, validation, test) with a sum of at most 1 and a positive first one.",
-            )
+            fractions = min(self.split) >= 0 and self.split[0] > 0 and sum(self.split) <= 1 + 1e-9
+            rule = "must be three shares (train, validation, test) with a sum of at most 1 and a positive first one."
+            self._need("split", fractions, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
+class ModelConfig(Checked):
     """The split graph neural network."""
 
     section = "model"
     backbone: Annotated[str, Choice("backbone")] = "gcnii"
-    num_layers: int = 4  # L
-    hidden: int = 64
+    num_layers: Annotated[int, Bounds(1, MAX_LAYERS)] = 4  # L
+    hidden: Count = 64
     aggregation: Annotated[str, Choice("aggregation")] = "mean"
     aggregation_layers: tuple[int, ...] = (1, 3)  # I, so K = 2
-    dropout: float = 0.5
+    dropout: Annotated[float, Bounds(0, 1, "0 turns dropout off", ends="[)")] = 0.5
     normalization: Literal["none", "layer"] = "none"
-    input_scale: Literal["auto"] | float = "auto"
-    alpha: float = 0.1  # gcnii: the share of the initial representation
-    theta: float = 0.5  # gcnii: the paper's lambda
-    heads: int = 4  # gat
+    input_scale: Literal["auto"] | Annotated[float, Bounds(0, hint='or "auto"', ends="(]")] = "auto"
+    alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: the share of the initial representation
+    theta: Positive = 0.5  # gcnii: the paper's lambda
+    heads: Count = 4  # gat
     residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
 
     def _check(self) -> None:
-        self._need("num_layers", self.num_layers >= 1, "a network needs at least one layer.")
-        self._need("num_layers", self.num_layers <= MAX_LAYERS, f"must be at most {MAX_LAYERS:,}.")
-        self._need("hidden", self.hidden >= 1, "the width must be at least 1.")
         layers, last = self.aggregation_layers, self.num_layers - 1
         rising = list(layers) == sorted(set(layers))
         if layers and not (rising and layers[0] >= 0 and layers[-1] == last):
@@ -111,103 +97,72 @@ class ModelConfig(Section):
                 f"model.aggregation_layers={list(layers)}: must be increasing, lie in 0..{last} and end with "
                 f"{last}, because all clients classify the same H[L]. To train without communication, use []."
             )
-        self._need("dropout", 0 <= self.dropout < 1, "must lie in [0, 1); 0 turns dropout off.")
-        if isinstance(self.input_scale, float):
-            self._need("input_scale", self.input_scale > 0, 'must be positive, or "auto".')
-        self._need("alpha", 0 <= self.alpha <= 1, "is a share and must lie in [0, 1].")
-        self._need("theta", self.theta > 0, "must be positive.")
-        self._need("heads", self.heads >= 1, "at least one attention head is needed.")
         registry.load("backbone", self.backbone).check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Section):
+class TrainConfig(Checked):
     """The training: method, sampling, labels, optimizer and evaluation."""
 
     section = "train"
-    method: Literal["glasu", "centralized", "standalone", "simulated"] = "glasu"
-    num_rounds: int = 100  # T
-    num_local_steps: int = 4  # Q
-    batch_size: Literal["auto"] | int = "auto"  # 0: all training nodes
+    method: Annotated[str, Choice("method")] = "glasu"
+    num_rounds: Count = 100  # T
+    num_local_steps: Count = 4  # Q
+    batch_size: Literal["auto"] | Annotated[int, Bounds(0, MAX_COUNT, "0 means all training nodes")] = "auto"
     sampler: Literal["auto"] | Annotated[str, Choice("sampler")] = "auto"
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
-    fanout: int = 3
-    max_nodes: int = 0  # greatest size of S_m[l]; 0: no limit
+    fanout: Count = 3
+    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 0.005
-    weight_decay: float = 0.001
-    momentum: float = 0.0  # sgd only
+    learning_rate: Positive = 0.005
+    weight_decay: Annotated[float, Bounds(0)] = 0.001
+    momentum: Annotated[float, Bounds(0, 1, ends="[)")] = 0.0  # sgd only
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    patience: int = 0  # evaluations without improvement before the run stops; 0: never
-    stop_at: float = 0.0  # the validation score at which the run stops; 0: never
-    seed: int = 0
-    evaluate_every: int = 10
-    evaluate_nodes: int = 0  # 0: all validation nodes, else a fixed random subset
+    patience: Natural = 0  # evaluations without improvement before the run stops; 0: never
+    stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
+    seed: Seed = 0
+    evaluate_every: Count = 10
+    evaluate_nodes: Natural = 0  # 0: all validation nodes, else a fixed random subset
     sampled_evaluation: bool = False
-    checkpoint_every: int = 1
-    prefetch: int = 16
+    checkpoint_every: Annotated[int, Bounds(0, MAX_COUNT, "0 means never")] = 1
+    prefetch: Annotated[int, Bounds(0, 1024, "at most 1024 rounds fit into one message")] = 16
 
     def _check(self) -> None:
-        self._need("num_rounds", self.num_rounds >= 1, "at least one round is needed.")
-        self._need(
-            "num_local_steps",
-            self.num_local_steps >= 1,
-            "must be at least 1; it is Q, the number of updates per round.",
-        )
-        if self.backward == "joint" and self.method == "glasu":
-            self._need(
-                "num_local_steps",
-                self.num_local_steps == 1,
-                'train.backward="joint" computes one exact gradient per round; use 1, or train.backward="local".',
-            )
-        if isinstance(self.batch_size, int):
-            self._need("batch_size", self.batch_size >= 0, "must be positive, or 0 for all training nodes.")
-        self._need("fanout", self.fanout >= 1, "must be at least 1; it is the number of neighbours drawn per node.")
-        self._need("max_nodes", self.max_nodes >= 0, "cannot be negative; 0 means no limit.")
+        method = registry.load("method", self.method)
+        if self.backward == "joint" and not method.prescribes("train", "backward"):
+            rule = 'train.backward="joint" computes one exact gradient per round; use 1, or train.backward="local".'
+            self._need("num_local_steps", self.num_local_steps == 1, rule)
+        whole_graph = f'train.sampler="{self.sampler}" reads all nodes'
         if self.max_nodes:
             fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes
             rule = f"every node set contains the batch, and train.batch_size is {self.batch_size!r}; "
             self._need("max_nodes", fits, rule + "use a smaller batch (0 means all training nodes) or a higher limit.")
             others = " or ".join(f'"{name}"' for name in registry.choices("sampler") if not reads_whole_graph(name))
-            rule = f'train.sampler="{self.sampler}" reads all nodes; use {others}.'
-            self._need("max_nodes", not reads_whole_graph(self.sampler), rule)
+            self._need("max_nodes", not reads_whole_graph(self.sampler), f"{whole_graph}; use {others}.")
         if reads_whole_graph(self.sampler):
-            rule = f'has no effect with train.sampler="{self.sampler}"; remove it, or use another sampler.'
+            rule = f"has no effect, because {whole_graph}; remove it, or use another sampler."
             for key, default in SAMPLING_ONLY.items():
                 self._need(key, getattr(self, key) == default, rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
-        self._need("learning_rate", self.learning_rate > 0, "must be positive.")
-        self._need("weight_decay", self.weight_decay >= 0, "cannot be negative.")
-        self._need("momentum", 0 <= self.momentum < 1, "must lie in [0, 1).")
-        for key in ("patience", "evaluate_nodes", "prefetch"):
-            self._need(key, getattr(self, key) >= 0, "cannot be negative.")
-        self._need("stop_at", 0 <= self.stop_at <= 1, "is a share and must lie in [0, 1]; 0 means never.")
-        self._need("evaluate_every", self.evaluate_every >= 1, "must be at least 1.")
-        self._need("prefetch", self.prefetch <= 1024, "at most 1024 rounds fit into one message.")
-        self._need("checkpoint_every", self.checkpoint_every >= 0, "cannot be negative; 0 means never.")
-        self._need("seed", 0 <= self.seed < 2**63, "must lie in 0..2^63-1.")
-        if self.method == "standalone":
-            self._need("labels", self.labels == "all", 'train.method="standalone" needs labels at every party.')
+        everywhere = f'train.method="{self.method}" needs labels at every party.'
+        self._need("labels", self.labels == "all" or not method.needs_all_labels, everywhere)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WireConfig(Section):
+class WireConfig(Checked):
     """The encoding and size of tensor messages."""
 
     section = "wire"
     precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
-    chunk_rows: int = 4096  # rows per message; affects the memory of the server, not the result
-
-    def _check(self) -> None:
-        self._need("chunk_rows", self.chunk_rows > 0, "must be positive.")
+    chunk_rows: Count = 4096  # rows per message; affects the memory of the server, not the result
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyConfig(Section):
+class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
@@ -221,9 +176,9 @@ class PrivacyConfig(Section):
     range: float = 8.0
 
     def _check(self) -> None:
-        self._refuse_without_effect(
-            "dp_noise_multiplier", "dp_clip", "delta", "target_epsilon", "blind_server", "allow_two_parties", "range"
-        )
+        for item in dataclasses.fields(self):
+            rule = f"has no effect in this version, so only its default {item.default!r} is accepted; remove it."
+            self._need(item.name, getattr(self, item.name) == item.default, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +198,8 @@ class RunConfig:
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
                 'add an aggregation layer, or use labels = "all".'
             )
-        if silent and self.train.backward == "joint" and self.train.method == "glasu":
+        method = registry.load("method", self.train.method)
+        if silent and self.train.backward == "joint" and not method.prescribes("train", "backward"):
             raise ConfigError(
                 'train.backward="joint": without aggregation layers there is no server to send gradients to; '
                 'use backward = "local".'
@@ -277,14 +233,14 @@ class RunConfig:
         parts: dict[str, Any] = {}
         for name, keys in sections.items():
             if name not in classes:
-                raise ConfigError(f"{source}: unknown section [{name}]{_suggest(name, classes)}")
+                raise ConfigError(f"{source}: unknown section [{name}]{suggest(name, classes)}")
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"{source}: {name}={show_value(keys)}: must be a section, written [{name}].")
-            kind = typing.cast("type[Section]", classes[name])
-            known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+                raise ConfigError(f"{source}: {name}={describe(keys)}: must be a section, written [{name}].")
+            kind: Any = classes[name]
+            known = [item.name for item in dataclasses.fields(kind)]
             for key in keys:
                 if key not in known:
-                    raise ConfigError(f"{source}: unknown key {name}.{key}{_suggest(key, known)}")
+                    raise ConfigError(f"{source}: unknown key {name}.{key}{suggest(key, known)}")
             parts[name] = kind(**{key: value for key, value in keys.items() if value is not None})
         return cls(**parts)
 
@@ -292,14 +248,7 @@ class RunConfig:
     def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a TOML file and apply `section.key=value` overrides; relative paths are relative to the file."""
         path = Path(path)
-        try:
-            sections = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
-        except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
-            raise ConfigError(f"{path}: is not valid TOML: {error}.") from None
-        except RecursionError:
-            raise ConfigError(f"{path}: is nested too deeply; a setting is at most a list.") from None
+        sections = read_sections(path)
         for override in overrides:
             _apply_override(sections, override)
         _make_absolute(sections, path)
@@ -329,7 +278,7 @@ class RunConfig:
 
     def extensions(self) -> tuple[registry.Extension, ...]:
         """Return the extensions that the settings use, sorted by name."""
-        sections: list[Section] = [getattr(self, part.name) for part in dataclasses.fields(self)]
+        sections: list[Checked] = [getattr(self, part.name) for part in dataclasses.fields(self)]
         found = {registry.find_extension(*choice) for section in sections for choice in section.choices().items()}
         return tuple(sorted(found - {None}, key=str))  # type: ignore[arg-type]
 
@@ -352,6 +301,16 @@ class RunConfig:
             for key, value in keys.items()
             if section != "data" or key not in WHERE
         }
+
+
+def read_sections(path: Path) -> dict[str, Any]:
+    """Read a TOML file whose top level consists of sections."""
+    try:
+        return parse_toml(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file.") from None
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
 
 
 def reads_whole_graph(sampler: str) -> bool:
@@ -394,7 +353,8 @@ def _resolve_path(file: Path, path: str) -> str:
         raise ConfigError(f"{file}: the path {path!r} is invalid: {error}") from None
 
 
-def _suggest(name: str, known: typing.Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or all."""
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
 

@@ -1,5 +1,8 @@
 """Every error that GLASU raises on purpose. The command line prints it as one line and exits with its code."""
 
+import copyreg
+from typing import Any
+
 
 class GlasuError(Exception):
     """An error that a user can fix. The message names the value, the rule that it breaks, and the remedy.
@@ -22,6 +25,10 @@ class GlasuError(Exception):
         """
         super().__init__(message)
         self._public, self.party, self.code = public, party, code or self.code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without a call of `__init__`, whose arguments differ between the errors."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def public_message(self) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from glasu.model.task import Task, task_of
-from glasu.report import HistoryEntry, RunReport
+from glasu.report import RunReport
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
+Curve = tuple[Sequence[float], Sequence[float]]  # positions and values
 PLOT = {"displayModeBar": False, "responsive": True}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
@@ -24,7 +24,6 @@ th:first-child, td:first-child, .words { text-align: left; } th { color: #57606a
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 .wide { overflow-x: auto; }
 .plots > div { min-width: 0; overflow: hidden; }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .5em; }
 footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 """
 
@@ -54,16 +53,18 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
         introduction: one or two sentences about the runs.
         reports: name -> report, in display order; all of one task.
     """
-    rounds = _draw_curves(reports, "round", "rounds")
-    moved = _draw_curves(reports, "bytes", "megabytes sent by all parties")
-    plots = "".join(
-        f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
-        for figure in (rounds, moved)
-    )
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    score = html.escape(task_of(first.config.train).selected_by.title)
-    body = f"""{_render_table(reports)}
+    task = task_of(first.config.train)
+    score = html.escape(task.selected_by.title)
+    rows = [(name, *format_row(report)) for name, report in reports.items()]
+    curves = {name: _list_scores(report) for name, report in reports.items()}
+    rounds = {name: ([entry.round for entry in report.history], curves[name]) for name, report in reports.items()}
+    moved = {name: ([entry.bytes / 1e6 for entry in report.history], curves[name]) for name, report in reports.items()}
+    title_of_scores = f"validation {task.selected_by.title}{' (%)' if task.selected_by.is_share else ''}"
+    plots = draw_curves(rounds, "rounds", title_of_scores)
+    plots += draw_curves(moved, "megabytes sent by all parties", title_of_scores, logarithmic=True)
+    body = f"""{render_table(list_headings(task), rows)}
 <h2>Validation {score} while training</h2>
 <div class="plots">{plots}</div>
 <p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation {score} as dashed
@@ -86,65 +87,57 @@ def render_page(title: str, introduction: str, body: str, footer: str) -> str:
 """
 
 
-def _render_table(reports: Mapping[str, RunReport]) -> str:
-    task = task_of(next(iter(reports.values())).config.train)
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in list_headings(task))
-    rows = ""
-    for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
-        key = f'<span class="key" style="background:{colour}"></span>{html.escape(name)}'
-        rows += f"<tr><td>{key}</td>{''.join(f'<td>{cell}</td>' for cell in format_row(report))}</tr>"
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """Return a table; the first columns, as many as `words`, hold text, and the others numbers."""
+    kinds = [' class="words"' if index < words else "" for index in range(len(headings))]
+
+    def render_cells(tag: str, texts: Sequence[str]) -> str:
+        return "".join(f"<{tag}{kind}>{html.escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+
+    body = "".join(f"<tr>{render_cells('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{render_cells('th', headings)}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, logarithmic: bool = False) -> str:
+    """Return a plot. A curve whose positions are all 0 becomes a dashed line at its greatest value.
+
+    Args:
+        curves: name -> positions and values.
+        x_title: title of the axis of positions.
+        y_title: title of the axis of values.
+        logarithmic: whether the axis of positions is logarithmic.
+    """
+    figure = go.Figure()
+    for index, (name, (positions, values)) in enumerate(curves.items()):
+        line = {"color": COLOURS[index % len(COLOURS)], "width": 2}
+        if any(positions):
+            figure.add_trace(go.Scatter(x=positions, y=values, name=name, mode="lines+markers", line=line))
+        else:
+            dashed = {**line, "dash": "dash"}
+            figure.add_hline(max(values), line=dashed, annotation_text=name, annotation_font_color=line["color"])
+    figure.update_layout(
+        template="simple_white",
+        height=400,
+        margin={"l": 60, "r": 10, "t": 40, "b": 50},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        xaxis={"title": x_title, **({"type": "log", "tickvals": TICKS} if logarithmic else {})},
+        yaxis={"title": y_title},
+    )
+    return f"<div>{figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
+
+
+def _list_scores(report: RunReport) -> list[float]:
+    """Return the validation scores, as per cent if they are shares."""
+    metric = task_of(report.config.train).selected_by
+    return [(100 if metric.is_share else 1) * entry.metrics[metric.name] for entry in report.history]
 
 
 def _render_parties(reports: Mapping[str, RunReport]) -> str:
     """Render the data of each party, from the run with the most parties."""
     report = max(reports.values(), key=lambda item: len(item.parties))
-    rows = "".join(
-        f"<tr><td>{html.escape(party.name)}</td><td>{party.nodes:,}</td><td>{party.features or 0:,}</td>"
-        f"<td>{party.edges or 0:,}</td></tr>"
+    rows = [
+        (party.name, f"{party.nodes:,}", f"{party.features or 0:,}", f"{party.edges or 0:,}")
         for party in report.parties
-    )
-    head = "<tr><th>party</th><th>nodes</th><th>features</th><th>edges</th></tr>"
-    return f"<h2>Data of each party</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-
-
-def _list_colours(reports: Mapping[str, RunReport]) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(len(reports))]
-
-
-def _draw_curves(reports: Mapping[str, RunReport], axis: str, label: str) -> Any:
-    figure = go.Figure()
-    metric = task_of(next(iter(reports.values())).config.train).selected_by
-    unit, factor = (" %", 100) if metric.is_share else ("", 1)
-    for colour, (name, report) in zip(_list_colours(reports), reports.items(), strict=True):
-        scores = [factor * entry.metrics[metric.name] for entry in report.history]
-        silent = axis == "bytes" and not report.traffic.messages
-        if silent:
-            figure.add_hline(max(scores), line={"color": colour, "width": 2, "dash": "dash"})
-            continue
-        figure.add_trace(
-            go.Scatter(
-                x=_list_positions(report.history, axis),
-                y=scores,
-                name=name,
-                mode="lines+markers",
-                line={"color": colour, "width": 2},
-                marker={"size": 5},
-                hovertemplate=f"%{{y:.1f}}{unit}<extra>" + html.escape(name) + "</extra>",
-            )
-        )
-    figure.update_layout(
-        template="simple_white",
-        height=400,
-        margin={"l": 60, "r": 10, "t": 10, "b": 50},
-        showlegend=axis == "round",
-        legend={"x": 0.98, "y": 0.02, "xanchor": "right", "yanchor": "bottom"},
-        xaxis={"title": label, **({"type": "log", "tickvals": TICKS} if axis == "bytes" else {})},
-        yaxis={"title": f"validation {metric.title}{' (%)' if unit else ''}"},
-        hovermode="x unified" if axis == "round" else "closest",
-    )
-    return figure
-
-
-def _list_positions(history: Sequence[HistoryEntry], axis: str) -> list[float]:
-    return [entry.bytes / 1e6 if axis == "bytes" else entry.round for entry in history]
+    ]
+    return f"<h2>Data of each party</h2>{render_table(('party', 'nodes', 'features', 'edges'), rows)}"

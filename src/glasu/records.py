@@ -1,8 +1,8 @@
 """Read JSON and TOML objects strictly into frozen dataclasses, and write them back as plain values.
 
 The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of
-another type are faults. All faults of one object are reported together. Every fault has a
-path and a code.
+another type are faults. All faults of one object are reported together. Every fault has a path and a code. A dataclass
+that inherits from `Checked` applies the same rules when it is constructed.
 
 annotation                       plain value
 str, bool, int, float, None      the same; an integer fits into 64 bits, a float is finite
@@ -16,7 +16,8 @@ a dataclass                      an object
 X | Y                            the first alternative that fits
 Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a least and a greatest value
-Annotated[X, Length(...)]        X, with a greatest length
+Annotated[str, Choice(...)]      one of the names of a seam
+Annotated[X, Length(...)]        X, with a least and a greatest length
 any other class                  an instance of it, which the caller has put there
 """
 
@@ -29,16 +30,19 @@ import enum
 import functools
 import json
 import math
+import numbers
+import reprlib
 import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from glasu.errors import DataError, GlasuError
+from glasu import registry
+from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
@@ -48,6 +52,17 @@ MAX_TEXT = 1_000_000  # characters of one string, likewise
 MAX_BYTES = 64 * 2**20  # of one document
 SHOWN_FAULTS = 8
 MAX_FAULTS = 100  # reading stops at this number
+NAMES: dict[Any, tuple[str, str]] = {  # type -> one value of it, several
+    str: ("a string", "strings"),
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "values"),
+    bytes: ("hexadecimal digits", "strings"),
+    datetime: ("a time with a time zone", "times"),
+}
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 12, 12, 4
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 class FaultCode(enum.StrEnum):
@@ -67,10 +82,12 @@ class Fault:
 
     code: FaultCode
     path: str  # for example `client[2].name`; empty for the whole document
-    message: str
+    rule: str
+    found: str = ""  # the value, as one short line
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        value = f"={self.found}" if self.found else ""
+        return f"{self.path}{value}: {self.rule}" if self.path else self.rule
 
 
 class RecordError(DataError):
@@ -86,17 +103,71 @@ class RecordError(DataError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the greatest value of a number; both are allowed."""
+    """An interval of numbers."""
 
     least: float
-    most: float
+    most: float = math.inf
+    hint: str = ""  # what the number is, or what one of the bounds means
+    ends: str = "[]"  # a round bracket excludes a bound
+
+    def contains(self, value: float) -> bool:
+        """Return whether a number lies in the interval."""
+        above = value > self.least if self.ends[0] == "(" else value >= self.least
+        return above and (value < self.most if self.ends[1] == ")" else value <= self.most)
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        if self.most == math.inf:
+            return f"must be {'above' if self.ends[0] == '(' else 'at least'} {self.least:g}{hint}"
+        return f"must lie in {self.ends[0]}{self.least:g}, {_format_bound(self.most)}{self.ends[1]}{hint}"
 
 
 @dataclass(frozen=True)
 class Length:
-    """The greatest length of a string, list or object."""
+    """The lengths that a string, list or object may have."""
 
     most: int
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The names of a seam in the registry."""
+
+    seam: str
+
+
+class Checked:
+    """Base class of a frozen dataclass that checks its fields on construction. ConfigError lists all faults."""
+
+    section: typing.ClassVar[str]  # first part of the path of every fault
+
+    def __post_init__(self) -> None:
+        reader, hints = _Reader("", True, {}), type_hints(typing.cast(Any, type(self)))
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = reader.read_value(hints[item.name], getattr(self, item.name), f"{self.section}.{item.name}", 1)
+            object.__setattr__(self, item.name, value)
+        if reader.faults:
+            raise ConfigError(" ".join(f"{fault}." for fault in reader.faults))
+        self._check()
+
+    def choices(self) -> dict[str, str]:
+        """Return the chosen implementation of every seam that a field names."""
+        return {
+            rule.seam: getattr(self, name)
+            for name, hint in type_hints(typing.cast(Any, type(self))).items()
+            for option in (hint, *typing.get_args(hint))  # the alternatives of a union
+            for rule in getattr(option, "__metadata__", ())
+            if isinstance(rule, Choice)
+        }
+
+    def _check(self) -> None:
+        """Raise ConfigError if two values do not fit together."""
+
+    def _need(self, key: str, condition: bool, rule: str) -> None:
+        """Raise ConfigError unless the condition holds; the message names the key, its value and the rule."""
+        if not condition:
+            raise ConfigError(f"{self.section}.{key}={describe(getattr(self, key))}: {rule}")
 
 
 def read_record(
@@ -142,9 +213,9 @@ def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) ->
     return _parse(lambda text: json.loads(text, object_pairs_hook=unique), "JSON", content, source, max_bytes)
 
 
-def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> object:
+def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Parse TOML; refuse deep nesting and documents that are too long."""
-    return _parse(tomllib.loads, "TOML", content, source, max_bytes)
+    return typing.cast("dict[str, Any]", _parse(tomllib.loads, "TOML", content, source, max_bytes))
 
 
 def _parse(
@@ -183,14 +254,14 @@ class _Reader:
         self.source, self.finite, self.names = source, finite, dict(names)
         self.faults: list[Fault] = []
 
-    def fault(self, code: FaultCode, path: str, message: str) -> None:
-        self.faults.append(Fault(code, path, message))
+    def fault(self, code: FaultCode, path: str, rule: str, found: str = "") -> None:
+        self.faults.append(Fault(code, path, rule, found))
         if len(self.faults) == MAX_FAULTS:
             raise RecordError(self.source, self.faults)
 
     def read_dataclass(self, cls: Any, value: object, path: str, depth: int) -> Any:
         if not isinstance(value, Mapping):
-            return self.fault(FaultCode.TYPE, path, f"must be an object, not {describe(value)}")
+            return self.fault(FaultCode.TYPE, path, "must be an object", describe(value))
         hints = type_hints(cls, tuple(self.names.items()))
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         before = len(self.faults)
@@ -217,7 +288,7 @@ class _Reader:
             return self.fault(FaultCode.SIZE, path, f"is nested more than {MAX_DEPTH} levels deep")
         origin = typing.get_origin(annotation)
         if origin is Annotated:
-            return self.read_bounded(annotation, value, path, depth)
+            return self.read_annotated(annotation, value, path, depth)
         if origin in (typing.Union, types.UnionType):
             return self.read_union(annotation, value, path, depth)
         if annotation is Any or annotation is object:
@@ -230,18 +301,19 @@ class _Reader:
             return self.read_mapping(annotation, value, path, depth)
         return self.read_scalar(annotation, value, path)
 
-    def read_bounded(self, annotation: Any, value: object, path: str, depth: int) -> Any:
-        inner, *rules = typing.get_args(annotation)
-        for rule in rules:  # before the items are read
-            if isinstance(rule, Length) and isinstance(value, (str, list, Mapping)) and len(value) > rule.most:
-                return self.fault(FaultCode.SIZE, path, f"has length {len(value)}, and at most {rule.most} is allowed")
+    def read_annotated(self, annotation: Any, value: object, path: str, depth: int) -> Any:
+        inner, rule = typing.get_args(annotation)
+        length = len(value) if isinstance(rule, Length) and isinstance(value, (str, list, Mapping)) else None
+        if length is not None and not rule.least <= length <= rule.most:
+            return self.fault(FaultCode.SIZE, path, f"has length {length} and must have {rule.least} to {rule.most}")
+        if isinstance(rule, Choice):
+            if isinstance(value, str) and registry.is_choice(rule.seam, value):
+                return value
+            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
         before = len(self.faults)
         result = self.read_value(inner, value, path, depth)
-        for rule in rules:
-            outside = isinstance(rule, Bounds) and isinstance(result, (int, float)) and len(self.faults) == before
-            if outside and not rule.least <= result <= rule.most:
-                message = f"is {describe(result)} and must lie in {rule.least:g}..{rule.most:g}"
-                return self.fault(FaultCode.VALUE, path, message)
+        if isinstance(rule, Bounds) and len(self.faults) == before and not rule.contains(result):
+            return self.fault(FaultCode.VALUE, path, str(rule), describe(result))
         return result
 
     def read_union(self, annotation: Any, value: object, path: str, depth: int) -> Any:
@@ -251,22 +323,26 @@ class _Reader:
             return None
         if len(rest) == 1:
             return self.read_value(rest[0], value, path, depth)
+        rule, code = f"must be {' or '.join(map(expected, rest))}", FaultCode.TYPE
         for option in rest:
             attempt = _Reader(self.source, self.finite, self.names)
             with contextlib.suppress(RecordError):  # too many faults
                 result = attempt.read_value(option, value, path, depth)
                 if not attempt.faults:
                     return result
-        return self.fault(FaultCode.TYPE, path, f"must be {' or '.join(map(expected, rest))}, not {describe(value)}")
+            fault = attempt.faults[0]
+            if fault.code is FaultCode.VALUE and isinstance((None, *typing.get_args(option))[-1], Bounds):
+                rule, code = fault.rule, fault.code  # the type is right, so the bounds help more than the alternatives
+        return self.fault(code, path, rule, describe(value))
 
     def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         inner = typing.get_args(annotation)
         if not isinstance(value, (list, tuple)):
-            return self.fault(FaultCode.TYPE, path, f"must be a list, not {describe(value)}")
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
         if len(inner) == 2 and inner[1] is Ellipsis:
             inner = (inner[0],) * len(value)
         if len(inner) != len(value):
-            return self.fault(FaultCode.TYPE, path, f"must be a list of {len(inner)} values, not of {len(value)}")
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} items, and at most {MAX_ITEMS} are allowed")
         pairs = enumerate(zip(inner, value, strict=True))
@@ -282,11 +358,11 @@ class _Reader:
             pairs = self.read_tuple(types.GenericAlias(tuple, (pair, Ellipsis)), value, path, depth)
             return None if len(self.faults) > before else dict(pairs)
         if not isinstance(value, Mapping):
-            return self.fault(FaultCode.TYPE, path, f"must be an object, not {describe(value)}")
+            return self.fault(FaultCode.TYPE, path, "must be an object", describe(value))
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} keys, and at most {MAX_ITEMS} are allowed")
         return {
-            key: self.read_value(value_type, item, f"{path}.{_short(str(key))}", depth + 1)
+            key: self.read_value(value_type, item, f"{path}.{_printable(str(key)[:80])}", depth + 1)
             for key, item in value.items()
         }
 
@@ -300,40 +376,34 @@ class _Reader:
         for kind in (str, int, float):
             if isinstance(value, kind):
                 return self.read_scalar(kind, value, path)
-        return self.fault(FaultCode.TYPE, path, f"must be a plain value, not {describe(value)}")
+        return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
-    def read_scalar(self, annotation: Any, value: object, path: str) -> Any:
+    def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
+        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of numpy; a grid search may produce them
+            value = value.item()
         if typing.get_origin(annotation) is Literal:
-            allowed = typing.get_args(annotation)
-            if any(value == choice and type(value) is type(choice) for choice in allowed):
+            if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}, not {describe(value)}")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if annotation is float and number:
-            return self.read_float(typing.cast("float", value), path)
+            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
+        if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+            if too_large or (self.finite and not math.isfinite(value)):
+                return self.fault(FaultCode.VALUE, path, "must be a finite number", describe(value))
+            return float(value)
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
-        if annotation is datetime:
-            if isinstance(value, datetime) and value.tzinfo is not None:
-                return value
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
+        if isinstance(value, datetime) and value.tzinfo is None:
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
         if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
             return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}, not {describe(value)}")
+            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            return self.fault(FaultCode.VALUE, path, f"is {describe(value)} and must fit into 64 bits")
+            return self.fault(FaultCode.VALUE, path, "must fit into 64 bits", describe(value))
         if isinstance(value, str) and len(value) > MAX_TEXT:
-            message = f"has {len(value)} characters, and at most {MAX_TEXT} are allowed"
-            return self.fault(FaultCode.SIZE, path, message)
+            rule = f"has {len(value)} characters, and at most {MAX_TEXT} are allowed"
+            return self.fault(FaultCode.SIZE, path, rule)
         return value
-
-    def read_float(self, value: float, path: str) -> Any:
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
-            return self.fault(FaultCode.VALUE, path, "is too large for a number")
-        if self.finite and not math.isfinite(value):
-            return self.fault(FaultCode.VALUE, path, f"is {value} and must be finite")
-        return float(value)
 
     def read_bytes(self, value: str, path: str) -> Any:
         try:
@@ -343,41 +413,49 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=256)
-def type_hints(cls: Hashable, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
+def type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
     """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
     return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
 
 
 def expected(annotation: Any) -> str:
     """Describe the plain value that an annotation asks for."""
-    origin = typing.get_origin(annotation)
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return expected(typing.get_args(annotation)[0])
+        choice = inner[1]
+        return _list_choices(registry.choices(choice.seam)) if isinstance(choice, Choice) else expected(inner[0])
     if origin is Literal:
-        return " or ".join(json.dumps(choice) for choice in typing.get_args(annotation))
+        return _list_choices(inner)
+    if origin is tuple and inner[-1] is Ellipsis:
+        return f"a list of {_plural(inner[0])}"
     if origin is tuple:
-        return "a list"
+        kinds = set(map(_plural, inner))
+        return f"a list of {len(inner)} {kinds.pop() if len(kinds) == 1 else 'values'}"
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
-    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false", bytes: "hexadecimal digits"}
-    names[datetime] = "a time with a time zone"
-    return names.get(annotation, "a plain value")
+    return NAMES.get(annotation, ("a plain value", ""))[0]
+
+
+def _plural(annotation: Any) -> str:
+    return NAMES.get(annotation, ("", "values"))[1]
+
+
+def _list_choices(choices: Sequence[object]) -> str:
+    return " or ".join(json.dumps(choice) for choice in choices)
+
+
+def _format_bound(bound: float) -> str:
+    return next((f"2^{bits}-1" for bits in (31, 32, 63) if bound == 2**bits - 1), f"{bound:g}")
 
 
 def describe(value: object) -> str:
     """Return a value as one short line for an error."""
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if value is None:
-        return "null"
     try:
-        return _short(repr(value))
+        text = _SHORT.repr(value)
     except ValueError:  # an integer with thousands of digits
         return "a number with thousands of digits"
+    return _printable(text)
 
 
-def _short(text: str) -> str:
-    printable = text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
-    return printable if len(printable) <= 80 else f"{printable[:60]}...{printable[-1]}"
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

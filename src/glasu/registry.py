@@ -32,6 +32,7 @@ TABLES = {
     "backbone": "glasu.model.backbones:BACKBONES",
     "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
+    "method": "glasu.data.methods:METHODS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
 }

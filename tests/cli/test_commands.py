@@ -172,7 +172,7 @@ BAD_SETTINGS = [
     (["model.aggregation_layers=[0, 5]"], ["aggregation_layers=[0, 5]", "0..1"]),
     (["model.aggregation_layers=[0]"], ["aggregation_layers=[0]", "end with 1"]),
     (["model.aggregation_layers=[-1, 1]"], ["aggregation_layers=[-1, 1]"]),
-    (["train.num_local_steps=0"], ["num_local_steps=0", "at least 1"]),
+    (["train.num_local_steps=0"], ["num_local_steps=0", "[1, 2^31-1]"]),
     (["model.backbone=gnc"], ["backbone='gnc'", '"gcn"']),
     (["model.backbone=custom"], ["custom", "convolution="]),
     (["train.backward=joint"], ["num_local_steps=4", "joint"]),

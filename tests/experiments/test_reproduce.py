@@ -5,13 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,9 +19,9 @@ from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import reproduce, results, tables
 from glasu.experiments.figures import average_curves
-from glasu.experiments.plan import TABLES, Plan
-from glasu.experiments.settings import METHODS, find_tuned_file, read_settings
+from glasu.experiments.plan import METHODS, TABLES, Plan, find_tuned_file, read_settings
 from glasu.files import hold_folder
+from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
@@ -147,36 +143,12 @@ def test_a_quick_look_at_cora_shows_the_papers_order_of_methods(data_root, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path):
-    words = ["reproduce", "accuracy", "--datasets", "demo", "--seeds", "2", "--jobs", "2", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "glasu.cli.main", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    words = ["reproduce", "accuracy", "--datasets", "demo", "--seeds", "2", "--jobs", "2", "--out", tmp_path]
+    process = start_in_group(*words)
     assert process.stderr is not None
     while "test accuracy" not in process.stderr.readline():
         assert process.poll() is None
-    try:
-        if sent == signal.SIGINT:
-            os.killpg(process.pid, sent)  # as a terminal does
-        else:
-            process.send_signal(sent)
-        _, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    deadline = time.monotonic() + 30
-    while _alive(process.pid):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.1)
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert_group_ends(process, sent, code)
 
 
 def test_processes_change_nothing_but_the_time(tmp_path):
@@ -256,7 +228,7 @@ def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
 def test_savings_are_against_every_layer_and_over_the_same_seeds():
     def result(K: int, seed: int, moved: int):
         row = results.Row("cora", "glasu-4", f"M=3 K={K} Q=4 gcnii", seed, 0.5, 0.5, 4, moved, 2, 1.0)
-        return results.Result(row, ((4, 0.5, moved, 2, 1.0),))
+        return results.Result(row, (results.CurvePoint(4, 0.5, moved, 2, 1.0),))
 
     def savings(*found):
         (table,) = [table for table in tables.make_tables(found) if table.title == "Lazy aggregation"]
@@ -275,14 +247,14 @@ def test_a_set_that_comes_divided_is_not_divided_among_more(tmp_path):
 
 def test_no_difference_is_shown_where_the_features_are_not_the_papers():
     row = results.Row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.5, 0.5, 4, 10, 2, 1.0)
-    (table,) = tables.make_tables([results.Result(row, ((4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
+    (table,) = tables.make_tables([results.Result(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
     assert table.rows[0][2:5] == ("-", "50.0", "-")
 
 
 def test_a_set_with_relations_shows_each_party_alone():
     def result(method: str, setting: str, seed: int, accuracy: float, alone: tuple[float, ...] = ()):
         row = results.Row("dblp_authors", method, setting, seed, accuracy, 0.5, 4, 10, 2, 1.0)
-        return results.Result(row, ((4, 0.5, 10, 2, 1.0),), alone)
+        return results.Result(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), alone)
 
     found = [
         result("standalone", "M=3 gcnii", 0, 0.6, (0.5, 0.7, 0.6)),
@@ -302,9 +274,9 @@ def test_a_set_with_relations_shows_each_party_alone():
 def test_a_mean_curve_ends_where_the_first_seed_stopped():
     def result(curve):
         row = results.Row("cora", "glasu-4", "", 0, 0.5, 0.5, 4, 10, 2, 1.0)
-        return results.Result(row, curve)
+        return results.Result(row, tuple(results.CurvePoint(*point) for point in curve))
 
-    pair = [result(((2, 0.5, 4e6, 2, 1.0), (4, 0.6, 8e6, 4, 2.0))), result(((2, 0.7, 6e6, 2, 3.0),))]
+    pair = [result(((2, 0.5, 4_000_000, 2, 1.0), (4, 0.6, 8_000_000, 4, 2.0))), result(((2, 0.7, 6_000_000, 2, 3.0),))]
     assert average_curves(pair, "bytes") == ([5.0], [60.0])
     assert average_curves(pair, "round") == ([2], [60.0])
 
@@ -312,9 +284,9 @@ def test_a_mean_curve_ends_where_the_first_seed_stopped():
 @pytest.mark.parametrize("table", TABLES)
 def test_two_tables_that_share_a_run_share_its_settings(table):
     for other in TABLES:
-        mine = {run.name: run for run in Plan().list_runs(table, None, [0])}
+        mine = {str(run): run for run in Plan().list_runs(table, None, [0])}
         for run in Plan().list_runs(other, None, [0]):
-            assert run.name not in mine or mine[run.name] == run
+            assert str(run) not in mine or mine[str(run)] == run
 
 
 def test_the_tables_compare_what_the_paper_compares():

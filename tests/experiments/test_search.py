@@ -14,11 +14,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +30,10 @@ from glasu.cli.search import parse_bytes
 from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, TrainingError
-from glasu.experiments.search import search
+from glasu.experiments import search as searches
 from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
-from support.commands import GLASU
+from support.commands import GLASU, assert_group_ends, start_in_group
 from support.log_lines import on_log
 from support.small import SMALL
 
@@ -72,6 +72,10 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", forget)
     yield
     sqlalchemy.event.remove(sqlalchemy.Engine, "connect", forget)
+
+
+def search(run_file: Path, out: Path, **options: Any) -> searches.SearchResult:
+    return searches.search(searches.SearchOptions(run_file=run_file, out=out, **options))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -156,7 +160,10 @@ def test_a_grid_is_tried_once_at_every_point_though_one_of_two_processes_dies(ru
         if "(2 of 10)" in line:  # early: each process has more trials
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
 
-    with on_log(kill_one), pytest.raises(TrainingError, match=r"trial \d \(model.hidden=.* died with exit code -9"):
+    with (
+        on_log(kill_one),
+        pytest.raises(TrainingError, match=r"a process died; trial \d \(model.hidden=.* use fewer --jobs"),
+    ):
         search(run_file, out, space=space, sampler="grid", jobs=2)
     assert multiprocessing.active_children() == []
     assert 2 <= len(rows(out)) < 10
@@ -164,6 +171,14 @@ def test_a_grid_is_tried_once_at_every_point_though_one_of_two_processes_dies(ru
     points = Counter((row["model.hidden"], row["model.aggregation_layers"]) for row in rows(out))
     assert points == Counter({(width, layers): 1 for width in "45678" for layers in ("[1]", "[0, 1]")})
     assert [trial.number for trial in found.trials] == list(range(10))
+
+
+def test_a_party_folder_that_cannot_be_read_is_named_by_a_search_in_processes(run_file, tmp_path):
+    assert command("split", run_file, "--out", tmp_path / "parties", "--format", "csv").returncode == 0
+    (tmp_path / "parties" / "b" / "party.toml").write_text("id = 3\n")
+    overrides = [f"data.parties={json.dumps([str(tmp_path / 'parties' / name) for name in 'abc'])}", "data.name="]
+    with pytest.raises(DataError, match=r"party\.toml: id=3: must be a string"):
+        search(run_file, tmp_path / "out", overrides=overrides, space=tmp_path / "grid.toml", jobs=2)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at the blocked signals in /proc")
@@ -190,29 +205,10 @@ for _ in range(2):
 def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_file, tmp_path, sent, code):
     out, space = tmp_path / "out", tmp_path / "space.toml"
     space.write_text("[train]\nnum_rounds = [1, 100_000_000]\nweight_decay = [0.0]")
-    words = [*GLASU, "search", run_file, "--space", space, "--sampler", "grid", "--jobs", "2", "--out", out]
-    process = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = start_in_group("search", run_file, "--space", space, "--sampler", "grid", "--jobs", "2", "--out", out)
     assert process.stderr is not None
     assert "num_rounds=1," in process.stderr.readline()
-    try:
-        if sent == signal.SIGINT:  # a terminal sends it to all processes
-            os.killpg(process.pid, sent)
-        else:
-            process.send_signal(sent)
-        _, errors = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("a process is left")
+    assert_group_ends(process, sent, code)
     kept = rows(out)
     assert len(search(run_file, out, space=space, sampler="grid", trials=1).trials) == 1
     assert rows(out) == kept
@@ -265,7 +261,7 @@ def test_a_budget_that_no_evaluation_fits_fails_every_trial(run_file, tmp_path):
 def test_a_schedule_counts_only_where_all_its_rounds_fit(run_file):
     for schedule, state in (("constant", "complete"), ("cosine", "failed")):
         config = RunConfig.from_toml(run_file, [f"train.schedule={schedule}", "train.num_rounds=50"])
-        outcome = run_trial(Terms(config, 1, 60_000), {}, lambda marks, score: False)
+        outcome = run_trial(Terms(config, max_bytes=60_000), {})
         assert outcome.state == state
     assert "schedule" in outcome.note
 
@@ -292,13 +288,10 @@ def test_test_labels_change_nothing(run_file):
             parties[index] = dataclasses.replace(party, labels=labels)
         return parties
 
-    terms = Terms(RunConfig.from_toml(run_file), 2, None)
+    terms = Terms(RunConfig.from_toml(run_file), seeds=2)
     for rate in (0.001, 0.02, 0.1):
         point = {"train.learning_rate": rate}
-        plain, other = (
-            run_trial(terms, point, lambda marks, score: False, load=load, clock=lambda: 0.0)
-            for load in (load_parties, permuted)
-        )
+        plain, other = (run_trial(terms, point, load=load, clock=lambda: 0.0) for load in (load_parties, permuted))
         assert plain == other
 
 
@@ -306,23 +299,25 @@ def test_test_labels_change_nothing(run_file):
 @pytest.mark.parametrize("patience", [0, 1])
 def test_a_trial_is_worth_the_validation_score_of_its_run(run_file, method, patience):
     overrides = [f"train.method={method}", f"train.patience={patience}", "train.num_rounds=8", "train.evaluate_every=1"]
-    config, marks = RunConfig.from_toml(run_file, overrides), []
-    outcome = run_trial(Terms(config, 1, None), {}, lambda new, score: marks.extend(new) or False)
+    config = RunConfig.from_toml(run_file, overrides)
+    outcome = run_trial(Terms(config), {})
     report = glasu.train(load_parties(config), config)
     assert outcome.score == pytest.approx(report.validation.accuracy, rel=1e-12)  # a mean, in the order of completion
     assert outcome.bytes <= report.traffic["bytes_to_server"] + report.traffic["bytes_to_clients"]
     if report.validation.round is not None:
         assert outcome.best_round == report.validation.round
-    assert marks == list(range(1, MARKS + 1))
+    assert len(outcome.marks) == MARKS
+    assert outcome.marks[-1] == outcome.score
 
 
 @pytest.mark.parametrize("method", ["glasu", "standalone"])
-def test_a_trial_that_is_told_to_give_up_ends_at_once(run_file, method):
+def test_a_trial_below_the_goal_of_a_mark_ends_there(run_file, method):
     config = RunConfig.from_toml(run_file, [f"train.method={method}", "train.num_rounds=10", "train.evaluate_every=1"])
-    asked = []
-    outcome = run_trial(Terms(config, 2, None), {}, lambda marks, score: asked.append(marks) or len(asked) == 3)
-    assert outcome.state == "pruned"
-    assert [list(marks) for marks in asked] == [[1], [2], [3]]
+    whole = run_trial(Terms(config, seeds=2), {})
+    assert (whole.state, len(whole.marks)) == ("complete", 2 * MARKS)
+    for mark in (2, MARKS + 4):
+        pruned = run_trial(Terms(config, seeds=2), {}, {mark - 1: 0.0, mark: 1.1})
+        assert (pruned.state, pruned.marks) == ("pruned", whole.marks[: mark + 1])
 
 
 def test_paths_in_best_toml_are_relative_to_it_unless_the_user_gave_them_absolute(run_file, tmp_path):

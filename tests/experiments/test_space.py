@@ -76,7 +76,7 @@ def test_a_config_lies_in_a_space_or_outside(tmp_path):
 
 def test_steps_are_read_as_decimals():
     steps = Range(0.0, 0.8, step=0.1)
-    assert [steps.round_to_step(0.1 * index) for index in range(9)] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    assert [steps.decode(0.1 * index) for index in range(9)] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_steps_are_read_as_decimals():
         ("[model]\nhidden = {low = 8.0, high = 64.0}", ["model.hidden=8.0", "integer"]),
         ("[model]\ndropout = {low = 0.0, high = 1.5}", ["dropout=1.5", "[0, 1)"]),
         ("[model]\nhidden = 8", ["model.hidden=8", "list of choices"]),
-        ("[model]\nhidden = {low = 8}", ["list of choices", "low = "]),
-        ("[model]\nhidden = {low = 8, high = 16, setp = 2}", ["setp", "list of choices"]),
+        ("[model]\nhidden = {low = 8}", ["model.hidden", "high: is missing"]),
+        ("[model]\nhidden = {low = 8, high = 16, setp = 2}", ["setp", "known keys are low, high, log, step"]),
         ("[model]\nhidden = {low = 16, high = 8}", ["low must lie below high"]),
-        ("[model]\nhidden = {low = 8, high = 'x'}", ["must be numbers"]),
+        ("[model]\nhidden = {low = 8, high = 'x'}", ["high='x': must be an integer or a number"]),
         ("[model]\nhidden = {low = 8, high = 17, step = 2}", ["high - low must be a multiple of step"]),
         ("[model]\nhidden = {low = 8, high = 16, step = 0.5}", ["step must be an integer"]),
         ("[model]\ndropout = {low = 0.0, high = 0.5, log = true}", ["above 0"]),

@@ -229,7 +229,7 @@ def test_a_signal_ends_a_waiting_role_in_one_line(role, sent, code, kits, tmp_pa
     log.touch()
     process = WarmProcess([*map(str, words), "--out", str(tmp_path / "out")], log)
     waiting = "listening on" if role == "server" else "waiting for the server"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while waiting not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         assert process.poll() is None, log.read_text()

@@ -213,8 +213,8 @@ def test_fingerprints_count_the_same_without_colons_and_in_small_letters(copy):
     ("roster", "said"),
     [
         ("[]", "at least one"),
-        ('"abc"', "roster: must be a list"),
-        ("[1, 2]", "roster[0]: must be a string"),
+        ('"abc"', "roster='abc': must be a list"),
+        ("[1, 2]", "roster[0]=1: must be a string"),
         ('["a", "../b"]', "the name is used in file names"),
         ('["a", "a"]', "must differ"),
     ],

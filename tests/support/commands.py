@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,33 @@ def glasu(*words: str | Path, commands: Mapping[str, Command] = COMMANDS) -> sub
             code = int(exit_.code or 0)
     signal.signal(signal.SIGTERM, before)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+
+
+def start_in_group(*words: str | Path) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own; its standard error is a pipe."""
+    command = [*GLASU, *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def assert_group_ends(process: subprocess.Popen[str], sent: signal.Signals, code: int) -> None:
+    """Send a signal as a terminal or an operator does. The command must end with this code and leave no process."""
+    try:
+        if sent == signal.SIGINT:  # a terminal sends it to all processes
+            os.killpg(process.pid, sent)
+        else:
+            process.send_signal(sent)
+        _, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):  # no process is left
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        raise AssertionError("a process is left")
 
 
 def refused(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 BIN = Path(sys.executable).parent
-APP = Path(__file__).parents[3] / "deploy" / "flower"
+APP = Path(__file__).parents[2] / "deploy" / "flower"
 NAME = "test"  # of the SuperLink in Flower's config
 
 

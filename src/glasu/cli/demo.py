@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from glasu.cli.arguments import make_output_folder, parse_path
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from glasu.experiments.plan import METHODS
 
 EXAMPLE = "glasu demo --out runs/demo"
 TITLE = "GLASU on a news service's users"
@@ -21,13 +21,6 @@ INTRODUCTION = (
     "data (centralized), alone (standalone), with an exchange at every layer (simulated), and with GLASU, which "
     "exchanges two of four layers once per Q updates."
 )
-METHODS: dict[str, dict[str, Any]] = {
-    "centralized": {"method": "centralized"},
-    "standalone": {"method": "standalone", "num_local_steps": 1},
-    "simulated": {"method": "simulated"},
-    "GLASU Q=1": {"method": "glasu", "num_local_steps": 1, "backward": "joint"},
-    "GLASU Q=4": {"method": "glasu", "num_local_steps": 4},
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +55,12 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
-    for name, changes in METHODS.items():
+    for method, changes in METHODS.items():
+        name = f"GLASU Q={changes['num_local_steps']}" if method.startswith("glasu") else method
         config = base.replace(train=changes)
         with show_progress(name, config.train.num_rounds) as observe:
             reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
-        folder = name.lower().replace(" q=", "-")
-        write_atomically(out / folder / "report.json", reports[name].to_json().encode())
+        write_atomically(out / method / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
     table = Table(title=TITLE)
     for heading in list_headings(task_of(base.train)):

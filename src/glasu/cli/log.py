@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -110,7 +109,7 @@ class Log(_Receiver):
     def _write(self, line: str, event: str, **fields: Any) -> None:
         with self._write_lock:
             if self._as_json:
-                sys.stderr.write(format_event(self._command, event, self._now(), role=self._role, **fields) + "\n")
-                sys.stderr.flush()
+                line = format_event(self._command, event, self._now(), role=self._role, **fields)
             else:
-                print_lines([f"glasu {self._command}: {line}"])
+                line = f"glasu {self._command}: {line}"
+            print_lines([line])

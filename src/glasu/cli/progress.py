@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -54,15 +55,16 @@ class Patience:
         return self.clock() - self.last > SILENCE
 
 
-def print_lines(lines: Iterable[str], console: Console | None = None) -> None:
-    """Print lines to standard error, without wrapping or markup."""
-    console = console or Console(stderr=True)
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines to standard error."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def show_progress(title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool = False) -> Iterator[Observer]:
+def show_progress(
+    title: str, num_rounds: int, *, about: Iterable[str] = (), quiet: bool = False
+) -> Iterator[Observer | None]:
     """Show the progress of a run on standard error during the block; yield the observer for its events.
 
     Args:
@@ -71,18 +73,21 @@ def show_progress(title: str, num_rounds: int, *, about: Iterable[str] = (), qui
         about: lines about the data. They are shown with the first event, so a refused run prints its error only.
         quiet: show nothing.
     """
-    console, introduction = Console(stderr=True, quiet=quiet), iter(about)
+    console, introduction = Console(stderr=True), iter(about)
+    if quiet:
+        yield None
+        return
     if not console.is_terminal:
         patience = Patience(time.monotonic)
 
         def write(event: Event) -> None:
-            print_lines(introduction, console)
+            print_lines(introduction)
             if isinstance(event, Evaluated):
                 patience.restart()
-                console.print(f"{title}: round {event.round}: {describe_evaluation(event)}", highlight=False)
+                print_lines([f"{title}: round {event.round}: {describe_evaluation(event)}"])
             elif isinstance(event, Evaluating) and patience.is_over():
                 patience.restart()
-                console.print(f"{title}: round {event.round}: {describe_progress(event)}", highlight=False)
+                print_lines([f"{title}: round {event.round}: {describe_progress(event)}"])
 
         yield write
         return
@@ -91,7 +96,7 @@ def show_progress(title: str, num_rounds: int, *, about: Iterable[str] = (), qui
         task = progress.add_task(title, total=num_rounds, state="")
 
         def advance(event: Event) -> None:
-            print_lines(introduction, progress.console)
+            print_lines(introduction)  # above the bar, which redirects standard error
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import fields
 
 from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path
 
@@ -48,18 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import LineLog
-    from glasu.experiments.search import search
+    from glasu.experiments.search import SearchOptions, search
 
+    options = SearchOptions(**{item.name: getattr(args, item.name) for item in fields(SearchOptions)})
+    make_output_folder(args.out)
     with LineLog(quiet=args.quiet):
-        result = search(
-            args.run_file,
-            make_output_folder(args.out),
-            overrides=args.overrides,
-            space=args.space,
-            sampler=args.sampler,
-            trials=args.trials,
-            seeds=args.seeds,
-            max_bytes=args.max_bytes,
-            jobs=args.jobs,
-        )
-    print(result.summary())
+        print(search(options).summary())

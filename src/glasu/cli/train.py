@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
-    with LineLog("glasu train: "):
+    with LineLog("glasu train: ", quiet=args.quiet):
         if not args.fresh:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from glasu import registry
 from glasu.config import ModelConfig, Override, RunConfig
-from glasu.data.alignment import check_parties, keep_labels
-from glasu.data.partition import pool_parties, share_edges
-from glasu.data.party import PartyData
+
+if TYPE_CHECKING:  # a server reads this table, and it has no scipy
+    from glasu.data.party import PartyData
 
 Settings = Mapping[str, Mapping[str, Any]]  # {"train": {"num_local_steps": 1}}
 
@@ -24,6 +25,12 @@ class Method:
     prescribe: Callable[[ModelConfig], Settings] = lambda model: {}
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # give each party its view
     one_party: bool = False  # one party holds all data
+    needs_all_labels: bool = False  # every party learns from its own labels
+    between_machines: bool = False  # no party needs the data of another
+
+    def prescribes(self, section: str, key: str) -> bool:
+        """Return whether the method decides a setting."""
+        return key in self.prescribe(ModelConfig()).get(section, {})
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,19 @@ class Prepared:
 
 
 def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
+    from glasu.data.partition import pool_parties
+
     return [pool_parties(parties)] if len(parties) > 1 else list(parties)
 
 
+def _share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
+    from glasu.data.partition import share_edges
+
+    return share_edges(parties)
+
+
 METHODS: dict[str, Method] = {
-    "glasu": Method(),
+    "glasu": Method(between_machines=True),
     "centralized": Method(
         prescribe=lambda model: {
             "data": {"num_clients": 1},
@@ -52,6 +67,7 @@ METHODS: dict[str, Method] = {
     ),
     "standalone": Method(
         prescribe=lambda model: {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
+        needs_all_labels=True,
     ),
     "simulated": Method(  # Ni et al.: every layer aggregates, and every client has all edges
         prescribe=lambda model: {
@@ -59,14 +75,22 @@ METHODS: dict[str, Method] = {
             "model": {"aggregation_layers": tuple(range(model.num_layers))},
             "train": {"num_local_steps": 1, "backward": "joint"},
         },
-        prepare=share_edges,
+        prepare=_share_edges,
     ),
 }
 
 
+def method_of(config: RunConfig) -> Method:
+    """Return the method of a run."""
+    method: Method = registry.load("method", config.train.method)
+    return method
+
+
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
     """Check the parties, give each one the data that the method lets it see, and apply the prescribed settings."""
-    method = METHODS[config.train.method]
+    from glasu.data.alignment import check_parties, keep_labels
+
+    method = method_of(config)
     # Parties that were pooled before have the labels of their owner, but not its name.
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
@@ -81,7 +105,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
     """Apply the settings that the method prescribes; also return the ones that differ from the requested ones."""
-    prescribed = METHODS[config.train.method].prescribe(config.model)
+    prescribed = method_of(config).prescribe(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
         for section, keys in prescribed.items()
@@ -93,4 +117,4 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
 
 def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
     """Give each party the data that the method lets it see; labels are not checked."""
-    return METHODS[config.train.method].prepare(parties)
+    return method_of(config).prepare(parties)

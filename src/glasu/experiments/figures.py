@@ -5,17 +5,14 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import plotly.graph_objects as go
+from statistics import fmean
 
 from glasu.experiments.plan import Plan
-from glasu.experiments.results import CURVE, Result
-from glasu.experiments.tables import Table, group_by_cell, mean
-from glasu.html_report import COLOURS, PLOT, TICKS, render_page
+from glasu.experiments.results import Result
+from glasu.experiments.tables import Table, group_by_cell
+from glasu.html_report import draw_curves, render_page, render_table
 
 AXES = {"round": "rounds", "bytes": "megabytes sent by all parties", "seconds": "CPU seconds"}
-Curves = Mapping[str, Sequence[Result]]  # name -> one result per seed
 
 
 def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan: Plan) -> str:
@@ -43,25 +40,21 @@ def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan
 
 
 def _section(table: Table) -> str:
-    head = _cells("th", table.headings, table.words)
-    rows = "".join(f"<tr>{_cells('td', row, table.words)}</tr>" for row in table.rows)
-    return (
-        f"<h2>{html.escape(table.title)}</h2><p>{html.escape(table.note)}</p>"
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
-
-
-def _cells(tag: str, texts: Sequence[str], words: int) -> str:
-    kinds = [' class="words"'] * words + [""] * (len(texts) - words)
-    return "".join(f"<{tag}{kind}>{html.escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+    title, note = html.escape(table.title), html.escape(table.note)
+    return f"<h2>{title}</h2><p>{note}</p>{render_table(table.headings, table.rows, table.words)}"
 
 
 def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Sequence[str]) -> str:
-    curves = {name: results for name, results in found.items() if results}
-    if not curves:
+    named = {name: results for name, results in found.items() if results}
+    if not named:
         return ""
     plots = "".join(
-        f"<div>{_figure(curves, axis).to_html(full_html=False, include_plotlyjs=False, config=PLOT)}</div>"
+        draw_curves(
+            {name: average_curves(results, axis) for name, results in named.items()},
+            AXES[axis],
+            "validation accuracy (%)",
+            logarithmic=axis != "round",
+        )
         for axis in axes
     )
     return f'<h2>{html.escape(title)}</h2><div class="plots">{plots}</div>'
@@ -72,30 +65,7 @@ def average_curves(results: Sequence[Result], axis: str) -> tuple[list[float], l
     at: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         for point in result.curve:
-            entry = dict(zip(CURVE, point, strict=True))
-            at[entry["round"]].append((entry[axis] / (1e6 if axis == "bytes" else 1), 100 * entry["val_accuracy"]))
+            position = getattr(point, axis) / (1e6 if axis == "bytes" else 1)
+            at[point.round].append((position, 100 * point.val_accuracy))
     whole = [at[step] for step in sorted(at) if len(at[step]) == len(results)]  # evaluations that every seed has
-    return [mean(x for x, _ in points) for points in whole], [mean(y for _, y in points) for points in whole]
-
-
-def _figure(curves: Curves, axis: str) -> Any:
-    figure = go.Figure()
-    for index, (name, results) in enumerate(curves.items()):
-        colour = COLOURS[index % len(COLOURS)]
-        positions, accuracy = average_curves(results, axis)
-        if axis == "bytes" and not results[0].row.bytes:
-            line = {"color": colour, "width": 2, "dash": "dash"}
-            figure.add_hline(max(accuracy), line=line, annotation_text=name, annotation_font_color=colour)
-            continue
-        line, marker = {"color": colour, "width": 2}, {"size": 4}
-        figure.add_trace(go.Scatter(x=positions, y=accuracy, name=name, mode="lines+markers", line=line, marker=marker))
-    logarithmic = {} if axis == "round" else {"type": "log", "tickvals": TICKS}
-    figure.update_layout(
-        template="simple_white",
-        height=400,
-        margin={"l": 60, "r": 10, "t": 40, "b": 50},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        xaxis={"title": AXES[axis], **logarithmic},
-        yaxis={"title": "validation accuracy (%)"},
-    )
-    return figure
+    return [fmean(x for x, _ in points) for points in whole], [fmean(y for _, y in points) for points in whole]

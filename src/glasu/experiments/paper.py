@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasu.experiments.settings import METHODS
+from glasu.experiments.plan import METHODS
 
 TARGETS = {"pubmed": 82, "amsterdam": 89}  # test accuracy that stale updates had to reach
 

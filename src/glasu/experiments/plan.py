@@ -1,13 +1,24 @@
-"""The runs of each of the paper's tables."""
+"""The runs of each of the paper's tables, with the settings of each method on each data set."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from glasu.config import ModelConfig, RunConfig
-from glasu.experiments.settings import METHODS, read_settings
+
+METHODS: dict[str, dict[str, Any]] = {
+    "centralized": {"method": "centralized"},
+    "standalone": {"method": "standalone", "num_local_steps": 1},
+    "simulated": {"method": "simulated", "num_local_steps": 1},
+    "glasu-1": {"method": "glasu", "num_local_steps": 1, "backward": "joint"},
+    "glasu-4": {"method": "glasu", "num_local_steps": 4},
+}
 
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # they have one client
 CITIES = ("suzhou", "venice", "amsterdam")  # they have one client per relation
@@ -28,6 +39,22 @@ DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
 TABLES = tuple(DATASETS)
 
 
+@functools.cache
+def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+    """Return the settings of a method on a data set: tuned by a search if there is a file, otherwise the defaults."""
+    path = find_tuned_file(dataset, method, backbone)
+    if path.is_file():
+        return RunConfig.from_toml(path)
+    config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHODS[method]})
+    return config.replace(model={"backbone": backbone})
+
+
+def find_tuned_file(dataset: str, method: str, backbone: str = "gcnii") -> Path:
+    """Return the path of tuned settings; the file may not exist."""
+    name = method if backbone == "gcnii" else f"{method}-{backbone}"
+    return Path(str(resources.files("glasu.experiments"))) / "tuned" / dataset / f"{name}.toml"
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run of a table."""
@@ -38,9 +65,8 @@ class Run:
     seed: int
     config: RunConfig
 
-    @property
-    def name(self) -> str:
-        """A relative path without suffix; it differs between settings."""
+    def __str__(self) -> str:
+        """Return a relative path without suffix; it differs between settings."""
         dataset, setting = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
         return f"{dataset}/{self.method}-{setting}/seed-{self.seed}-{self.config.digest()[:8]}"
 

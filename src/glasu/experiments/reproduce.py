@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasu import train
 from glasu.data.sources.catalog import load
 from glasu.data.statistics import describe_size
 from glasu.errors import DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
-from glasu.experiments.parties import load_once
 from glasu.experiments.plan import TABLES, Plan, Run
-from glasu.experiments.results import Result, format_csv, format_curves_csv, load_result, make_result, store_result
+from glasu.experiments.results import (
+    Result,
+    format_csv,
+    format_curves_csv,
+    list_rows,
+    load_result,
+    make_result,
+    store_result,
+)
 from glasu.experiments.tables import Table, make_tables, to_markdown
-from glasu.experiments.workers import Report, run_tasks
+from glasu.experiments.workers import load_once, run_tasks
 from glasu.files import hold_folder, write_atomically
-from glasu.runtime.simulation import SimulationOptions, simulate
 
 QUICK = "Quick try: a quarter of the rounds. Do not compare these results with the paper."
 log = logging.getLogger(__name__)
@@ -63,7 +70,7 @@ def reproduce(
         if not available:
             raise DataError("no data set for these tables is available; docs/datasets.md lists the files to fetch.")
         runs = {
-            run.name: run
+            str(run): run
             for name in names
             for run in plan.list_runs(
                 name,
@@ -84,52 +91,29 @@ def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
     """Run the runs without a stored result. Runs that diverge are reported at the end."""
     missing = [run for run in runs if load_result(out, run) is None]
     failures: list[str] = []
-    done = len(runs) - len(missing)
-    if done:
-        log.info("%d/%d runs have results", done, len(runs))
-
-    def finish(run: Run, result: Result | TrainingError) -> None:
-        nonlocal done
-        done += 1
-        if isinstance(result, TrainingError):
-            failures.append(f"{run.name}: {result}")
-        else:
-            store_result(out, run, result)
-        log.info("%d/%d %s", done, len(runs), failures[-1] if isinstance(result, TrainingError) else result.summary())
-
-    tasks = iter([_RunTask(run, finish) for run in missing])
-    run_tasks(train_run, lambda: next(tasks, None), min(jobs, len(missing)))
+    stored = len(runs) - len(missing)
+    if stored:
+        log.info("%d/%d runs have results", stored, len(runs))
+    with closing(run_tasks(train_run, iter(missing), min(jobs, len(missing)))) as results:
+        for done, (run, result) in enumerate(results, stored + 1):
+            if isinstance(result, TrainingError):
+                failures.append(f"{run}: {result}")
+            else:
+                store_result(out, run, result)
+            said = failures[-1] if isinstance(result, TrainingError) else result.summary()
+            log.info("%d/%d %s", done, len(runs), said)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
 
 
-@dataclass(frozen=True)
-class _RunTask:
-    """A run, and the function that receives its result."""
-
-    argument: Run
-    record: Callable[[Run, Result | TrainingError], None]
-
-    @property
-    def name(self) -> str:
-        return self.argument.name
-
-    def report(self, *values: object) -> bool:
-        return False
-
-    def finish(self, result: Result | TrainingError) -> None:
-        self.record(self.argument, result)
-
-
-def train_run(run: Run, report: Report, workers: int | None) -> Result | TrainingError:
+def train_run(run: Run, workers: int | None) -> Result | TrainingError:
     """Train; return the error of a run that diverged, so that the others continue."""
     loaded = load_once(run.config)
     try:
-        options = SimulationOptions(workers=workers, notes=loaded.notes, clock=time.process_time)
-        simulation = simulate(loaded.parties, run.config, options)
+        report = train(loaded.parties, run.config, workers=workers, clock=time.process_time)
     except TrainingError as error:
         return error
-    return make_result(run, simulation.report)
+    return make_result(run, report, loaded.notes)
 
 
 def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None) -> list[str]:
@@ -162,7 +146,9 @@ def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = Fals
     found = (load_result(out, run) for run in _list_stored_runs(out, plan, quick=quick))
     results = tuple(result for result in found if result is not None)
     made = tuple(make_tables(results, plan))
-    versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions) for result in results})
+    versions = sorted(
+        {", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results}
+    )
     origin = "; ".join(filter(None, [f"Last command: {made_by}" if made_by else "", *versions]))
     origin = f"{QUICK} {origin}" if quick else origin
     write_atomically(out / "results.csv", format_csv(results).encode())
@@ -174,14 +160,10 @@ def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = Fals
 
 def _list_stored_runs(out: Path, plan: Plan, *, quick: bool) -> list[Run]:
     """Return the runs of all tables, on the data sets and with the seeds of the stored results."""
-    datasets: dict[str, None] = dict.fromkeys(name for table in TABLES for name in plan.datasets[table])
-    seeds = set()
-    for path in sorted((out / "runs").rglob("*.json")):
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))["row"]
-            datasets[row["dataset"]] = None
-            seeds.add(int(row["seed"]))
-        except (OSError, ValueError, KeyError, TypeError):  # damaged, or another file
-            continue
-    runs = (run for name in TABLES for run in plan.list_runs(name, list(datasets), sorted(seeds), quick=quick))
-    return list({run.name: run for run in runs}.values())
+    rows = list(list_rows(out))
+    datasets = dict.fromkeys(
+        [name for table in TABLES for name in plan.datasets[table]] + [row.dataset for row in rows]
+    )
+    seeds = sorted({row.seed for row in rows})
+    runs = (run for name in TABLES for run in plan.list_runs(name, list(datasets), seeds, quick=quick))
+    return list({str(run): run for run in runs}.values())

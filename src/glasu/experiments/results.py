@@ -5,20 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from glasu import __version__
+from glasu import RunReport, __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
 from glasu.model.task import ACCURACY
-from glasu.report import RunReport
+from glasu.records import RecordError, parse_json, read_record, to_plain
 
-EPOCH = 4  # increased when a change of the program changes results; older results are run again
-CURVE = ("round", "val_accuracy", "bytes", "exchanges", "seconds")  # stored for every evaluation
+EPOCH = 5  # increased when a change of the program changes results or their form; older results are run again
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,24 @@ class Row:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """One evaluation of a learning curve, and the cost of the run until then."""
+
+    round: int
+    val_accuracy: float
+    bytes: int
+    exchanges: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished run."""
 
     row: Row
-    curve: tuple[tuple[float, ...], ...]  # per evaluation: the values that CURVE names
+    curve: tuple[CurvePoint, ...]
     per_client: tuple[float, ...] = ()  # standalone: the test accuracy of each client alone
-    versions: tuple[tuple[str, str], ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # about the data
 
     @property
@@ -61,7 +71,17 @@ class Result:
         return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
 
 
-def make_result(run: Run, report: RunReport) -> Result:
+@dataclass(frozen=True)
+class StoredResult:
+    """A file in the folder runs/."""
+
+    digest: str  # of the settings
+    epoch: int
+    config: Mapping[str, Any]  # for readers; without paths of this machine
+    result: Result
+
+
+def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> Result:
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
     if run.method != "centralized" and len(report.parties) != clients:
@@ -73,48 +93,47 @@ def make_result(run: Run, report: RunReport) -> Result:
         seed=run.seed,
         test_accuracy=report.test.accuracy,
         validation_accuracy=report.validation.accuracy,
-        rounds=report.history[-1]["round"],
-        bytes=traffic["bytes_to_server"] + traffic["bytes_to_clients"],
-        exchanges=traffic["exchanges"],
-        cpu_seconds=round(report.seconds["total"], 3),
+        rounds=report.history[-1].round,
+        bytes=traffic.total_bytes,
+        exchanges=traffic.exchanges,
+        cpu_seconds=round(report.seconds.total, 3),
     )
-    curve = tuple(tuple(entry[name] for name in CURVE) for entry in report.history)
-    return Result(row, curve, report.test.per_client or (), tuple(report.versions.items()), report.notes)
+    curve = tuple(
+        CurvePoint(**{item.name: entry[item.name] for item in fields(CurvePoint)}) for entry in report.history
+    )
+    return Result(row, curve, report.test.per_client or (), report.versions, notes)
 
 
 def store_result(folder: Path, run: Run, result: Result) -> None:
     """Store a result with the digest of its settings."""
     config = run.config.to_dict()
-    del config["data"]["root"]  # a path of this machine
-    content = {
-        "digest": run.config.digest(),
-        "row": dict(zip([item.name for item in fields(Row)], astuple(result.row), strict=True)),
-        "curve": [dict(zip(CURVE, point, strict=True)) for point in result.curve],
-        "per_client": list(result.per_client),
-        "versions": dict(result.versions),
-        "notes": list(result.notes),
-        "epoch": EPOCH,
-        "config": config,
-    }
-    write_atomically(folder / "runs" / f"{run.name}.json", (json.dumps(content, indent=1) + "\n").encode())
+    del config["data"]["root"]
+    stored = StoredResult(run.config.digest(), EPOCH, config, result)
+    write_atomically(folder / "runs" / f"{run}.json", (json.dumps(to_plain(stored), indent=1) + "\n").encode())
 
 
 def load_result(folder: Path, run: Run) -> Result | None:
     """Return the stored result of a run; None if there is none of the same settings and version."""
-    try:
-        content: dict[str, Any] = json.loads((folder / "runs" / f"{run.name}.json").read_text(encoding="utf-8"))
-        version = content["versions"]["glasu"]
-        if (content["digest"], content["epoch"], version) != (run.config.digest(), EPOCH, __version__):
-            return None
-        return Result(
-            Row(**content["row"]),
-            tuple(tuple(point[name] for name in CURVE) for point in content["curve"]),
-            tuple(content["per_client"]),
-            tuple(content["versions"].items()),
-            tuple(content["notes"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: run it again
+    stored = _read(folder / "runs" / f"{run}.json")
+    if stored is None or (stored.digest, stored.result.versions.get("glasu")) != (run.config.digest(), __version__):
         return None
+    return stored.result
+
+
+def list_rows(folder: Path) -> Iterator[Row]:
+    """Yield the row of every stored result, whatever its settings are."""
+    for path in sorted((folder / "runs").rglob("*.json")):
+        if (stored := _read(path)) is not None:
+            yield stored.result.row
+
+
+def _read(path: Path) -> StoredResult | None:
+    """Read a stored result; None if there is none, or if it is damaged or has another form."""
+    try:
+        stored = read_record(StoredResult, parse_json(path.read_bytes(), path.name), path.name, finite=False)
+    except (OSError, RecordError):
+        return None
+    return stored if stored.epoch == EPOCH else None
 
 
 def format_csv(results: Iterable[Result]) -> str:
@@ -124,8 +143,8 @@ def format_csv(results: Iterable[Result]) -> str:
 
 def format_curves_csv(results: Iterable[Result]) -> str:
     """Return curves.csv: one line per evaluation of every run."""
-    heads = ("dataset", "method", "setting", "seed", *CURVE)
-    lines = ((*result.cell, result.row.seed, *point) for result in results for point in result.curve)
+    heads = ("dataset", "method", "setting", "seed", *(item.name for item in fields(CurvePoint)))
+    lines = ((*result.cell, result.row.seed, *astuple(point)) for result in results for point in result.curve)
     return _csv(heads, lines)
 
 

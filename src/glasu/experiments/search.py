@@ -13,6 +13,7 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +22,41 @@ import tomli_w
 
 from glasu import __version__
 from glasu.config import RunConfig
-from glasu.config_section import require
 from glasu.errors import ConfigError, TrainingError
-from glasu.experiments.space import Point, Space, format_point, label, read_space
+from glasu.experiments.space import Choices, Point, Space, apply_point, format_point, label, read_space, require
 from glasu.files import hold_folder, write_atomically
 from glasu.model.task import Metric, task_of
+from glasu.records import to_plain
 
 if TYPE_CHECKING:
-    from glasu.experiments.study import FinishedTrial
+    from glasu.experiments.study import FinishedTrial, StartedTrial
+    from glasu.experiments.trial import Outcome, Terms
 
 SEARCH_SAMPLERS = ("tpe", "grid", "random")
 TRIALS = 40  # by default; a grid has all its points by default
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How to search. If the space contains the settings of the run file, they are trial 0, except of a grid."""
+
+    run_file: Path  # the settings that do not vary
+    out: Path  # folder for study.db, trials.csv and best.toml
+    overrides: Sequence[str] = ()  # `section.key=value`, as for --set
+    space: str | Path = "default"  # the keys that vary: a built-in name, or a TOML file
+    sampler: str = "tpe"  # or "random", or "grid": every point once, in random order
+    trials: int | None = None  # total number of trials; None: 40, or all points of a grid
+    seeds: int = 1  # runs per trial
+    max_bytes: int | None = None  # only evaluations within this number of bytes count
+    jobs: int = 1  # trials at the same time, one process each
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "seeds", "max_bytes", "jobs"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}", "must be at least 1.")
+        known = ", ".join(SEARCH_SAMPLERS)
+        require(self.sampler in SEARCH_SAMPLERS, f"--sampler {self.sampler}", f"must be one of {known}.")
 
 
 @dataclass(frozen=True)
@@ -56,99 +80,54 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _Search:
-    """The arguments of a search."""
+    """A search whose files were read."""
 
-    run_file: Path
-    written: str  # its text when the search began
-    overrides: tuple[str, ...]
+    options: SearchOptions
+    written: str  # the text of the run file when the search began
     config: RunConfig
-    space_name: str
     space: Space
-    sampler: str
     trials: int
-    seeds: int
-    max_bytes: int | None
-    out: Path
 
 
-def search(
-    run_file: str | Path,
-    out: str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    space: str | Path = "default",
-    sampler: str = "tpe",
-    trials: int | None = None,
-    seeds: int = 1,
-    max_bytes: int | None = None,
-    jobs: int = 1,
-) -> SearchResult:
+def search(options: SearchOptions) -> SearchResult:
     """Search for the settings with the best validation score; the same call continues an earlier search.
 
     A trial trains with seeds s, s+1, ..., where s is the seed of the run file. Its score is the mean of their best
-    validation scores (accuracy, or micro F1 of a multi-label task). Test nodes are not used. Bad trials are stopped
-    early. Every finished trial is logged.
-
-    Args:
-        run_file: the settings that do not vary. If the space contains them, they are the first trial (except of a
-            grid, whose order is random).
-        out: folder for study.db, trials.csv and best.toml.
-        overrides: `section.key=value`, as for --set.
-        space: the keys that vary: a built-in name, or a TOML file.
-        sampler: "tpe", "random", or "grid": every point once, in random order.
-        trials: total number of trials; by default 40, or all points of a grid.
-        seeds: runs per trial.
-        max_bytes: only evaluations within this number of bytes count.
-        jobs: number of trials at the same time, one process each.
+    validation scores. Test nodes are not used. Bad trials are stopped early. Every finished trial is logged.
     """
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("glasu search needs optuna, which is not installed; pip install 'glasu[search]'.")
-    for name, value in (("trials", trials), ("seeds", seeds), ("max-bytes", max_bytes), ("jobs", jobs)):
-        require(value is None or value >= 1, f"--{name} {value}", "must be at least 1.")
-    require(sampler in SEARCH_SAMPLERS, f"--sampler {sampler}", f"must be one of {', '.join(SEARCH_SAMPLERS)}.")
-    run_file, out = Path(run_file), Path(out)
-    config = RunConfig.from_toml(run_file, overrides)
-    found = read_space(space, config)
-    if sampler == "grid":
-        require(found.size is not None, "--sampler grid", f"space {space} has ranges; give lists, or --sampler tpe.")
-        trials = min(trials or found.size or 0, found.size or 0)
-    options = _Search(
-        run_file=run_file,
-        written=run_file.read_text(encoding="utf-8"),
-        overrides=tuple(overrides),
-        config=config,
-        space_name=str(space),
-        space=found,
-        sampler=sampler,
-        trials=trials or TRIALS,
-        seeds=seeds,
-        max_bytes=max_bytes,
-        out=out,
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    with hold_folder(out):
-        return _run(options, jobs)
+    config = RunConfig.from_toml(options.run_file, options.overrides)
+    space, trials = read_space(options.space, config), options.trials
+    if options.sampler == "grid":
+        rule = f"space {options.space} has ranges; give lists, or --sampler tpe."
+        require(space.size is not None, "--sampler grid", rule)
+        trials = min(trials or space.size or 0, space.size or 0)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with hold_folder(options.out):
+        written = options.run_file.read_text(encoding="utf-8")
+        return _run(_Search(options, written, config, space, trials or TRIALS))
 
 
-def _run(options: _Search, jobs: int) -> SearchResult:
+def _run(search: _Search) -> SearchResult:
     from glasu.experiments.study import Study, open_study
-    from glasu.experiments.trial import Terms, run_trial
+    from glasu.experiments.trial import Terms
     from glasu.experiments.workers import run_tasks
 
-    def on_finish(trial: FinishedTrial) -> None:
+    options, config, space = search.options, search.config, search.space
+    metric = task_of(config.train).selected_by
+    with open_study(options.out / "study.db", _settings(search)) as storage:
+        study = Study(storage, space, options.sampler, config.train.seed, space.point_of(config))
         finished = study.list_finished()
-        best = _write(options, finished)
-        log.info("%s", _describe(trial, len(finished), options.trials, best, task_of(options.config.train).selected_by))
-
-    with open_study(options.out / "study.db", _settings(options)) as storage:
-        first = options.space.point_of(options.config)
-        study = Study(storage, options.space, options.sampler, options.config.train.seed, first, on_finish)
-        work = functools.partial(run_trial, Terms(options.config, options.seeds, options.max_bytes))
-        left = options.trials - len(study.list_finished())
-        if left > 0:
-            run_tasks(work, functools.partial(study.begin, options.trials), min(jobs, left))
-        finished = study.list_finished()
-    best = _write(options, finished)
+        work = functools.partial(_run_trial, Terms(config, options.seeds, options.max_bytes))
+        tasks = iter(functools.partial(study.begin, search.trials), None)
+        with closing(run_tasks(work, tasks, min(options.jobs, search.trials - len(finished)))) as results:
+            for started, outcome in results:
+                trial = study.finish(started, outcome)
+                finished = study.list_finished()
+                best = _write(search, finished)
+                log.info("%s", _describe(trial, len(finished), search.trials, best, metric))
+    best = _write(search, finished)
     if best is None:
         notes = Counter(trial.outcome.note for trial in finished)
         raise TrainingError(
@@ -157,6 +136,12 @@ def _run(options: _Search, jobs: int) -> SearchResult:
     assert best.outcome.score is not None
     file = options.out / "best.toml"
     return SearchResult(best.outcome.score, best.point, RunConfig.from_toml(file), file, tuple(finished))
+
+
+def _run_trial(terms: Terms, started: StartedTrial, workers: int | None) -> Outcome:
+    from glasu.experiments.trial import run_trial
+
+    return run_trial(terms, started.point, started.goals, workers)
 
 
 def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial | None, metric: Metric) -> str:
@@ -172,16 +157,14 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
     )
 
 
-def _flat(config: RunConfig) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
-
-
-def _settings(options: _Search) -> dict[str, Any]:
+def _settings(search: _Search) -> dict[str, Any]:
     """Return the settings that decide the trials, as plain values; the location of the data does not."""
-    run = _flat(options.config)
-    del run["data.root"]
-    space = {f"space {key}": values for key, values in options.space.to_plain().items()}
-    more = {"sampler": options.sampler, "seeds": options.seeds, "max_bytes": options.max_bytes}
+    run = {**search.config.flatten(), "data.parties": search.config.data.parties}
+    space = {
+        f"space {key}": list(values.ends) if isinstance(values, Choices) else to_plain(values)
+        for key, values in search.space.keys.items()
+    }
+    more = {"sampler": search.options.sampler, "seeds": search.options.seeds, "max_bytes": search.options.max_bytes}
     plain: dict[str, Any] = json.loads(json.dumps({**run, **space, **more}))
     return plain
 
@@ -191,17 +174,19 @@ def _count_states(trials: Sequence[FinishedTrial]) -> str:
     return f"{len(trials)} trials ({', '.join(f'{count} {state}' for state, count in sorted(states.items()))})"
 
 
-def _write(options: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
+def _write(search: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
     """Write trials.csv and best.toml; return the best complete trial, if there is one.
 
     Of equal scores the fewest bytes win, then the earlier trial.
     """
-    write_atomically(options.out / "trials.csv", _table(options.space, trials).encode())
+    write_atomically(search.options.out / "trials.csv", _table(search.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
     if not complete:
         return None
     best = min(complete, key=lambda trial: (-(trial.outcome.score or 0.0), trial.outcome.bytes or 0, trial.number))
-    write_atomically(options.out / "best.toml", (_origin(options, trials, best) + _run_file(options, best)).encode())
+    write_atomically(
+        search.options.out / "best.toml", (_origin(search, trials, best) + _run_file(search, best)).encode()
+    )
     return best
 
 
@@ -216,24 +201,17 @@ def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
     return text.getvalue()
 
 
-def _origin(options: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
+def _origin(search: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
     """Return the comment at the head of best.toml: command and result."""
-    words = [
-        "glasu",
-        "search",
-        options.run_file.name,
-        "--space",
-        Path(options.space_name).name,
-        "--sampler",
-        options.sampler,
-    ]
-    words += ["--trials", str(options.trials), "--seeds", str(options.seeds)]
+    options = search.options
+    words = [options.run_file.name, "--space", Path(str(options.space)).name, "--sampler", options.sampler]
+    words += ["--trials", str(search.trials), "--seeds", str(options.seeds)]
     words += ["--max-bytes", str(options.max_bytes)] if options.max_bytes is not None else []
     words += [word for override in options.overrides for word in ("--set", override)]
-    seeds = range(options.config.train.seed, options.config.train.seed + options.seeds)
+    seeds = range(search.config.train.seed, search.config.train.seed + options.seeds)
     found = best.outcome
     lines = [
-        f"Found by glasu {__version__}: {shlex.join(words)}",
+        f"Found by glasu {__version__}: glasu search {shlex.join(words)}",
         f"Trial {best.number} of {_count_states(trials)}: mean validation score {found.score} over seeds "
         f"{', '.join(str(seed) for seed in seeds)},",
         f"best by round {found.best_round}, after {found.bytes} bytes. Test nodes were not used.",
@@ -241,25 +219,24 @@ def _origin(options: _Search, trials: Sequence[FinishedTrial], best: FinishedTri
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
-def _run_file(options: _Search, best: FinishedTrial) -> str:
+def _run_file(search: _Search, best: FinishedTrial) -> str:
     """Return the settings as TOML: the keys of the run file and of --set, and those of the best trial."""
-    written = options.written
+    written = search.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
-    keys |= {override.partition("=")[0].strip() for override in options.overrides} | set(best.point)
-    settings = {**_flat(options.config), **best.point}
-    if best.outcome.num_rounds != settings["train.num_rounds"]:  # fewer fit into the budget
+    keys |= {override.partition("=")[0].strip() for override in search.options.overrides} | set(best.point)
+    config = apply_point(search.config, best.point)
+    if best.outcome.num_rounds != config.train.num_rounds:  # fewer fit into the budget
         keys.add("train.num_rounds")
-        settings["train.num_rounds"] = best.outcome.num_rounds
+        config = config.replace(train={"num_rounds": best.outcome.num_rounds})
     sections: dict[str, dict[str, Any]] = {}
-    for path, value in settings.items():
-        section, _, key = path.partition(".")
-        if path in keys:
-            sections.setdefault(section, {})[key] = value
-    data, given = sections.get("data", {}), "\n".join([written, *options.overrides])
+    for section, items in config.to_dict().items():
+        if used := {key: value for key, value in items.items() if f"{section}.{key}" in keys}:
+            sections[section] = used
+    data, given = sections.get("data", {}), "\n".join([written, *search.options.overrides])
     if "root" in data:
-        data["root"] = _keep_form(data["root"], options.out, given)
+        data["root"] = _keep_form(data["root"], search.options.out, given)
     if "parties" in data:
-        data["parties"] = [_keep_form(folder, options.out, given) for folder in data["parties"]]
+        data["parties"] = [_keep_form(folder, search.options.out, given) for folder in data["parties"]]
     return tomli_w.dumps(sections)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math
 import random
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,46 +13,63 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from glasu.config import RunConfig
-from glasu.config_section import require, show_value
+from glasu.config import RunConfig, read_sections, suggest
 from glasu.errors import ConfigError
+from glasu.records import RecordError, describe, read_record
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
 TRIED = 300  # combinations that are checked with RunConfig before a search
 FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
+SPACES = Path(str(resources.files("glasu.experiments"))) / "spaces"
+
+
+def require(condition: bool, value: object, rule: str) -> None:
+    """Raise ConfigError unless the condition holds; the message names the value and the rule."""
+    if not condition:
+        raise ConfigError(f"{value}: {rule}")
 
 
 @dataclass(frozen=True)
 class Choices:
     """A key that takes one of several values."""
 
-    values: tuple[Any, ...]
+    ends: tuple[Any, ...]  # the values to check before a search: all
+
+    def __post_init__(self) -> None:
+        require(bool(self.ends), "[]", "at least one choice is needed.")
+        require(len(set(self.labels)) == len(self.ends), describe(list(self.ends)), "names a choice twice.")
 
     @property
     def labels(self) -> tuple[Any, ...]:
         """The values in the form that a study stores: a list becomes text."""
-        return tuple(label(value) for value in self.values)
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        """The values to check before a search: all."""
-        return self.values
+        return tuple(label(value) for value in self.ends)
 
     def contains(self, value: Any) -> bool:
-        return value in self.values
+        return value in self.ends
 
-    def to_plain(self) -> Any:
-        return list(self.values)
+    def decode(self, stored: Any) -> Any:
+        """Return the value of a label."""
+        return self.ends[self.labels.index(stored)]
 
 
 @dataclass(frozen=True)
 class Range:
     """A key that takes any number between two bounds, both included; an integer if both bounds are integers."""
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     log: bool = False
-    step: float | None = None
+    step: int | float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.low < self.high, f"low={self.low}", f"low must lie below high, which is {self.high}.")
+        logarithmic = not self.log or (self.low > 0 and self.step is None)
+        require(logarithmic, "log=true", "a logarithmic range lies above 0 and has no step.")
+        if self.step is not None:
+            whole = not self.is_integer or isinstance(self.step, int)
+            fits = self.step > 0 and whole and _divides(self.step, self.low, self.high)
+            rule = "high - low must be a multiple of step; with integer bounds, step must be an integer."
+            require(fits, f"step={self.step}", rule)
 
     @property
     def is_integer(self) -> bool:
@@ -65,19 +80,16 @@ class Range:
         """The values to check before a search: both bounds."""
         return (self.low, self.high)
 
-    def round_to_step(self, value: float) -> float:
-        """Return the decimal number next to a drawn value: 0.3, not 0.1 + 0.1 + 0.1."""
-        if self.step is None or self.is_integer:
-            return value
-        low, step = Decimal(str(self.low)), Decimal(str(self.step))
-        return float(low + step * round((Decimal(value) - low) / step))
-
     def contains(self, value: Any) -> bool:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return number and self.low <= value <= self.high and (self.step is None or _divides(self.step, self.low, value))
 
-    def to_plain(self) -> Any:
-        return {"low": self.low, "high": self.high, "log": self.log, "step": self.step}
+    def decode(self, stored: float) -> float:
+        """Return the decimal number next to a drawn value: 0.3, not 0.1 + 0.1 + 0.1."""
+        if self.step is None or self.is_integer:
+            return stored
+        low, step = Decimal(str(self.low)), Decimal(str(self.step))
+        return float(low + step * round((Decimal(stored) - low) / step))
 
 
 @dataclass(frozen=True)
@@ -103,13 +115,9 @@ class Space:
 
     def point_of(self, config: RunConfig) -> Point | None:
         """Return the point of a config; None if the space does not contain it."""
-        settings = config.to_dict()
-        point = {key: settings[key.partition(".")[0]][key.partition(".")[2]] for key in self.keys}
+        settings = config.flatten()
+        point = {key: settings[key] for key in self.keys}
         return point if all(values.contains(point[key]) for key, values in self.keys.items()) else None
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the space as values that JSON can hold."""
-        return {key: values.to_plain() for key, values in self.keys.items()}
 
 
 def label(value: Any) -> Any:
@@ -135,11 +143,7 @@ def apply_point(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
 
 def list_built_in_spaces() -> list[str]:
     """List the names of the spaces that come with GLASU."""
-    return sorted(item.name.removesuffix(".toml") for item in _folder().iterdir() if item.name.endswith(".toml"))
-
-
-def _folder() -> resources.abc.Traversable:
-    return resources.files("glasu.experiments").joinpath("spaces")
+    return sorted(path.stem for path in SPACES.glob("*.toml"))
 
 
 def read_space(name: str | Path, config: RunConfig) -> Space:
@@ -150,66 +154,35 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
             table {low, high, log, step} is a range.
         config: the settings of the keys that do not vary.
     """
-    source = f"space {name}"
+    known, name = list_built_in_spaces(), str(name)
+    if not name.endswith(".toml") and name not in known:
+        raise ConfigError(f"space {name}: is unknown; give a .toml file or a built-in space{suggest(name, known)}")
     try:
-        sections = tomllib.loads(_text(str(name)))
-    except ValueError as error:
-        raise ConfigError(f"{source}: is not valid TOML: {error}.") from None
-    keys: dict[str, Choices | Range] = {}
-    for section, items in sections.items():
-        require(
-            isinstance(items, dict), f"{source}: {section}={show_value(items)}", "must be in a section such as [train]."
-        )
-        for key, given in items.items():
-            where = f"{section}.{key}"
-            if section == "data" or (section == "train" and key in FIXED):
-                rule = "changes the task or the score, so it cannot vary; set it in the run file or with --set."
-                raise ConfigError(f"{source}: {where}: {rule}")
-            keys[where] = _values(given, f"{source}: {where}={show_value(given)}")
-    require(bool(keys), source, "has no key that varies; give a list of choices, or a range {low = ..., high = ...}.")
-    space = Space(keys)
-    for point in _samples(space):
-        try:
+        space = Space(_read_keys(read_sections(Path(name) if name.endswith(".toml") else SPACES / f"{name}.toml")))
+        for point in _samples(space):
             apply_point(config, point)
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {str(error).removeprefix('the config: ')}") from None
+    except (ConfigError, RecordError) as error:
+        raise ConfigError(f"space {name}: {str(error).removeprefix('the config: ')}") from None
     return space
 
 
-def _text(name: str) -> str:
-    if name.endswith(".toml"):
-        try:
-            return Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"space {name}: cannot be read ({error.strerror}); give a TOML file or a name.") from None
-    known = list_built_in_spaces()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}, or give a .toml file."
-        raise ConfigError(f"space {name}: is unknown; {hint}")
-    return _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _values(given: Any, where: str) -> Choices | Range:
-    if isinstance(given, list):
-        require(bool(given), where, "at least one choice is needed.")
-        choices = Choices(tuple(given))
-        require(len(set(choices.labels)) == len(given), where, "names a choice twice.")
-        return choices
-    rule = "must be a list of choices, or a range such as {low = 0.001, high = 0.1, log = true} or {low = 2, high = 9}."
-    require(isinstance(given, dict) and {"low", "high"} <= set(given) <= {"low", "high", "log", "step"}, where, rule)
-    low, high, log, step = given["low"], given["high"], given.get("log", False), given.get("step")
-    for number in (low, high) if step is None else (low, high, step):
-        real = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
-        require(real, where, "low, high and step must be numbers.")
-    require(low < high, where, "low must lie below high.")
-    require(isinstance(log, bool), where, "log must be true or false.")
-    require(not log or (low > 0 and step is None), where, "a logarithmic range lies above 0 and has no step.")
-    if step is not None:
-        whole = not (isinstance(low, int) and isinstance(high, int)) or isinstance(step, int)
-        fits = step > 0 and whole and _divides(step, low, high)
-        require(fits, where, "high - low must be a multiple of step; with integer bounds, step must be an integer.")
-    return Range(low, high, log, step)
+def _read_keys(sections: Mapping[str, Any]) -> dict[str, Choices | Range]:
+    keys: dict[str, Choices | Range] = {}
+    for section, items in sections.items():
+        require(isinstance(items, dict), f"{section}={describe(items)}", "must be in a section such as [train].")
+        for key, given in items.items():
+            where = f"{section}.{key}"
+            fixed = section == "data" or (section == "train" and key in FIXED)
+            rule = "changes the task or the score, so it cannot vary; set it in the run file or with --set."
+            require(not fixed, where, rule)
+            if isinstance(given, dict):
+                keys[where] = read_record(Range, given, where)
+            else:
+                rule = "must be a list of choices, or a range such as {low = 0.001, high = 0.1, log = true}."
+                require(isinstance(given, list), f"{where}={describe(given)}", rule)
+                keys[where] = Choices(tuple(given))
+    require(bool(keys), "it", "has no key that varies; give a list of choices, or a range {low = ..., high = ...}.")
+    return keys
 
 
 def _divides(step: float, low: float, high: float) -> bool:

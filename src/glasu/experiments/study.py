@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,27 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from glasu.config_section import show_value
 from glasu.errors import ConfigError, DataError
-from glasu.experiments.space import Choices, Point, Range, Space, format_point
+from glasu.experiments.space import Choices, Point, Range, Space, format_point, label
 from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
+from glasu.records import describe, read_record
 
 NAME = "glasu search"
-PRUNER = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=MARKS * 3 // 10)
+FIRST_PRUNED = 5  # complete trials before the first one is pruned
+FIRST_GOAL = MARKS * 3 // 10 - 1  # the first mark at which a trial can be pruned
+
+
+@dataclass(frozen=True)
+class StartedTrial:
+    """A trial that has begun."""
+
+    number: int
+    point: Point
+    goals: Mapping[int, float]  # see `run_trial`
+
+    def __str__(self) -> str:
+        return f"trial {self.number} ({format_point(self.point)})"
 
 
 @dataclass(frozen=True)
@@ -39,30 +53,6 @@ class FinishedTrial:
     outcome: Outcome
 
 
-@dataclass(frozen=True)
-class RunningTrial:
-    """A trial that has begun: a task for `workers.run_tasks`."""
-
-    study: Study
-    trial: optuna.Trial
-    number: int
-    argument: Point
-
-    @property
-    def name(self) -> str:
-        return f"trial {self.number} ({format_point(self.argument)})"
-
-    def report(self, marks: Sequence[int], score: float) -> bool:
-        """Store the score so far; return True to stop the trial."""
-        for mark in marks:
-            self.trial.report(score, mark)
-        return self.trial.should_prune()
-
-    def finish(self, outcome: Outcome) -> None:
-        """Store the outcome."""
-        self.study.finish(self, outcome)
-
-
 class Study:
     """Numbers the trials 0, 1, ..., and draws each from a separate generator.
 
@@ -70,15 +60,7 @@ class Study:
     without a trace. Trials that were running are marked as failed in the file, and their numbers are assigned again.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        space: Space,
-        sampler: str,
-        seed: int,
-        first: Point | None,
-        on_finish: Callable[[FinishedTrial], None],
-    ) -> None:
+    def __init__(self, study: optuna.Study, space: Space, sampler: str, seed: int, first: Point | None) -> None:
         """Continue a study.
 
         Args:
@@ -87,81 +69,73 @@ class Study:
             sampler: "tpe", "random" or "grid".
             seed: seed of the draws.
             first: the point of trial 0; None: the sampler chooses.
-            on_finish: called with every finished trial.
         """
         self._study, self._space, self._sampler, self._seed, self._first = study, space, sampler, seed, first
-        self._on_finish = on_finish
-        self._running: set[int] = set()
+        self._running: dict[int, optuna.Trial] = {}
         self._order = Stream(seed, "grid").numpy().permutation(space.size or 0) if sampler == "grid" else None
 
-    def begin(self, trials: int) -> RunningTrial | None:
+    def begin(self, trials: int) -> StartedTrial | None:
         """Begin the first trial of 0..trials-1 that is neither finished nor running, or return None."""
-        taken = self._running | {trial.number for trial in self.list_finished()}
+        finished = self.list_finished()
+        taken = self._running.keys() | {trial.number for trial in finished}
         number = next((number for number in range(trials) if number not in taken), None)
         if number is None:
             return None
+        point = self._choose(number)
+        if point is not None:
+            self._study.enqueue_trial({key: label(value) for key, value in point.items()})
         self._study.sampler = self._sampler_of(number)
         trial = self._study.ask({key: _distribution(values) for key, values in self._space.keys.items()})
         trial.set_user_attr("number", number)
-        self._running.add(number)
-        return RunningTrial(self, trial, number, self._decode(trial.params))
+        self._running[number] = trial
+        return StartedTrial(number, self._decode(trial.params), _find_goals(finished))
 
-    def finish(self, running: RunningTrial, outcome: Outcome) -> None:
+    def finish(self, started: StartedTrial, outcome: Outcome) -> FinishedTrial:
         """Store the outcome of a trial. A failed trial counts as pruned, so that the sampler avoids its region."""
-        running.trial.set_user_attr("outcome", dataclasses.asdict(outcome))
+        trial = self._running.pop(started.number)
+        for mark, score in enumerate(outcome.marks):
+            trial.report(score, mark)
+        trial.set_user_attr("outcome", dataclasses.asdict(outcome))
         if outcome.state == "complete":
-            self._study.tell(running.trial, outcome.score)
+            self._study.tell(trial, outcome.score)
         else:
-            self._study.tell(running.trial, state=TrialState.PRUNED)
-        self._running.discard(running.number)
-        self._on_finish(FinishedTrial(running.number, running.argument, outcome))
+            self._study.tell(trial, state=TrialState.PRUNED)
+        return FinishedTrial(started.number, started.point, outcome)
 
     def list_finished(self) -> list[FinishedTrial]:
         """List the finished trials by number."""
         found = [
             FinishedTrial(
-                trial.user_attrs["number"], self._decode(trial.params), Outcome(**trial.user_attrs["outcome"])
+                trial.user_attrs["number"],
+                self._decode(trial.params),
+                read_record(Outcome, trial.user_attrs["outcome"], NAME),
             )
             for trial in _list_ended(self._study)
         ]
         return sorted(found, key=lambda trial: trial.number)
 
-    def _sampler_of(self, number: int) -> BaseSampler:
+    def _choose(self, number: int) -> Point | None:
+        """Return the point of a trial that no sampler draws."""
         if self._order is not None:
-            return _Fixed(self._space, self._space.point(int(self._order[number])))
-        if number == 0 and self._first is not None:
-            return _Fixed(self._space, self._first)
+            return self._space.point(int(self._order[number]))
+        return self._first if number == 0 else None
+
+    def _sampler_of(self, number: int) -> BaseSampler:
         seed = Stream(self._seed, "search", round=number).key() % 2**32
-        return RandomSampler(seed) if self._sampler == "random" else TPESampler(seed=seed)
+        return TPESampler(seed=seed) if self._sampler == "tpe" else RandomSampler(seed)
 
     def _decode(self, params: Mapping[str, Any]) -> Point:
-        return {
-            key: values.values[values.labels.index(params[key])]
-            if isinstance(values, Choices)
-            else values.round_to_step(params[key])
-            for key, values in self._space.keys.items()
-        }
+        return {key: values.decode(params[key]) for key, values in self._space.keys.items()}
 
 
-class _Fixed(BaseSampler):
-    """Draws one given point."""
-
-    def __init__(self, space: Space, point: Point) -> None:
-        self.space, self.point = space, point
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+def _find_goals(finished: list[FinishedTrial]) -> dict[int, float]:
+    """Return the median score of the complete trials at every mark where a trial can be pruned."""
+    complete = [trial.outcome.marks for trial in finished if trial.outcome.state == "complete"]
+    if len(complete) < FIRST_PRUNED:
         return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        values, value = self.space.keys[param_name], self.point[param_name]
-        return values.labels[values.values.index(value)] if isinstance(values, Choices) else value
+    return {
+        mark: statistics.median(scores[mark] for scores in complete) for mark in range(FIRST_GOAL, len(complete[0]))
+    }
 
 
 def _distribution(values: Choices | Range) -> BaseDistribution:
@@ -196,6 +170,8 @@ def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study
             study = _load(storage)
             study.set_user_attr("settings", dict(settings))
         _refuse_other(path, study.user_attrs["settings"], settings)
+        for _ in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):  # killed before it began
+            study.ask()
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)
         yield study
@@ -209,16 +185,14 @@ def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study
 
 
 def _load(storage: optuna.storages.RDBStorage) -> optuna.Study:
-    return optuna.create_study(
-        storage=storage, study_name=NAME, direction="maximize", pruner=PRUNER, load_if_exists=True
-    )
+    return optuna.create_study(storage=storage, study_name=NAME, direction="maximize", load_if_exists=True)
 
 
 def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for key in (*now, *before):
         if before.get(key) != now.get(key):
             raise ConfigError(
-                f"{path}: holds trials of a search with {key}={show_value(before.get(key))}, "
-                f"not {show_value(now.get(key))}; "
+                f"{path}: holds trials of a search with {key}={describe(before.get(key))}, "
+                f"not {describe(now.get(key))}; "
                 "choose another --out, or use the settings of that search."
             )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from glasu.experiments import paper
 from glasu.experiments.plan import CLIENT_COUNTS, RELATIONS, Plan, Run
-from glasu.experiments.results import CURVE, Result
+from glasu.experiments.results import Result
 
 DASH = "-"
 COST = ("MB", "exchanges", "CPU s", "seeds")
@@ -74,15 +74,10 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def mean(values: Iterable[float]) -> float:
-    """Return the mean."""
-    return statistics.fmean(values)
-
-
 def format_spread(values: Sequence[float], digits: int = 1) -> str:
     """Format mean and standard deviation of a sample."""
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{deviation}"
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{deviation}"
 
 
 def percentages(results: Sequence[Result]) -> list[float]:
@@ -93,9 +88,9 @@ def percentages(results: Sequence[Result]) -> list[float]:
 def _format_cost(results: Sequence[Result]) -> tuple[str, ...]:
     rows = [result.row for result in results]
     return (
-        f"{mean(row.bytes for row in rows) / 1e6:,.1f}",
-        f"{mean(row.exchanges for row in rows):,.0f}",
-        f"{mean(row.cpu_seconds for row in rows):,.1f}",
+        f"{fmean(row.bytes for row in rows) / 1e6:,.1f}",
+        f"{fmean(row.exchanges for row in rows):,.0f}",
+        f"{fmean(row.cpu_seconds for row in rows):,.1f}",
         f"{len(rows)}",
     )
 
@@ -105,7 +100,7 @@ def _compare(theirs: float | None, results: Sequence[Result]) -> tuple[str, str,
     ours = percentages(results)
     if theirs is None or any(result.notes for result in results):  # other data than the paper's
         return DASH, format_spread(ours), DASH
-    return f"{theirs:.1f}", format_spread(ours), f"{mean(ours) - theirs:+.1f}"
+    return f"{theirs:.1f}", format_spread(ours), f"{fmean(ours) - theirs:+.1f}"
 
 
 def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[Result]]]) -> list[tuple[Run, Sequence[Result]]]:
@@ -193,9 +188,12 @@ def _stale(cells: Cells) -> Table:
         there = [result for result in results if result.row.validation_accuracy >= goal]
         theirs = paper.STALE.get(run.dataset, {}).get(Q)
         known = DASH if theirs is None else "> 128" if math.isinf(theirs) else f"{theirs:,.1f}"
-        ends = [dict(zip(CURVE, result.curve[-1], strict=True)) for result in results]
-        scales = {"round": 1, "bytes": 1e6, "seconds": 1}
-        figures = [[end[name] / scale for end in ends] for name, scale in scales.items()]
+        ends = [result.curve[-1] for result in results]
+        figures: list[list[float]] = [
+            [end.round for end in ends],
+            [end.bytes / 1e6 for end in ends],
+            [end.seconds for end in ends],
+        ]
         costs = (format_spread(values) if len(there) == len(results) else DASH for values in figures)
         rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *costs, f"{len(there)} of {len(results)}"))
     goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())

@@ -11,21 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, DataError, TrainingError
-from glasu.experiments.parties import load_once
 from glasu.experiments.space import apply_point
+from glasu.experiments.workers import load_once
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a search that waits for its workers does not load torch
-    from glasu.data.party import PartyData
-    from glasu.protocol.requests import Evaluated, Event
-    from glasu.protocol.state import Selection
+    from glasu import Evaluated, Evaluating, PartyData, RoundDone
 
 MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
-Report = Callable[[Sequence[int], float], bool]  # marks reached, score so far -> True to stop the trial
 Load = Callable[[RunConfig], "Sequence[PartyData]"]
 
 
@@ -34,21 +31,22 @@ class Terms:
     """The settings that all trials of a search share."""
 
     config: RunConfig  # with the keys that do not vary
-    seeds: int
-    max_bytes: int | None  # per run, until the evaluation that counts
+    seeds: int = 1
+    max_bytes: int | None = None  # per run, until the evaluation that counts
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of a trial; of several seeds, or parties alone: the mean score, the latest round, the most bytes."""
 
-    state: str  # "complete", "pruned" (stopped early), or "failed" (diverged, or no evaluation within the budget)
+    state: Literal["complete", "pruned", "failed"]  # failed: diverged, or no evaluation within the budget
     score: float | None = None  # best on validation; of a pruned trial, until it was stopped
     best_round: int | None = None
     bytes: int | None = None  # until the best evaluation
     num_rounds: int | None = None  # as configured, or as many as fit into the budget with every seed
     seconds: float = 0.0
     note: str = ""  # reason of a failure
+    marks: tuple[float, ...] = ()  # the score at each mark; run i has the marks i * MARKS ... (i + 1) * MARKS - 1
 
 
 class _Evaluation(NamedTuple):
@@ -69,7 +67,7 @@ def load_parties_once(config: RunConfig) -> Sequence[PartyData]:
 def run_trial(
     terms: Terms,
     point: Mapping[str, Any],
-    report: Report,
+    goals: Mapping[int, float] | None = None,
     workers: int | None = None,
     *,
     load: Load = load_parties_once,
@@ -80,23 +78,22 @@ def run_trial(
     Args:
         terms: the settings that all trials share.
         point: the keys that vary.
-        report: receives the marks reached and the score so far: the mean of the best scores of the seeds that have
-            begun. Run i has the marks i * MARKS + 1 ... (i + 1) * MARKS. True stops the trial.
+        goals: {mark: score}. The trial is pruned at a mark if its best score so far is below the goal.
         workers: number of clients that compute at the same time.
         load: returns the parties of a run.
         clock: returns seconds.
     """
-    start, runs, reached = clock(), list[_Run](), 0
+    start, runs, marks = clock(), list[_Run](), list[float]()
 
     def score(until: int | None = None) -> float:
         return sum(run.score(until) for run in runs) / len(runs)
 
     def should_stop(share: float) -> bool:
-        nonlocal reached
-        first, reached = reached + 1, MARKS * (len(runs) - 1) + int(share * MARKS + 1e-9)
-        return first <= reached and report(range(first, reached + 1), score())
+        new = MARKS * (len(runs) - 1) + int(share * MARKS + 1e-9) - len(marks)
+        marks.extend([score()] * new)
+        return new > 0 and max(marks) < (goals or {}).get(len(marks) - 1, -math.inf)
 
-    def outcome(state: str, until: int | None = None, note: str = "") -> Outcome:
+    def outcome(state: Literal["complete", "pruned", "failed"], until: int | None = None, note: str = "") -> Outcome:
         best = [] if state == "failed" else [item for run in runs for item in run.best(until)]
         return Outcome(
             state=state,
@@ -106,6 +103,7 @@ def run_trial(
             num_rounds=until or config.train.num_rounds,
             seconds=clock() - start,
             note=" ".join(note.split()),
+            marks=tuple(marks),
         )
 
     try:
@@ -115,9 +113,9 @@ def run_trial(
     for index in range(terms.seeds):
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
-        runs.append(_Run(seeded, len(parties), terms.max_bytes, should_stop))
+        runs.append(_Run(len(parties), terms.max_bytes, should_stop))
         try:
-            runs[-1].follow(parties, workers)
+            runs[-1].train(parties, seeded, workers)
         except TrainingError as error:
             return outcome("failed", note=str(error))
         if not runs[-1].evaluations:
@@ -133,27 +131,25 @@ def run_trial(
 class _Run:
     """One run and its evaluations; parties that train alone have separate ones."""
 
-    def __init__(
-        self, config: RunConfig, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]
-    ) -> None:
-        from glasu.runtime.telemetry import TrafficCounter
-
-        self.config, self.num_parties, self.max_bytes, self.should_stop = config, num_parties, max_bytes, should_stop
-        self.traffic = TrafficCounter()
+    def __init__(self, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]) -> None:
+        self.num_parties, self.max_bytes, self.should_stop = num_parties, max_bytes, should_stop
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
-        self.selections: dict[str | None, Selection] = {}
+        self.trained: set[str | None] = set()
         self.pruned = self.over_budget = self.ended = False
         self._lock = threading.Lock()  # parties that train alone report from several threads
 
-    def follow(self, parties: Sequence[PartyData], workers: int | None) -> None:
+    def train(self, parties: Sequence[PartyData], config: RunConfig, workers: int | None) -> None:
         """Train until the run is over or stopped."""
         import numpy as np
 
-        from glasu.runtime.simulation import SimulationOptions, simulate
+        from glasu import train
 
-        options = SimulationOptions(observer=self, workers=workers, traffic=self.traffic)
+        def observe(event: RoundDone | Evaluated | Evaluating) -> None:
+            with self._lock:
+                self._observe(event, config.train.num_rounds)
+
         with suppress(_RunEnded), np.errstate(over="ignore", invalid="ignore"):  # divergence raises TrainingError
-            simulate(parties, self.config, options)
+            train(parties, config, observer=observe, workers=workers)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
         """Return the best evaluation of each party up to a round; the earlier one of equals."""
@@ -171,37 +167,33 @@ class _Run:
     def last_round(self) -> int:
         return max(items[-1].round for items in self.evaluations.values())
 
-    def __call__(self, event: Event) -> None:
+    def _observe(self, event: RoundDone | Evaluated | Evaluating, num_rounds: int) -> None:
         """Record an evaluation; raise `_RunEnded` if the run is over."""
-        from glasu.protocol.requests import Evaluated
+        from glasu import Evaluated, Evaluating
 
-        with self._lock:
-            if self.max_bytes is not None and self.traffic.total_bytes > self.max_bytes:
+        if not self.ended and not isinstance(event, Evaluating):
+            if self.max_bytes is not None and event.bytes > self.max_bytes:
                 self.over_budget = self.ended = True
-            elif isinstance(event, Evaluated) and event.split == "validation" and not self.ended:
-                self._record(event)
-            if self.ended:
-                raise _RunEnded
+            elif isinstance(event, Evaluated) and event.split == "validation":
+                self._record(event, num_rounds)
+        if self.ended:
+            raise _RunEnded
 
-    def _record(self, event: Evaluated) -> None:
-        from glasu.protocol.state import Selection
-
-        train, party = self.config.train, event.party
-        score = event.metrics[event.selected_by.name]
+    def _record(self, event: Evaluated, num_rounds: int) -> None:
+        score, party = event.metrics[event.selected_by.name], event.party
         if math.isnan(score):
             raise DataError(
                 "a search compares validation scores, and the data has no validation nodes; see data.split."
             )
-        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, self.traffic.total_bytes, score))
-        self.selections[party] = self.selections.get(party, Selection()).after(score, event.round)
-        training = [who for who, selection in self.selections.items() if not selection.stops(train)]
-        behind = [who for who in training if self.evaluations[who][-1].round < event.round]
+        self.evaluations.setdefault(party, []).append(_Evaluation(event.round, event.bytes, score))
+        if event.last:
+            self.trained.add(party)
+        training = [items for who, items in self.evaluations.items() if who not in self.trained]
+        behind = any(items[-1].round < event.round for items in training)
         if behind or len(self.evaluations) < (1 if party is None else self.num_parties):
             return  # other parties have not finished this round
-        if event.round == train.num_rounds or not training:
-            self.ended = True
-            return
-        share = event.round / train.num_rounds
+        share = event.round / num_rounds
         if self.max_bytes is not None:
-            share = max(share, self.traffic.total_bytes / self.max_bytes)
-        self.pruned = self.ended = self.should_stop(share)
+            share = max(share, event.bytes / self.max_bytes)
+        self.pruned = bool(training) and self.should_stop(share)
+        self.ended = self.pruned or not training

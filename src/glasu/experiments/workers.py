@@ -1,7 +1,7 @@
 """Run tasks one after the other in this process, or side by side in worker processes.
 
-This process alone chooses tasks and writes results. A worker receives an argument and returns a result, ends when its
-parent ends, and leaves Ctrl-C to its parent.
+This process alone chooses tasks and stores results. A worker receives a task and returns a result, ends when its parent
+ends, and leaves Ctrl-C to its parent.
 """
 
 from __future__ import annotations
@@ -11,159 +11,89 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from glasu import registry
-from glasu.errors import GlasuError, TrainingError
+from glasu.config import RunConfig, TrainConfig
+from glasu.errors import TrainingError
 
-Report = Callable[..., bool]  # an interim result -> True to stop the task
-Work = Callable[[Any, Report, int | None], Any]  # argument, report, clients that compute at the same time -> result
+if TYPE_CHECKING:
+    from glasu.data.sources.catalog import Loaded
 
-
-class Task(Protocol):
-    """A task. Its methods are called in this process."""
-
-    @property
-    def name(self) -> str:
-        """Describe the task in messages."""
-
-    @property
-    def argument(self) -> Any:
-        """Return the argument of the work; it can be pickled."""
-
-    def report(self, *values: Any) -> bool:
-        """Record an interim result; return True to stop the task."""
-
-    def finish(self, result: Any) -> None:
-        """Record the result."""
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+KEPT = 4  # data sets or seeds kept in memory
 
 
-def run_tasks(work: Work, begin: Callable[[], Task | None], jobs: int) -> None:
-    """Run tasks until there are no more.
+def run_tasks(
+    work: Callable[[Task, int | None], Result], tasks: Iterator[Task], jobs: int
+) -> Generator[tuple[Task, Result], None, None]:
+    """Yield every task with its result, in the order in which they finish.
 
     Args:
-        work: a function that can be pickled. It uses all cores if `jobs` is 1.
-        begin: returns the next task, or None.
+        work: a function that can be pickled. Its second argument is the number of clients that compute at the same
+            time; None: one per core.
+        tasks: the next task is taken when a worker is free, after the caller has seen all earlier results.
         jobs: number of worker processes; 1: run in this process.
     """
-    if jobs > 1:
-        _run_in_processes(work, begin, jobs)
+    if jobs <= 1:
+        for task in tasks:
+            yield task, work(task, None)
         return
-    while (task := begin()) is not None:
-        task.finish(work(task.argument, task.report, None))
-
-
-def _run_in_processes(work: Work, begin: Callable[[], Task | None], jobs: int) -> None:
-    with _start_processes(work, jobs) as processes:
-        tasks: dict[Connection, Task] = {}
-        for connection in processes:
-            _assign(connection, begin(), tasks)
-        while tasks:
-            ready = wait(list(tasks))
-            for connection, task in [item for item in tasks.items() if item[0] in ready]:
-                try:
-                    kind, *content = connection.recv()
-                except (EOFError, ConnectionError):
-                    _raise_death(processes[connection], task)
-                if kind == "error":
-                    error, where = content
-                    error.add_note(where)
-                    raise error
-                if kind == "report":
-                    _send(connection, task.report(*content))
-                else:
-                    task.finish(*content)
-                    del tasks[connection]
-                    _assign(connection, begin(), tasks)
-
-
-def _assign(connection: Connection, task: Task | None, tasks: dict[Connection, Task]) -> None:
-    if task is not None:
-        _send(connection, task.argument)
-        tasks[connection] = task
-
-
-def _send(connection: Connection, content: Any) -> None:
-    with suppress(ConnectionError):  # the process died; the next recv() raises
-        connection.send(content)
-
-
-def _raise_death(process: BaseProcess, task: Task) -> NoReturn:
-    process.join(10)
-    raise TrainingError(
-        f"the process of {task.name} died with exit code {process.exitcode}; if memory was short, use fewer --jobs. "
-        "The same command continues from here."
-    )
+    running: dict[Future[Result], Task] = {}
+    try:
+        with _start_pool(jobs) as pool:
+            while True:
+                with block_interrupts():  # a new task may start a process
+                    for task in tasks:
+                        running[pool.submit(work, task, 1)] = task
+                        if len(running) == jobs:
+                            break
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = future.result()
+                    yield running.pop(future), result
+    except BrokenProcessPool:
+        raise TrainingError(
+            f"a process died; {', '.join(map(str, running.values()))} did not finish. If memory was short, use fewer "
+            "--jobs. The same command continues from here."
+        ) from None
 
 
 @contextmanager
-def _start_processes(work: Work, jobs: int) -> Iterator[dict[Connection, BaseProcess]]:
+def _start_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Start the workers, and end all of them with the block."""
-    context = multiprocessing.get_context("spawn")  # a forked process has torch's locks but not its threads
-    processes: dict[Connection, BaseProcess] = {}
     extensions = [extension.name for extension in registry.extensions()]
+    context = multiprocessing.get_context("spawn")  # a forked process has torch's locks but not its threads
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, context, _prepare_worker, (extensions,))
     try:
-        for index in range(jobs):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, work, extensions), name=f"glasu-worker-{index}", daemon=True
-            )
-            processes[ours] = process
-            with block_interrupts():
-                process.start()
-            theirs.close()
-        yield processes
+        yield pool
     finally:
-        for connection, started in processes.items():
-            if started.pid is not None:
-                started.terminate()
-                started.join()
-            connection.close()
+        for worker in set(multiprocessing.active_children()) - before:
+            worker.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve(connection: Connection, work: Work, extensions: Sequence[str]) -> None:
-    """Work on every argument that arrives, until the parent closes the connection."""
-    _end_with_parent()
+def _prepare_worker(extensions: Sequence[str]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for name in extensions:  # this process was spawned, so it has none of its parent's
         registry.load_extension(name)
-    report = functools.partial(_report, connection)
-    with suppress(EOFError, ConnectionError):
-        while True:
-            argument = connection.recv()
-            try:
-                message: tuple[Any, ...] = ("done", work(argument, report, 1))
-            except Exception as error:
-                message = ("error", _make_picklable(error), traceback.format_exc())
-            connection.send(message)
-
-
-def _report(connection: Connection, *values: Any) -> bool:
-    connection.send(("report", *values))
-    return bool(connection.recv())
-
-
-def _make_picklable(error: Exception) -> Exception:
-    """Return errors of GLASU and the system unchanged; other errors may not survive pickling."""
-    known = isinstance(error, (GlasuError, OSError, MemoryError))
-    return error if known else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _end_with_parent() -> None:
     """End this process when its parent ends, also if the parent was killed."""
-
-    def wait_for_parent() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_for_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager
@@ -178,3 +108,17 @@ def block_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def load_once(config: RunConfig) -> Loaded:
+    """Load the parties of a run. Runs of one process whose settings select the same data share them."""
+    train = config.train
+    keys = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
+    return _load(RunConfig(data=config.data, train=keys))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _load(config: RunConfig) -> Loaded:
+    from glasu.data.sources.catalog import load
+
+    return load(config)

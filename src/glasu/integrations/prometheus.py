@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from glasu import __version__
 from glasu.errors import ConfigError
 from glasu.network.options import View
-from glasu.report import versions
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = {"0.0.0.0", "::"}
@@ -71,57 +71,42 @@ class _Collector:
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics."""
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily as Counter
+        from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        info = GaugeMetricFamily("glasu_info", "Always 1; the label has the version.", labels=["version"])
-        info.add_metric([versions()["glasu"]], 1)
-        yield info
+        yield _label(Gauge, "glasu_info", "Always 1; the label has the version.", "version", {__version__: 1})
         view = self._look()
-        if view is not None:
-            yield from _gauges(view)
-            yield from _counters(view)
+        if view is None:
+            return
+        status, connected = view.status, {name: int(there) for name, there in view.connected.items()}
+        moved = {"to_server": status.bytes_to_server, "to_clients": status.bytes_to_clients}
+        yield Gauge("glasu_rounds_done", "Rounds finished so far.", status.round)
+        yield Gauge("glasu_rounds_planned", "Greatest number of rounds.", status.num_rounds)
+        yield Gauge("glasu_attempt", "Attempt number; it grows when a process restarts.", status.attempt)
+        yield Gauge("glasu_finished", "1 when all roles have written their results.", int(view.finished))
+        if status.loss is not None:
+            yield Gauge("glasu_loss", "Mean training loss of the last reported round.", status.loss)
+        yield _label(Gauge, "glasu_party_connected", "1 while a party is connected.", "party", connected)
+        scores = "Scores of the last evaluation on validation nodes."
+        yield _label(Gauge, "glasu_validation", scores, "metric", view.scores)
+        yield _label(Counter, "glasu_bytes", "Bytes of encoded messages.", "direction", moved)
+        phases = "Bytes of encoded messages by phase of the run."
+        yield _label(Counter, "glasu_phase_bytes", phases, "phase", view.traffic.by_phase)
+        yield _label(Counter, "glasu_seconds", "Seconds of the server by activity.", "part", view.seconds.parts)
+        yield Counter("glasu_messages", "Messages in both directions.", view.traffic.messages)
+        yield Counter("glasu_exchanges", "Round trips between parties and server.", view.traffic.exchanges)
+        yield Counter("glasu_refused", "Connections refused after the TLS handshake.", view.refused)
 
 
-def _gauges(view: View) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    status = view.status
-    yield GaugeMetricFamily("glasu_rounds_done", "Rounds finished so far.", status.round)
-    yield GaugeMetricFamily("glasu_rounds_planned", "Greatest number of rounds.", status.num_rounds)
-    yield GaugeMetricFamily("glasu_attempt", "Attempt number; it grows when a process restarts.", status.attempt)
-    yield GaugeMetricFamily("glasu_finished", "1 when all roles have written their results.", int(view.finished))
-    if status.loss is not None:
-        yield GaugeMetricFamily("glasu_loss", "Mean training loss of the last reported round.", status.loss)
-    connected = GaugeMetricFamily("glasu_party_connected", "1 while a party is connected.", labels=["party"])
-    for name, is_connected in view.connected.items():
-        connected.add_metric([name], int(is_connected))
-    yield connected
-    scores = GaugeMetricFamily(
-        "glasu_validation", "Scores of the last evaluation on validation nodes.", labels=["metric"]
-    )
-    for name, score in view.scores.items():
-        scores.add_metric([name], score)
-    yield scores
-
-
-def _counters(view: View) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily
-
-    status = view.status
-    moved = CounterMetricFamily("glasu_bytes", "Bytes of encoded messages.", labels=["direction"])
-    moved.add_metric(["to_server"], status.bytes_to_server)
-    moved.add_metric(["to_clients"], status.bytes_to_clients)
-    yield moved
-    phases = CounterMetricFamily(
-        "glasu_phase_bytes", "Bytes of encoded messages by phase of the run.", labels=["phase"]
-    )
-    for phase, count in view.traffic.by_phase.items():
-        phases.add_metric([phase], count)
-    yield phases
-    seconds = CounterMetricFamily("glasu_seconds", "Seconds of the server by activity.", labels=["part"])
-    for part, spent in view.seconds.parts.items():
-        seconds.add_metric([part], spent)
-    yield seconds
-    yield CounterMetricFamily("glasu_messages", "Messages in both directions.", view.traffic.messages)
-    yield CounterMetricFamily("glasu_exchanges", "Round trips between parties and server.", view.traffic.exchanges)
-    yield CounterMetricFamily("glasu_refused", "Connections refused after the TLS handshake.", view.refused)
+def _label(
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    about: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """Return a metric with one value per label."""
+    metric = family(name, about, labels=[label])
+    for key, value in values.items():
+        metric.add_metric([key], value)
+    return metric

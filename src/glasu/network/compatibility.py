@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
+from glasu.data.methods import method_of
 from glasu.errors import ConfigError
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding, Level
@@ -219,10 +220,10 @@ def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
 
 def refuse_unfit_for_network(config: RunConfig) -> None:
     """Refuse settings that a run between organisations cannot have."""
-    if config.train.method != "glasu":
+    if not method_of(config).between_machines:
         raise ConfigError(
             f"train.method={config.train.method!r} needs the data of all parties in one place, or of one party only. "
-            'Over the network only "glasu" runs. Use glasu train.'
+            "It cannot run over the network. Use glasu train."
         )
     if not config.model.aggregation_layers:
         raise ConfigError("model.aggregation_layers=[]: the parties would exchange nothing. Use glasu train.")

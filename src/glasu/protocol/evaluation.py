@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, server_prediction
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
 
 
-def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
-    """Return whether the model is evaluated after this number of rounds."""
-    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
-
-
 def client_selection(client: Client, loss: float | None) -> Script[None]:
     """Client column: evaluate on validation nodes; keep the weights if they are the best so far."""
     progress, task = client.progress, client.learner.task
@@ -38,7 +32,8 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
         progress.selection = progress.selection.after(metrics[task.selected_by.name], progress.round)
         improved = progress.selection.best_round == progress.round
         progress.stopped = progress.selection.stops(client.config.train)
-        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name)
+        last = progress.stopped or progress.round == client.config.train.num_rounds
+        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights = client.learner.weights()
 
@@ -90,7 +85,8 @@ def server_selection(server: Server, loss: float) -> Script[None]:
     progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
     improved = progress.selection.best_round == progress.round
     progress.stopped = progress.selection.stops(server.config.train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved)
+    last = progress.stopped or progress.round == server.config.train.num_rounds
+    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, last=last)
     key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 

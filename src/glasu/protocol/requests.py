@@ -90,6 +90,7 @@ class RoundDone(Event):
     round: int
     loss: float | None = None  # None at a client without labels
     party: str | None = None  # set where parties train alone
+    bytes: int = 0  # sent so far by all roles; set in a simulation
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class Evaluated(Event):
     loss: float | None = None
     improved: bool = False
     party: str | None = None  # set where parties train alone
+    last: bool = False  # the training is over
+    bytes: int = 0  # sent so far by all roles; set in a simulation
 
 
 @dataclass(frozen=True)

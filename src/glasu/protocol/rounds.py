@@ -10,13 +10,7 @@ import numpy as np
 from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import client_joint_round, server_backward
-from glasu.protocol.evaluation import (
-    client_selection,
-    client_test,
-    is_evaluation_due,
-    server_selection,
-    server_test,
-)
+from glasu.protocol.evaluation import client_selection, client_test, server_selection, server_test
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
@@ -171,6 +165,11 @@ def _run_windows(
             yield from rounds
         if role.progress.stopped:
             return
+
+
+def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
+    """Return whether the model is evaluated after this number of rounds."""
+    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
 
 
 def is_save_due(train: TrainConfig, rounds_done: int, *, stopped: bool) -> bool:

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,7 @@ KEPT = 2
 SUFFIX = ".checkpoint"
 START = "start"  # stands for the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON stands for the tensor of that name
-RUN_FILE, COST_FILE = "run.json", "cost.json"
+RUN_FILE = "run.json"
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
@@ -342,23 +342,20 @@ class SimulationState:
 
 
 @dataclass(frozen=True)
-class RunIdentity:
-    """Settings and data that decide a run. Another run cannot resume from its checkpoints."""
+class RunFile:
+    """The content of run.json: the inputs that decide a run, and the cost of an interrupted process.
+
+    A run with other inputs cannot resume from its checkpoints.
+    """
 
     settings: Mapping[str, Any]
     data: Mapping[str, str]  # digests by party
+    round: int = 0  # of the last checkpoint of the interrupted process
+    cost: Cost | None = None
 
     def to_names(self) -> dict[str, Any]:
-        """Return everything by name, as plain values."""
+        """Return the inputs by name, as plain values."""
         return {**to_plain(self)["settings"], **{f"data of {party}": digest for party, digest in self.data.items()}}
-
-
-@dataclass(frozen=True)
-class InterruptedCost:
-    """The cost of a process that was interrupted after its last checkpoint."""
-
-    round: int  # of that checkpoint
-    cost: Cost
 
 
 class SimulationCheckpoints:
@@ -381,7 +378,7 @@ class SimulationCheckpoints:
             server: whether the run has a server.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
-        self.identity = RunIdentity(config.flatten(), data)
+        self._run = RunFile(config.flatten(), data)
         self.store = Store(folder, f"a run with settings {config.digest()}", config.extensions())
         self._names: list[str | None] = [*data, None] if server else [*data]
         self._saver = Saver(self.store)
@@ -397,15 +394,14 @@ class SimulationCheckpoints:
         """
         if fresh:
             removed = self.store.clear()
-            (self.folder / COST_FILE).unlink(missing_ok=True)
             if removed:
-                log.info("starting over: removed %s.", ", ".join(map(str, removed)))
-        known: dict[int, str] = {}
-        if self._holds_this_run():
-            known, unused = self.store.open(self.train.checkpoint_every)
-            for line in unused:
-                log.warning("%s", line)
-        write_atomically(self.folder / RUN_FILE, json.dumps(to_plain(self.identity), indent=1).encode())
+                log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
+        elif (there := self._find_this_run()) is not None:
+            self._run = there
+        known, unused = self.store.open(self.train.checkpoint_every)
+        for line in unused:
+            log.warning("%s", line)
+        self._write_run()
         state = None
         if any(known):
             self._saved = max(known)
@@ -415,36 +411,31 @@ class SimulationCheckpoints:
                 self._latest[None] = state.server
             self.telemetry.restore(state.telemetry)
             log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
-        interrupted = self._read(COST_FILE, InterruptedCost)
-        if interrupted is not None and interrupted.round >= self._saved:
-            self.telemetry.restore_cost(interrupted.cost)
+        if self._run.cost is not None and self._run.round >= self._saved:
+            self.telemetry.restore_cost(self._run.cost)
         return state
 
-    def _holds_this_run(self) -> bool:
-        """Return whether the folder holds this run; refuse to mix it with another unfinished run."""
-        there = self._read(RUN_FILE, RunIdentity)
-        has_checkpoints = any(self.folder.glob(f"*{SUFFIX}"))
-        if there is None:
-            return has_checkpoints
-        before, now = there.to_names(), self.identity.to_names()
+    def _find_this_run(self) -> RunFile | None:
+        """Return run.json if it is intact and belongs to this run; refuse to mix two unfinished runs."""
+        try:
+            content = parse_json((self.folder / RUN_FILE).read_bytes(), RUN_FILE)
+            there = read_record(RunFile, content, RUN_FILE, finite=False)
+        except (OSError, RecordError):
+            return None
+        before, now = there.to_names(), self._run.to_names()
         pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
         differences = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if not differences:
-            return True
-        if not has_checkpoints:
-            (self.folder / COST_FILE).unlink(missing_ok=True)
-            return False
+            return there
+        if not any(self.folder.glob(f"*{SUFFIX}")):
+            return None
         raise ConfigError(
             f"{self.folder}: holds an unfinished run with other settings or data: {list_differences(differences)}. "
             "Continue with those, choose another --out, or start over with --fresh, which removes its checkpoints."
         )
 
-    def _read(self, name: str, cls: type[Any]) -> Any:
-        """Read a small file of the folder, or return None if it is missing or damaged."""
-        try:
-            return read_record(cls, parse_json((self.folder / name).read_bytes(), name), name, finite=False)
-        except (OSError, RecordError):
-            return None
+    def _write_run(self) -> None:
+        write_atomically(self.folder / RUN_FILE, json.dumps(to_plain(self._run), indent=1).encode())
 
     def save(self, name: str | None, state: ClientState | ServerState) -> None:
         """Take the state of a role after a round; None is the server. The last role starts the writing."""
@@ -468,11 +459,6 @@ class SimulationCheckpoints:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
         self._saver.settle()
 
-    def save_cost(self) -> None:
-        """Save the cost of an interrupted process, because its repeated rounds count too."""
-        interrupted = InterruptedCost(self._saved, self.telemetry.cost())
-        write_atomically(self.folder / COST_FILE, json.dumps(to_plain(interrupted)).encode())
-
     @contextmanager
     def running(self) -> Iterator[None]:
         """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
@@ -488,9 +474,10 @@ class SimulationCheckpoints:
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, self.store.clear()))
                     if removed:
-                        log.info("a resumed run would fail again: removed %s. Change the settings.", removed)
-                else:
-                    self.save_cost()
+                        log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
+                else:  # the repeated rounds of an interrupted process count too
+                    self._run = replace(self._run, round=self._saved, cost=self.telemetry.cost())
+                    self._write_run()
             raise
         self._saver.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.methods import METHODS, Prepared, apply_method
+from glasu.data.methods import Prepared, apply_method, method_of
 from glasu.data.party import PartyData
 from glasu.errors import DataError
 from glasu.model.backbones import backbone_class
@@ -87,6 +87,7 @@ def train(
     observer: Observer | None = None,
     workers: int | None = None,
     checkpoints: str | Path | None = None,
+    clock: Clock = read_clock,
 ) -> RunReport:
     """Train one model over all parties in this process and return the report.
 
@@ -98,12 +99,15 @@ def train(
         workers: clients that compute at the same time; by default one per core. The number changes no bit.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
+        clock: returns seconds. The default is the time of day without the time to compile kernels;
+            `time.process_time` counts CPU seconds.
     """
     options = SimulationOptions(
         convolution=convolution,
         observer=observer,
         workers=workers,
         checkpoints=None if checkpoints is None else Path(checkpoints),
+        clock=clock,
     )
     return simulate(parties, config or RunConfig(), options).report
 
@@ -217,6 +221,8 @@ def _run_scripts(
         elif not isinstance(action, Evaluating):  # the server reports it
             return
         if options.observer is not None:
+            if not isinstance(action, Evaluating):
+                action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 
     running = [
@@ -242,7 +248,7 @@ def _build_report(
         measured = telemetry.measurements([server.progress.losses])
     else:
         losses, names = [client.progress.losses for client in clients], [client.name for client in clients]
-        one_party = METHODS[config.train.method].one_party
+        one_party = method_of(config).one_party
         measured = telemetry.measurements(losses, names, per_client=not one_party)
     return RunReport(
         config=config,

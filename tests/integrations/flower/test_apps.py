@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower import party, server
+from glasu.integrations.flower.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
 SERVING = SimpleNamespace(poll=lambda: None)
@@ -54,6 +57,20 @@ def test_there_must_be_a_node_for_each_party_and_no_other(nodes, words):
     with pytest.raises(TransportError, match=words):
         server.wait_for_nodes(FakeGrid(nodes), ("a", "b"), 0.0, SERVING)
     assert server.wait_for_nodes(FakeGrid((9, 4)), ("a", "b"), 0.0, SERVING) == [4, 9]
+
+
+def test_the_run_is_known_when_its_server_listens_and_not_from_an_earlier_process(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"0.0.0.0:{listener.getsockname()[1]}"
+        settings = ServerSettings(session="first", run="run.toml", listen=address, kit="kit", out=str(tmp_path))
+        settings.folder.mkdir()
+        (settings.folder / "serving.json").write_text('{"run": "0a1b"}')
+        with pytest.raises(TrainingError, match="glasu serve ended with exit code 2"):
+            server.wait_for_run(settings, SimpleNamespace(poll=lambda: 2, wait=lambda: 2))
+        assert not server.accepts_connections(address)
+        threading.Timer(0.1, listener.listen).start()
+        assert server.wait_for_run(settings, SERVING) == "0a1b"
 
 
 def test_every_node_gets_one_message_that_names_session_and_run_and_lives_long(monkeypatch):

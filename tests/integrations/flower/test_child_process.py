@@ -43,17 +43,17 @@ def test_a_command_ends_when_its_parent_is_killed(serve, tmp_path):
         [sys.executable, "-c", STARTER, *CHILD, *serve], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        until(lambda: lines.exists() and "listening on" in lines.read_text())
+        until((tmp_path / "out" / "serving.json").exists)
     finally:
         parent.kill()
         parent.communicate()
     until(lambda: "Flower ended this run" in lines.read_text())
 
 
-def test_a_command_is_stopped_when_the_block_ends_and_its_lines_are_told(serve):
+def test_a_command_is_stopped_when_the_block_ends_and_its_lines_are_told(serve, tmp_path):
     lines: list[str] = []
     with run_command(serve, lines.append) as serving:
-        until(lambda: any("listening on" in line for line in lines))
+        until((tmp_path / "out" / "serving.json").exists)
         assert serving.poll() is None
     assert serving.poll() == 2
     assert "Flower ended this run" in lines[-1]

@@ -121,6 +121,6 @@ def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_o
     assert fleet.flwr("stop", run, "test").returncode == 0
     fleet.wait(lambda: not fleet.commands(), "all commands have ended", 90)
     said = fleet.run("stopped", set="train.num_rounds=1200").stdout
-    assert "going on after round" in said
-    assert "going on after round 0." not in said
+    assert "continuing after round" in said
+    assert "continuing after round 0." not in said
     assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, "train.num_rounds=1200")

@@ -11,7 +11,7 @@ from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
-from glasu.data.methods import METHODS, override_settings
+from glasu.data.methods import method_of, override_settings
 from glasu.data.partition import draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
@@ -72,7 +72,7 @@ def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
 
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
-    settings, method = config.data, METHODS[config.train.method]
+    settings, method = config.data, method_of(config)
     if _is_one_graph(config, data):
         if method.one_party:
             return data

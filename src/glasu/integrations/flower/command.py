@@ -13,6 +13,11 @@ CHILD = [sys.executable, "-m", "glasu.integrations.flower.child_process"]
 GRACE = 20.0  # seconds for a command to exit after SIGINT; a server needs less to notify its parties
 
 
+def print_line(line: str) -> None:
+    """Write a line to Flower's log."""
+    print(line, flush=True)
+
+
 class Command:
     """A child process that runs a glasu command."""
 

@@ -12,13 +12,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from glasu.errors import GlasuError, TrainingError
-from glasu.integrations.flower.command import run_command
+from glasu.integrations.flower.command import print_line, run_command
 from glasu.integrations.flower.settings import PartySettings
-
-
-def print_line(line: str) -> None:
-    """Write a line to the log of the SuperNode."""
-    print(line, flush=True)
 
 
 def take_part(settings: PartySettings) -> dict[str, Any]:
@@ -27,7 +22,7 @@ def take_part(settings: PartySettings) -> dict[str, Any]:
         code = joining.wait()
     if code:
         raise TrainingError(f"glasu join ended with exit code {code}; see the lines above.")
-    report: dict[str, Any] = json.loads((settings.out / "report.json").read_bytes())
+    report: dict[str, Any] = json.loads((settings.folder / "report.json").read_bytes())
     return report
 
 

@@ -6,26 +6,22 @@ Flower carries these messages and the logs. All tensors travel on the gRPC strea
 from __future__ import annotations
 
 import json
-import threading
+import socket
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
-from glasu.integrations.flower.command import Command, run_command
+from glasu.integrations.flower.command import Command, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
 from glasu.pki.kit import open_kit
 
 TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
 PAUSE = 1.0
-
-
-def print_line(line: str) -> None:
-    """Write a line to the log of the run, which `flwr log` shows."""
-    print(line, flush=True)
 
 
 def check_alive(serving: Command) -> None:
@@ -54,12 +50,25 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Comm
         time.sleep(PAUSE)
 
 
-def wait_for_run(settings: ServerSettings, serving: Command, listening: threading.Event) -> str:
+def wait_for_run(settings: ServerSettings, serving: Command) -> str:
     """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
-    while not listening.wait(PAUSE):
+    state = settings.folder / "serving.json"  # the server writes it when it has bound its address
+    while not (state.exists() and accepts_connections(settings.listen)):
         check_alive(serving)
-    run: str = json.loads((settings.out / "serving.json").read_bytes())["run"]
+        time.sleep(PAUSE)
+    run: str = json.loads(state.read_bytes())["run"]
     return run
+
+
+def accepts_connections(address: str) -> bool:
+    """Return whether a process of this machine listens at an address."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        with socket.create_connection(("localhost" if host in ("0.0.0.0", "::") else host, int(port)), PAUSE):
+            return True
+    except OSError:
+        return False
 
 
 def open_session(grid: Grid, nodes: Iterable[int], session: dict[str, str]) -> set[str]:
@@ -115,22 +124,15 @@ def summarize(report: dict[str, Any], replies: Iterable[Message]) -> list[str]:
 def main(grid: Grid, context: Context) -> None:
     """Serve one session to its end."""
     settings = ServerSettings.read(context.run_config)
-    roster = open_kit(settings.kit, "server").roster
-    listening = threading.Event()
-
-    def on_line(line: str) -> None:
-        print_line(line)
-        if "listening on" in line:
-            listening.set()
-
-    with run_command(settings.build_command(), on_line) as serving:
-        session = {"name": settings.session, "run": wait_for_run(settings, serving, listening)}
+    roster = open_kit(Path(settings.kit), "server").roster
+    with run_command(settings.build_command(), print_line) as serving:
+        session = {"name": settings.session, "run": wait_for_run(settings, serving)}
         nodes = wait_for_nodes(grid, roster, settings.wait, serving)
         print_line(f"glasu: session {settings.session!r}: one message to each of {len(nodes)} nodes")
         replies = collect_replies(grid, open_session(grid, nodes, session), serving)
         serving.wait()
         check_alive(serving)
-    report = json.loads((settings.out / "report.json").read_bytes())
+    report = json.loads((settings.folder / "report.json").read_bytes())
     check_weights(report, replies)
     for line in summarize(report, replies):
         print_line(line)

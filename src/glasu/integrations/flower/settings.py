@@ -8,116 +8,102 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from glasu.errors import ConfigError
+from glasu.records import Bounds, Length, read_record
 
 Value = bool | float | int | str
+Text = Annotated[str, Length(4096, least=1)]
+Seconds = Annotated[float, Bounds(0, ends="(]")]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
+class Session:
+    """The contents of the message to a party."""
+
+    name: str
+    run: str  # a node may receive a message late, when another run uses the same address
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if not re.fullmatch(r"[0-9a-f]+", self.run):
+            raise ConfigError(f"run={self.run!r}: is not the id of a run; use the same version of GLASU everywhere.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Arguments of `glasu serve`. Paths belong to the machine of the ServerApp."""
 
     session: str
-    run_file: str
-    listen: str
-    kit: Path
-    out: Path
-    wait: float
-    overrides: tuple[str, ...]
+    run: Text  # the run file
+    listen: Text
+    kit: Text
+    out: Text
+    wait: Seconds = 600.0
+    set: str = ""  # overrides, separated by spaces
+
+    def __post_init__(self) -> None:
+        _check_name(self.session)
 
     @classmethod
     def read(cls, config: Mapping[str, Value]) -> ServerSettings:
         """Read the run config, which comes from pyproject.toml and `flwr run`."""
-        known = ("session", "run", "listen", "kit", "out", "wait", "set")
-        _refuse_unknown(config, known, "the run's config")
-        text = _read_texts(config, ("session", "run", "listen", "kit", "out"), "the run's config")
-        return cls(
-            session=check_session(text["session"]),
-            run_file=text["run"],
-            listen=text["listen"],
-            kit=Path(text["kit"]),
-            out=Path(text["out"]) / text["session"],
-            wait=_read_seconds(config.get("wait", 600.0)),
-            overrides=tuple(shlex.split(str(config.get("set", "")))),
-        )
+        return read_record(cls, config, "the run's config")
+
+    @property
+    def folder(self) -> Path:
+        """The output folder of the session."""
+        return Path(self.out) / self.session
 
     def build_command(self) -> list[str]:
         """Return the arguments of the command."""
-        words = ["serve", self.run_file, "--listen", self.listen, "--kit", str(self.kit), "--out", str(self.out)]
-        changes = [word for override in self.overrides for word in ("--set", override)]
+        words = ["serve", self.run, "--listen", self.listen, "--kit", self.kit, "--out", str(self.folder)]
+        changes = [word for override in shlex.split(self.set) for word in ("--set", override)]
         return [*words, "--wait", str(self.wait), *changes]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PartySettings:
     """Arguments of `glasu join`. Paths belong to the machine of the SuperNode."""
 
-    party: str
-    server: str
-    kit: Path
-    out: Path
-    run: str  # a node may receive a message late, when another run uses the same address
-    more: tuple[str, ...]
+    party: Text
+    server: Text
+    kit: Text
+    out: Text
+    session: Session
+    expect: str | None = None
+    missing: str | None = None
+    wait: Seconds | None = None
 
     @classmethod
-    def read(cls, config: Mapping[str, Value], session: Mapping[str, object]) -> PartySettings:
-        """Read the node config of the SuperNode and the session of the message."""
-        required, optional = ("party", "server", "kit", "out"), ("expect", "missing", "wait")
-        _refuse_unknown(config, (*required, *optional), "--node-config")
-        text = _read_texts(config, required, "--node-config")
-        return cls(
-            party=text["party"],
-            server=text["server"],
-            kit=Path(text["kit"]),
-            out=Path(text["out"]) / check_session(session.get("name")),
-            run=_check_run_id(session.get("run")),
-            more=tuple(word for key in optional if key in config for word in (f"--{key}", str(config[key]))),
-        )
+    def read(cls, config: Mapping[str, Value], message: Mapping[str, object]) -> PartySettings:
+        """Read the node config of the SuperNode, and nothing but the session from the message."""
+        session = {key: message[key] for key in ("name", "run") if key in message}
+        return read_record(cls, {**config, "session": session}, "--node-config")
+
+    @property
+    def folder(self) -> Path:
+        """The output folder of the session."""
+        return Path(self.out) / self.session.name
 
     def build_command(self) -> list[str]:
         """Return the arguments of the command."""
-        words = ["join", self.party, "--server", self.server, "--kit", str(self.kit), "--out", str(self.out)]
-        return [*words, "--run", self.run, *self.more]
+        words = ["join", self.party, "--server", self.server, "--kit", self.kit, "--out", str(self.folder)]
+        words += ["--run", self.session.run]
+        for key, value in (("expect", self.expect), ("missing", self.missing), ("wait", self.wait)):
+            words += [] if value is None else [f"--{key}", str(value)]
+        return words
 
 
-def check_session(name: object) -> str:
-    """Return a valid session name; refuse others, because the name becomes a folder at every party."""
-    if not (isinstance(name, str) and NAME.fullmatch(name)):
+def _check_name(name: str) -> None:
+    """Refuse an invalid name of a session, because the name becomes a folder at every party."""
+    if not NAME.fullmatch(name):
         raise ConfigError(
             f"session={name!r}: must have 1 to 64 letters, digits, dots, dashes and underscores, and start with a "
             "letter or digit. A new name starts a new training; the same name resumes it."
         )
-    return name
-
-
-def _check_run_id(text: object) -> str:
-    if not (isinstance(text, str) and re.fullmatch(r"[0-9a-f]+", text)):
-        raise ConfigError(f"run={text!r}: is not the id of a run; use the same version of GLASU everywhere.")
-    return text
-
-
-def _read_texts(config: Mapping[str, Value], keys: Sequence[str], where: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key in keys:
-        value = config.get(key)
-        if not (isinstance(value, str) and value.strip()):
-            raise ConfigError(f"{key}={value!r}: must be set in {where}; it needs {', '.join(keys)}.")
-        found[key] = value
-    return found
-
-
-def _read_seconds(value: Value) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"wait={value!r}: must be a number of seconds above 0.")
-    return float(value)
-
-
-def _refuse_unknown(config: Mapping[str, Value], known: Sequence[str], where: str) -> None:
-    for key in config:
-        if key not in known:
-            raise ConfigError(f"{key}: is unknown in {where}; known are {', '.join(known)}.")
