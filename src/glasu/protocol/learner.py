@@ -191,11 +191,8 @@ class Learner:
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
         """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
-        data = self.data
-        if self.sampler.reads_whole_graph:
-            features: Hidden | FeatureRows = data.features(np.arange(data.num_nodes))
-        else:
-            features = FeatureRows((data.num_nodes, data.party.num_features), data.features)
+        shape, chunk = (self.data.num_nodes, self.data.party.num_features), FeatureRows.chunk_values
+        features = FeatureRows(shape, self.data.features, None if self.sampler.reads_whole_graph else chunk)
         return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()
