@@ -35,7 +35,8 @@ from support.messages import KEY, any_message, messages_of, sample_messages
 
 quick = settings(deadline=None, max_examples=60)
 DTYPES_OF = {content.tag: content.dtypes for kind in MESSAGES for content in kind.contents().values()}
-CARRIERS = {"tensor": Partial, "index": Proposal, "loss": Losses, "metrics": Metrics, "verdict": Verdict}
+# The first kind of message with each tag.
+CARRIERS = {content.tag: kind for kind in reversed(MESSAGES) for content in kind.contents().values()}
 
 
 def same(first: Any, second: Any) -> bool:
