@@ -187,7 +187,7 @@ CONTROLS = {
     "a last word in the sequence": ("failed", {"code": "x", "reason": "y"}, "message 'failed': it is not expected now"),
     "too long": ("prepared", {"payload": "x" * CONTROL_BYTES}, f"expected at most {CONTROL_BYTES} bytes, got"),
     "without a statement": ("prepared", {}, "control message 'prepared': payload: is missing"),
-    "a statement that is none": ("prepared", {"payload": [1]}, "payload: must be an object, not a list"),
+    "a statement that is none": ("prepared", {"payload": [1]}, "payload=[1]: must be an object"),
     "a second statement": ("prepared", {"payload": STATEMENT}, "'prepare' cannot follow the state 'running'"),
     "a second confirmation": (
         "ready",
