@@ -19,7 +19,7 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Evaluating, Event, Save
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.report import PartySummary, PrivacySummary, RunReport, versions
@@ -221,7 +221,7 @@ def _run_scripts(
         elif not isinstance(action, Evaluating):  # the server reports it
             return
         if options.observer is not None:
-            if not isinstance(action, Evaluating):
+            if isinstance(action, RoundDone | Evaluated):
                 action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 
