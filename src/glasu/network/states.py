@@ -99,8 +99,8 @@ RUN_TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (_R.GATHERING, _V.CLOSE): _R.CLOSED,  # a server that was started again after the end of its run
     (_R.GATHERING, _V.RESTART): _R.GATHERING,
     (_R.RESTARTING, _V.RESTART): _R.RESTARTING,
-    # The server has all results, so a new process voids nothing: it waits for the end of the run. Only an invalid result
-    # leads back, by GATHER.
+    # The server has all results, so a new process voids nothing: it waits for the end of the run. Only an invalid
+    # result leads back, by GATHER.
     (_R.COMPLETE, _V.RESTART): _R.COMPLETE,
     **{(state, _V.GATHER): _R.GATHERING for state in _OPEN},
     **{(state, _V.RESTART): _R.RESTARTING for state in _UNDER_WAY},
