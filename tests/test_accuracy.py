@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from glasu.cli.demo import demo_config
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.sources.catalog import load_parties
+from glasu.experiments.plan import METHODS
 from glasu.runtime.simulation import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -33,23 +35,19 @@ def test_the_defaults_train_on_raw_features(data_root, name, least):
 
 
 def test_on_the_demo_data_glasu_is_far_above_standalone_after_25_rounds():
-    from glasu.cli.demo import METHODS, demo_config
-
     found = {}
-    for name in ("standalone", "GLASU Q=4"):
+    for name in ("standalone", "glasu-4"):
         config = demo_config(num_rounds=25, seed=0).replace(train=METHODS[name])
         found[name] = train(load_parties(config), config).test.accuracy
-    assert found["GLASU Q=4"] >= found["standalone"] + 0.15, found
+    assert found["glasu-4"] >= found["standalone"] + 0.15, found
 
 
 @pytest.mark.slow
 def test_on_the_demo_data_glasu_is_near_centralized_and_far_above_standalone():
-    from glasu.cli.demo import METHODS, demo_config
-
     found = {}
     for name, changes in METHODS.items():
         config = demo_config(num_rounds=80, seed=0).replace(train=changes)
         found[name] = train(load_parties(config), config).test.accuracy
-    for name in ("GLASU Q=1", "GLASU Q=4"):
+    for name in ("glasu-1", "glasu-4"):
         assert found[name] >= found["centralized"] - 0.02
         assert found[name] >= found["standalone"] + 0.2

@@ -210,7 +210,7 @@ else:
     out.mkdir()
     registry.load_extension("my_extension")
     done = resume()
-    TrainedModel.of(done).save(out / "model")
+    TrainedModel.of(done.clients).save(out / "model")
     print([text for name, text in done.report.versions.items() if "extension" in name])
 """
 

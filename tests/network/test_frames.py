@@ -187,7 +187,7 @@ def test_a_frame_that_cannot_be_is_refused(data, words):
         (b'{"kind": 7}', "unknown kind '7'"),
         (b'{"kind": ["hello"]}', "unknown kind"),
         (b'{"kind": "notice", "line": "x", "kind": "notice"}', "same key twice"),
-        (b'{"kind": "goodbye", "payload": {"y": NaN}}', "must be finite"),
+        (b'{"kind": "goodbye", "payload": {"y": NaN}}', "must be a finite number"),
     ],
 )
 def test_a_control_message_that_is_no_json_object_with_a_kind_is_refused(body, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,10 @@ class ArrayWriter:
         return self._file.tell()
 
 
+# numpy parses the header with `ast`, which can raise SystemError in Python 3.11 if several threads parse at once.
+_PARSING = threading.Lock()
+
+
 def row_pieces(array: NDArray[Any], piece_bytes: int = PIECE_BYTES) -> list[slice]:
     """Divide the rows of an array into pieces of bounded size; an array without rows has one empty piece."""
     length = len(array)
@@ -116,7 +121,8 @@ def row_pieces(array: NDArray[Any], piece_bytes: int = PIECE_BYTES) -> list[slic
 
 def map_array(path: Path) -> NDArray[Any]:
     """Open an `.npy` file as a read-only memory map; only its header is read."""
-    return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    with _PARSING:
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
 
 
 @contextmanager
