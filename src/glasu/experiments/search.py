@@ -112,7 +112,7 @@ def search(options: SearchOptions) -> SearchResult:
 def _run(search: _Search) -> SearchResult:
     from glasu.experiments.study import Study, open_study
     from glasu.experiments.trial import Terms
-    from glasu.experiments.workers import run_tasks
+    from glasu.experiments.workers import block_interrupts, run_tasks
 
     options, config, space = search.options, search.config, search.space
     metric = task_of(config.train).selected_by
@@ -123,9 +123,10 @@ def _run(search: _Search) -> SearchResult:
         tasks = iter(functools.partial(study.begin, search.trials), None)
         with closing(run_tasks(work, tasks, min(options.jobs, search.trials - len(finished)))) as results:
             for started, outcome in results:
-                trial = study.finish(started, outcome)
-                finished = study.list_finished()
-                best = _write(search, finished)
+                with block_interrupts():
+                    trial = study.finish(started, outcome)
+                    finished = study.list_finished()
+                    best = _write(search, finished)
                 log.info("%s", _describe(trial, len(finished), search.trials, best, metric))
     best = _write(search, finished)
     if best is None:

@@ -98,16 +98,25 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Block SIGINT while processes start. They inherit the mask, so Ctrl-C in a terminal ends only their parent."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Delay Ctrl-C to the end of the block, and keep it from processes that start in the block.
+
+    Processes inherit the signal mask, so Ctrl-C in a terminal ends only their parent. The mask is not enough for the
+    parent: any of its threads can receive the signal, and SQLAlchemy logs a traceback if it arrives during a query.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
     resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    arrived = []
+    handler = signal.signal(signal.SIGINT, lambda *_: arrived.append(True))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def load_once(config: RunConfig) -> Loaded:
