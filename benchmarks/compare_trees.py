@@ -2,14 +2,14 @@
 
     python benchmarks/compare_trees.py OLD_TREE [--turns N] [--cases PATTERN]...
 
-The cases are those of round.py, speed.py and network.py. Every turn starts fresh processes of both checkouts and runs
-each case with one, then with the other; the order changes from turn to turn. The time is user plus system time of all
-processes of a run. Except for whole runs, it is the difference between a long and a short run: the rounds, without
-start and evaluation. A first run of each case is not timed; it compiles the loops and converts the data.
+The cases are those of round.py, speed.py and network.py. A turn runs each case with a process of one checkout, then
+with one of the other; the order changes from turn to turn. The time is user plus system time of all processes of a run.
+Except for whole runs, it is the difference between a long and a short run: the rounds, without start and evaluation.
+A first run of each case is not timed; it compiles the loops and converts the data.
 
 Both checkouts are used through the public API and the command line only, with this Python. A table gives the median
-over the turns of the ratio new / old and its 95 % interval from order statistics. The exit code is 1 if the interval of
-a case lies above --limit.
+over the turns of the ratio new / old and its 95 % interval from order statistics. Ctrl-C ends the measurement and
+prints the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from glasu import PartyData
 
 TREE = Path(__file__).resolve().parents[1]
+PROCESS_TURNS = 5  # turns after which the processes of the cases of class Rounds are replaced by new ones
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 
 
@@ -47,7 +48,7 @@ class Rounds:
 
     train: dict[str, Any]  # changes of the paper's settings
     data: dict[str, Any]
-    windows: int = 4  # that are timed
+    windows: int = 2  # that are timed
     dense: bool = False  # whether to store sparse features as a dense array
 
 
@@ -64,10 +65,10 @@ class Commands:
 JOINT = {"backward": "joint", "num_local_steps": 1, "optimizer": "sgd"}
 STALE = {"num_local_steps": 4, "optimizer": "sgd"}
 CASES: dict[str, Rounds | Commands] = {
-    "round: Q = 1, lean": Rounds(JOINT, {"name": NAME}, windows=8),
+    "round: Q = 1, lean": Rounds(JOINT, {"name": NAME}, windows=4),
     "round: Q = 1, same edges and rows": Rounds({**JOINT, "blocks": "induced"}, {"name": NAME}, dense=True),
     "round: Q = 4, lean": Rounds(STALE, {"name": NAME}),
-    "round: Q = 4, same edges and rows": Rounds({**STALE, "blocks": "induced"}, {"name": NAME}, 2, dense=True),
+    "round: Q = 4, same edges and rows": Rounds({**STALE, "blocks": "induced"}, {"name": NAME}, 1, dense=True),
     "speed: fanout 2": Rounds({"fanout": 2}, {"name": NAME}),
     "speed: fanout 3": Rounds({"fanout": 3}, {"name": NAME}),
     **{
@@ -79,7 +80,7 @@ CASES: dict[str, Rounds | Commands] = {
     "network: rounds, one process": Commands(CORA.replace("{name}", NAME), 220, 20),
     "network: rounds, four processes": Commands(CORA.replace("{name}", NAME), 220, 20, LOOPBACK),
     "network: rounds, four processes, 50 ms": Commands(CORA.replace("{name}", NAME), 120, 20, Line(0.05)),
-    "network: small rounds, four processes": Commands(SMALL, 420, 20, LOOPBACK),
+    "network: small rounds, four processes": Commands(SMALL, 220, 20, LOOPBACK),
     "network: whole run, one process": Commands(WHOLE.replace("{name}", NAME), 20),
     "network: whole run, four processes": Commands(WHOLE.replace("{name}", NAME), 20, line=LOOPBACK),
     "network: 20000 nodes, full batch": Commands(LARGE.replace("{nodes}", "20000"), 2, line=LOOPBACK),
@@ -171,8 +172,8 @@ class Checkout:
                 self._run(case, 1)  # compiles
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[Callable[[str], float]]:
-        """Yield the function that times a case, in fresh processes for this turn."""
+    def measuring(self) -> Iterator[Callable[[str], float]]:
+        """Yield the function that times a case, in processes that are new."""
         worker = Worker(self.environment, self.rounds) if self.rounds else None
 
         def measure(name: str) -> float:
@@ -224,21 +225,24 @@ def main() -> int:
     if not cases:
         parser.error(f"--cases: none fits; the cases are {', '.join(map(repr, CASES))}")
     ratios: dict[str, list[float]] = {name: [] for name in cases}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         old, new = (
             Checkout(tree.resolve(), Path(folder) / side, cases)
             for side, tree in (("old", args.old), ("new", args.new))
         )
-        for turn in range(args.turns):
-            with old.turn() as measure_old, new.turn() as measure_new:
-                for name in cases:
-                    first, second = (measure_old, measure_new) if turn % 2 == 0 else (measure_new, measure_old)
-                    times = first(name), second(name)
-                    spent_old, spent_new = times if turn % 2 == 0 else times[::-1]
-                    ratios[name].append(spent_new / spent_old)
-                    print(f"{turn + 1}: {name}: {spent_old:.2f} s, {spent_new:.2f} s", file=sys.stderr)
+        for first in range(0, args.turns, PROCESS_TURNS):
+            with old.measuring() as measure_old, new.measuring() as measure_new:
+                for turn in range(first, min(first + PROCESS_TURNS, args.turns)):
+                    for name in cases:
+                        order = [measure_old, measure_new] if turn % 2 == 0 else [measure_new, measure_old]
+                        spent = {measure: measure(name) for measure in order}
+                        before, after = spent[measure_old], spent[measure_new]
+                        ratios[name].append(after / before)
+                        print(f"{turn + 1}: {name}: {before:.2f} s, {after:.2f} s", file=sys.stderr)
     rows, slower = [], 0
     for name, values in ratios.items():
+        if not values:
+            continue
         low, high = interval(values)
         slower += low > args.limit
         rows.append([name, f"{median(values):.3f}", f"{low:.3f} to {high:.3f}", f"{len(values)}"])

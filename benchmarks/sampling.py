@@ -64,8 +64,8 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
     assert parties[0].splits is not None
     training, rounds = parties[0].splits.train, itertools.count()
     kind, graphs = sampler_class(lean.train), [party.graph for party in parties]
-    by_default = [kind(lean, graph, index, "symmetric") for index, graph in enumerate(graphs)]
-    induced = [kind(same, graph, index, "symmetric") for index, graph in enumerate(graphs)]
+    by_default = [kind(lean, graph, index) for index, graph in enumerate(graphs)]
+    induced = [kind(same, graph, index) for index, graph in enumerate(graphs)]
     sets = [[np.array(nodes) for nodes in own] for own in plain.sample()]
     contenders = {
         "lean": partial(per_call, lambda: lean_round(lean, by_default, training, next(rounds)), 20),
@@ -96,7 +96,7 @@ def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index:
 def large_report(party: PartyData, turns: int) -> str:
     """Return the table for one client of a large graph."""
     config, rounds = paper_settings(), itertools.count()
-    sampler = sampler_class(config.train)(config, party.graph, 0, "symmetric")
+    sampler = sampler_class(config.train)(config, party.graph, 0)
     assert party.splits is not None
     training = np.asarray(party.splits.train)
     sets = [nodes.tolist() for nodes in drawn_sets(config, sampler, training, next(rounds))]

@@ -14,6 +14,7 @@ PUBLIC = [
     "DataError",
     "Evaluated",
     "Evaluating",
+    "Event",
     "GLASUClassifier",
     "GlasuError",
     "Graph",

@@ -22,6 +22,7 @@ from glasu.errors import TrainingError as TrainingError
 from glasu.errors import TransportError as TransportError
 from glasu.protocol.requests import Evaluated as Evaluated
 from glasu.protocol.requests import Evaluating as Evaluating
+from glasu.protocol.requests import Event as Event
 from glasu.protocol.requests import RoundDone as RoundDone
 from glasu.report import RunReport as RunReport
 from glasu.runtime.estimator import GLASUClassifier as GLASUClassifier

@@ -11,9 +11,10 @@ import pytest
 
 from glasu.cli.log import Log
 from glasu.cli.main import Terminated, main
+from glasu.cli.progress import show_progress
 from glasu.model.task import ACCURACY
 from glasu.network.options import Status
-from glasu.protocol.requests import Evaluated, Evaluating, RoundDone
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
 from support.commands import glasu, replace_run
 
 STATUS = Status(
@@ -115,3 +116,12 @@ def test_the_reason_of_an_end_is_json_too_where_the_log_is(tmp_path, capsys):
     assert "none.toml" in told["message"]
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("glasu serve: ")
+
+
+@pytest.mark.parametrize("terminal", ["0", "1"])
+def test_the_progress_of_a_run_ignores_events_of_other_kinds(terminal, monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)  # rich then takes the stream for a terminal, or not
+    with show_progress("glasu", 9) as observe:
+        for event in (Event(), EVALUATED, Event()):
+            observe(event)
+    assert "validation accuracy 75.0 %" in capsys.readouterr().err

@@ -49,8 +49,12 @@ def assert_equals_oracle(name: str, *args: Any, labels: bool = True) -> Any:
     return first
 
 
+NAMES = [name for name, value in vars(loops).items() if hasattr(value, "py_func") and not name.startswith("_")]
+
+
 def test_every_kernel_has_an_oracle():
-    for name in kernels.__all__:
+    assert len(NAMES) > 10
+    for name in NAMES:
         assert getattr(kernels, name) is getattr(loops, name)
         assert callable(getattr(oracles, name))
 
@@ -158,8 +162,8 @@ model = glasu.ModelConfig(backbone="gcn", num_layers=1, aggregation_layers=(0,),
 for _ in range(2):
     glasu.train(parties, glasu.RunConfig(model=model, train=train))
 from glasu import compiling
-from glasu.model import kernels
-used = [name for name in kernels.__all__ if getattr(kernels, name).signatures]
+from glasu.model.kernels import loops
+used = [name for name, loop in vars(loops).items() if getattr(loop, "signatures", ())]
 print(json.dumps([compiling.compile_seconds(), used, lines]))
 """
 
@@ -181,7 +185,8 @@ def test_the_first_run_compiles_only_the_kernels_it_uses_and_logs_one_line(tmp_p
     assert "compiling" in lines[0][2]
     assert "cached" in lines[0][2]
     seconds, again, lines = first_run(tmp_path)
-    assert (seconds, again, lines) == (0, used, [])
+    assert (seconds, lines) == (0, [])
+    assert set(again) <= set(used)  # without the loops that only other loops call
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from glasu.model.layers import (
     Layer,
     ResidualLayer,
     SAGELayer,
+    rows_of,
     sparse_product,
 )
 from glasu.model.sampler import Sampler, sampler_class
@@ -60,10 +61,18 @@ def graph_of(kind: str) -> Graph:
 GRAPHS = ["symmetric", "directed", "isolated", "no edges", "hub"]
 
 
+OWNERS = {GCNLayer: "gcn", GCNIILayer: "gcnii", SAGELayer: "sage", GATLayer: "gat", CustomLayer: "custom"}
+
+
+def adjacency_of(graph: Graph, layer: Layer) -> Adjacency:
+    inner = layer.layer if isinstance(layer, ResidualLayer) else layer
+    return Adjacency(graph, BACKBONES[OWNERS[type(inner)]].normalization, SINGLE)
+
+
 def whole_block(graph: Graph, layer: Layer, targets: np.ndarray | None = None) -> Block:
     targets = np.arange(graph.num_nodes) if targets is None else targets
     draw = draw_all(graph, targets)
-    return Adjacency(graph, layer.normalization, SINGLE).block(targets, draw.nodes, draw)
+    return adjacency_of(graph, layer).block(targets, draw.nodes, draw)
 
 
 @dataclass
@@ -214,7 +223,7 @@ def test_on_a_drawn_block_attention_and_mean_equal_pyg_on_the_bipartite_pair(nam
     pair, graph = (gat(5, 6, 2, loops=False) if name == "gat" else sage(5, 6)), graph_of("symmetric")
     targets = np.array([1, 2, 7, 9])
     draw = draw_neighbors(graph, targets, 2, 0, make_labels(NODES))
-    block = Adjacency(graph, pair.ours.normalization, SINGLE).block(targets, draw.nodes, draw)
+    block = adjacency_of(graph, pair.ours).block(targets, draw.nodes, draw)
     assert block.matrix.shape == (4, len(draw.nodes))
     assert len(draw.edges) < len(draw_all(graph, targets).edges)
     x = torch.randn(len(draw.nodes), 5)
@@ -341,19 +350,30 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     return model, sampler_class(run.train)(run, graph, 0)
 
 
-def computed(
-    model: ClientModel,
-    sampler: Sampler,
-    hidden: Hidden | exact.FeatureRows,
-    initial: Tensor | None,
-    targets: np.ndarray,
-) -> Tensor:
-    """Return all rows of an exact layer."""
-    result = torch.full((len(targets), 6), torch.nan)
-    for rows, values in exact.compute_exact_layer(model, sampler, 0, hidden, initial, targets):
-        assert result[rows].isnan().all()  # every row once
-        result[rows] = values
-    return result
+def computed(model: ClientModel, sampler: Sampler, features: Hidden | exact.FeatureRows, targets: np.ndarray) -> Tensor:
+    """Return H[L] at the targets, and check that every report is about more rows than the one before."""
+    features = features if isinstance(features, exact.FeatureRows) else in_memory(features)
+    return finished(exact.ExactInference(model, sampler, features, targets))
+
+
+def finished(step: exact.ExactInference) -> Tensor:
+    hidden: Any = step.encode()
+    shares = [0.0]
+
+    def compute(layer: int) -> Iterator[None]:
+        nonlocal hidden
+        hidden = yield from step.layer_in_parts(layer, hidden, shares.append)
+
+    for layer in range(step.model.config.num_layers):
+        for _ in compute(layer):
+            pass
+    assert shares == sorted(set(shares))
+    assert shares[-1] <= 1
+    return hidden
+
+
+def in_memory(features: Hidden) -> exact.FeatureRows:
+    return exact.FeatureRows(features.shape, lambda nodes: rows_of(features, nodes), None)
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -371,7 +391,7 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
     sampler.chunk_rows = 2
     sampler.chunk_edges = 7
-    torch.testing.assert_close(computed(model, sampler, hidden, initial, targets), whole, **CLOSE)
+    torch.testing.assert_close(computed(model, sampler, features, targets), whole, **CLOSE)
 
 
 @pytest.mark.parametrize("backbone", [backbone for backbone in BACKBONES if backbone != "gcnii"])
@@ -386,8 +406,8 @@ def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_p
 
     sampler.chunk_rows = 2
     targets = np.arange(NODES)
-    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read, chunk_values=15), None, targets)
-    torch.testing.assert_close(lying, computed(model, sampler, features, None, targets), **CLOSE)
+    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read, chunk_values=15), targets)
+    torch.testing.assert_close(lying, computed(model, sampler, features, targets), **CLOSE)
     assert np.bincount(asked, minlength=NODES).max() <= 2  # to prepare them, and to mix them
 
 
@@ -402,7 +422,7 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     sampler.chunk_rows = rows
     sampler.chunk_edges = edges
     targets = np.arange(1, NODES)
-    computed(model, sampler, torch.randn(NODES, 5), None, targets)
+    computed(model, sampler, torch.randn(NODES, 5), targets)
     np.testing.assert_array_equal(np.concatenate(asked), targets)
     degrees = np.diff(graph.indptr)
     for part in asked:
@@ -432,7 +452,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more()
     model, sampler = exact_setting("custom", graph)
     model.layers[0].convolution = spy
     sampler.chunk_rows = 10
-    computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
+    computed(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
     assert spy.seen == [(11, 10, 20)] * 3  # ten rows and their predecessor; one edge and one self loop per row
 
 
@@ -448,7 +468,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
     sampler.chunk_rows = 10
-    computed(model, sampler, torch.randn(1000, 5), None, np.arange(100, 130))
+    computed(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
     assert seen == [(11, (10, 11))] * 3
 
 
@@ -478,7 +498,7 @@ def test_a_convolution_that_answers_for_the_sources_is_refused():
 
 def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
-    result = computed(model, sampler, torch.randn(NODES, 5), None, np.empty(0, np.int64))
+    result = computed(model, sampler, torch.randn(NODES, 5), np.empty(0, np.int64))
     assert result.shape == (0, 6)
 
 
@@ -494,10 +514,8 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
     run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
     sampler, features = sampler_class(run.train)(run, graph, 0), torch.randn(NODES, 5)
     stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
-    step = exact.ExactInference(model, sampler, features if form == "in memory" else stored, nodes)
-    hidden = step.encode()
-    for layer in range(2):
-        hidden = step.layer(layer, hidden)
+    step = exact.ExactInference(model, sampler, in_memory(features) if form == "in memory" else stored, nodes)
+    hidden = finished(step)
     everything = np.arange(NODES)
     expected, initial = model.encode(features, no_dropout())
     for layer, targets in enumerate((everything, nodes)):

@@ -162,15 +162,15 @@ def test_signals_end_a_role_within_ten_seconds_and_the_same_command_goes_on(proc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(18))
 def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
-    """Each of the four roles is killed once, in random order at random moments, and restarted after two seconds."""
+    """Five kills, at least one per role, in random order at random moments; a role is restarted after two seconds."""
     rng = random.Random(seed)
     roles = processes(CORA + f"seed = {seed}\n")
     roles.listen()
     for name in "abc":
         roles.start(name)
-    victims = ["server", "a", "b", "c"]
+    victims = ["server", "a", "b", "c", rng.choice(["server", "a", "b", "c"])]
     rng.shuffle(victims)
     for victim in victims:
         before = roles.rounds("server")
@@ -179,7 +179,7 @@ def test_random_kills_of_a_run_on_cora(processes, seed, data_root):
         time.sleep(rng.random() / 5)
         roles.kill(victim, after=2.0)
     assert_same_report(roles.finish(), roles)
-    assert roles.started == {"server": 2, "a": 2, "b": 2, "c": 2}
+    assert roles.started == {name: 1 + victims.count(name) for name in ("server", "a", "b", "c")}
 
 
 @pytest.mark.slow

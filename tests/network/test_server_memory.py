@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.protocol.fields import split_rows
+from glasu.protocol.chunks import split_rows
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from support.roles import Role

@@ -16,12 +16,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition, Event
+from types import SimpleNamespace
 
 import pytest
 
 from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
 from glasu.network.frames import PIECE, PIECE_BYTES, WINDOW, pack_frame
-from glasu.network.transport import AMBIGUOUS, HELLO_WITHIN, Line, Listener, Stream, read_details
+from glasu.network.log_lines import SENTENCES as LONGEST
+from glasu.network.transport import (
+    AMBIGUOUS,
+    CODE_KEY,
+    HELLO_WITHIN,
+    Line,
+    Listener,
+    Stream,
+    read_details,
+    read_status,
+)
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision, revoke
 from support.grpc_failures import scenarios
@@ -237,6 +248,7 @@ GRPC_FIRST = """
 import sys
 from pathlib import Path
 from threading import Condition
+from types import SimpleNamespace
 import grpc
 from glasu.errors import TransportError
 from glasu.pki.kit import open_kit
@@ -260,6 +272,31 @@ def test_nobody_serves_or_joins_where_grpc_was_loaded_too_early_for_tls_1_3(name
     (line,) = ended.stdout.splitlines()
     assert "TLS 1.2" in line
     assert "require_tls_1_3() before" in line
+
+
+class ServersWords:
+    """An error of a call that the server aborted with these words, with or without a code of ours."""
+
+    def __init__(self, details, *metadata):
+        self._details, self._metadata = details, metadata
+
+    def code(self):
+        return SimpleNamespace(name="PERMISSION_DENIED")
+
+    def details(self):
+        return self._details
+
+    def trailing_metadata(self):
+        return self._metadata
+
+
+@pytest.mark.parametrize("metadata", [(), ((CODE_KEY, "refused"),), ((CODE_KEY, "busy"),)], ids=str)
+def test_the_words_of_a_server_that_aborts_a_call_reach_a_terminal_as_one_short_printable_line(metadata):
+    ended = read_status(ServersWords("\x1b[2Jno\n" + "x" * 3000, *metadata))
+    shown = describe(ended, "localhost:1", "AA")
+    assert shown.startswith("?[2Jno?xxx")
+    assert shown.isprintable()
+    assert len(shown) <= LONGEST + len(" (permission_denied)")
 
 
 def test_codes_that_a_probe_can_refine_are_not_the_clear_ones():
@@ -299,7 +336,7 @@ class Endless(Stream):
             self.num_sent += 1
 
 
-def test_frames_that_nobody_reads_wait_at_the_sender_beyond_a_window(kits):
+def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
     host = SlowReader()
     with Listener(host, open_kit(kits / "server", "server"), "127.0.0.1:0") as listener:
         listener.start()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -108,6 +109,39 @@ def test_extracting_from_what_was_sent_leaves_exactly_the_others_part():
     assert not torch.allclose(Mean(2, 0).extract_others(joint, own), theirs.value / 2, atol=1e-3)
 
 
+@dataclass(frozen=True)
+class Opposite:
+    """Masks of two clients that cancel exactly: whole numbers beside values of a few bits."""
+
+    sign: int
+    name: str = "masks"
+
+    def __call__(self, payload: np.ndarray, key: Key) -> np.ndarray:
+        return payload + self.sign * np.random.default_rng(key.round).integers(2**20, 2**30, payload.shape)
+
+
+def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution():
+    encoding, values = Plain("fp64"), torch.randint(-99, 99, (2, 4, 3)).double() / 8
+    gates = [Release(use_for_all_kinds(encoding), maskings={"representation": Opposite(sign)}) for sign in (1, -1)]
+    sent = [gate.tensor("representation", value, KEY) for gate, value in zip(gates, values, strict=True)]
+    (mean,) = encoding.combine([each.payload for each in sent], 2, [KEY])
+    np.testing.assert_array_equal(mean, values.mean(dim=0))
+    for each, value in zip(sent, values, strict=True):
+        assert torch.equal(each.value, value)
+        assert not (each.payload == value.numpy()).any()
+    others = Mean(2, 0).extract_others(torch.from_numpy(mean), sent[0].value)
+    assert torch.equal(others, values[1] / 2)
+
+
+def test_only_the_kinds_that_have_a_masking_are_masked_and_the_ledger_says_which():
+    gate, value = Release(use_for_all_kinds(Plain("fp64")), maskings={"representation": Opposite(1)}), torch.ones(2, 2)
+    for kind in ("gradient", "probabilities"):
+        assert (gate.tensor(kind, value, KEY).payload == 1).all()
+    gate.tensor("representation", value, KEY)
+    found = {row["kind"]: row["protection"] for row in gate.ledger.rows()}
+    assert found == {"gradient": "none", "probabilities": "none", "representation": "masks"}
+
+
 def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
     value = (3 * torch.randn(4, 3)).requires_grad_()
     before = value.detach().clone()
@@ -140,7 +174,7 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ],
 )
 def test_the_protection_names_what_was_done_in_its_order(release, name):
-    assert release.protection == name
+    assert release.protection("representation") == name
     release.tensor("representation", torch.ones(2, 2), KEY)
     assert release.ledger.rows()[0]["protection"] == name
 

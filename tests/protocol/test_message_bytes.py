@@ -5,7 +5,7 @@ import dataclasses
 import struct
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
-from glasu.protocol.fields import HEADER, SECTION
-from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, decode, encode
+from glasu.protocol.fields import HEADER, SECTION, NumbersField
+from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, decode, encode, format_number
 from glasu.protocol.messages import (
     MESSAGES,
     Losses,
@@ -35,7 +35,8 @@ from support.messages import KEY, any_message, messages_of, sample_messages
 
 quick = settings(deadline=None, max_examples=60)
 DTYPES_OF = {content.tag: content.dtypes for kind in MESSAGES for content in kind.contents().values()}
-CARRIERS = {"tensor": Partial, "index": Proposal, "loss": Losses, "metrics": Metrics, "verdict": Verdict}
+# The first kind of message with each tag.
+CARRIERS = {content.tag: kind for kind in reversed(MESSAGES) for content in kind.contents().values()}
 
 
 def same(first: Any, second: Any) -> bool:
@@ -46,6 +47,22 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, tuple):
         return len(first) == len(second) and all(map(same, first, second))
     return type(first) is type(second) and first == second
+
+
+# Roles with other messages refuse each other in the handshake.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Norm(Message):
+    """A kind of message that this version does not have."""
+
+    value: Annotated[Any, NumbersField("loss", lambda shapes: 1)]
+
+
+def test_every_change_of_the_messages_changes_the_format_number():
+    changed = [(*MESSAGES, Norm), MESSAGES[:-1], MESSAGES[::-1]]
+    assert len({format_number(), *map(format_number, changed)}) == 4
+    assert all(0 <= format_number(kinds) < 2**31 for kinds in changed)
 
 
 # A decoded message is the encoded one, and every byte is counted.

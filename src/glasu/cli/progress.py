@@ -101,7 +101,7 @@ def show_progress(
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating):
                 progress.update(task, state=describe_progress(event))
-            else:
+            elif isinstance(event, Evaluated):
                 progress.update(task, state=describe_evaluation(event))
 
         yield advance

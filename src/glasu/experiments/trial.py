@@ -20,7 +20,7 @@ from glasu.experiments.workers import load_once
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a search that waits for its workers does not load torch
-    from glasu import Evaluated, Evaluating, PartyData, RoundDone
+    from glasu import Evaluated, Event, PartyData
 
 MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
 Load = Callable[[RunConfig], "Sequence[PartyData]"]
@@ -144,7 +144,7 @@ class _Run:
 
         from glasu import train
 
-        def observe(event: RoundDone | Evaluated | Evaluating) -> None:
+        def observe(event: Event) -> None:
             with self._lock:
                 self._observe(event, config.train.num_rounds)
 
@@ -167,11 +167,11 @@ class _Run:
     def last_round(self) -> int:
         return max(items[-1].round for items in self.evaluations.values())
 
-    def _observe(self, event: RoundDone | Evaluated | Evaluating, num_rounds: int) -> None:
+    def _observe(self, event: Event, num_rounds: int) -> None:
         """Record an evaluation; raise `_RunEnded` if the run is over."""
-        from glasu import Evaluated, Evaluating
+        from glasu import Evaluated, RoundDone
 
-        if not self.ended and not isinstance(event, Evaluating):
+        if not self.ended and isinstance(event, RoundDone | Evaluated):
             if self.max_bytes is not None and event.bytes > self.max_bytes:
                 self.over_budget = self.ended = True
             elif isinstance(event, Evaluated) and event.split == "validation":

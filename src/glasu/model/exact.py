@@ -24,12 +24,12 @@ class FeatureRows:
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
-    chunk_values: int = 2**24  # feature values that are read at a time
+    chunk_values: int | None = 2**24  # feature values that are read at a time; None: all, because they are in memory
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""
         nodes, width = self.shape
-        size = max(1, self.chunk_values // max(1, width))
+        size = max(1, nodes if self.chunk_values is None else self.chunk_values // max(1, width))
         for start in range(0, nodes, size):
             yield np.arange(start, min(start + size, nodes))
 
@@ -49,96 +49,59 @@ class ExactInference(ForwardStep):
     All rows of the lower layers are computed, so no node set has to travel.
     """
 
-    def __init__(self, model: ClientModel, sampler: Sampler, features: Hidden | FeatureRows, nodes: NodeSet) -> None:
+    def __init__(self, model: ClientModel, sampler: Sampler, features: FeatureRows, nodes: NodeSet) -> None:
         """Prepare a pass.
 
         Args:
             model: the network.
             sampler: builds the blocks.
-            features: X_m at all nodes, in memory or where it is stored.
+            features: X_m at all nodes.
             nodes: the rows of H[L], in the order of the result.
         """
         self.model, self.sampler, self.features, self.nodes = model, sampler, features, nodes
         self._initial: Tensor | None = None
 
+    @torch.no_grad()
     def encode(self) -> Hidden | FeatureRows:
-        if isinstance(self.features, FeatureRows):
-            hidden, self._initial = start_exact(self.model, self.features)
-            return hidden
-        with torch.no_grad():
-            hidden, self._initial = self.model.encode(self.features, no_dropout())
-        return hidden
+        if self.model.encoder is None:
+            return self.features
+        self._initial = self._new_rows(self.features.shape[0])
+        for nodes in self.features.chunks():
+            encoded, _ = self.model.encode(self.features.read(nodes), no_dropout())
+            assert isinstance(encoded, Tensor)
+            self._initial[nodes[0] : nodes[-1] + 1] = encoded
+        return self._initial
 
-    def layer(self, layer: int, hidden: Hidden | FeatureRows) -> Tensor:
-        made, parts = self._start_layer(layer, hidden)
-        for rows, computed in parts:
-            made[rows] = computed
-        return made
-
+    @torch.no_grad()
     def layer_in_parts(
         self, layer: int, hidden: Hidden | FeatureRows, report: Callable[[float], Report]
     ) -> Generator[Report, None, Tensor]:
-        num_nodes = self.features.shape[0]
-        total = (self.model.config.num_layers - 1) * num_nodes + len(self.nodes)
-        done = layer * num_nodes
-        made, parts = self._start_layer(layer, hidden)
-        for rows, computed in parts:
-            made[rows] = computed
-            done += len(computed)
-            if len(computed) < len(made):  # a small graph needs one product and no progress report
-                yield report(done / total)
+        """Compute H_m^+[l] from H_m[l] at all nodes, some rows at a time."""
+        num_nodes, last = self.features.shape[0], self.model.config.num_layers - 1
+        targets = self.nodes if layer == last else np.arange(num_nodes)
+        made, done = self._new_rows(len(targets)), layer * num_nodes
+        module = self.model.layers[layer]
+        assert isinstance(module, Layer)
+        if not isinstance(hidden, FeatureRows):
+            hidden = self.model.layer_input(layer, hidden, no_dropout())
+        prepared = _prepare(module, hidden)
+        for rows, block, columns in self.sampler.exact_blocks(targets):  # a chunk costs as much as it has edges
+            initial = None if self._initial is None else rows_of(self._initial, targets[rows])
+            assert initial is None or isinstance(initial, Tensor)
+            ready = _rows(prepared, columns)
+            read = ready if prepared is hidden else _rows(hidden, columns) if module.reads_input else None
+            made[rows] = self.model.activation(module.propagate(ready, read, initial, block))
+            done += len(block.positions)
+            if len(block.positions) < len(made):  # a small graph needs one product and no progress report
+                yield report(done / (last * num_nodes + len(self.nodes)))
         return made
-
-    def _start_layer(self, layer: int, hidden: Hidden | FeatureRows) -> tuple[Tensor, Iterator[tuple[slice, Tensor]]]:
-        """Return an array for H_m^+[l], and the parts to write into it."""
-        config = self.model.config
-        targets = self.nodes if layer == config.num_layers - 1 else np.arange(self.features.shape[0])
-        made = torch.empty(len(targets), config.hidden, dtype=next(self.model.parameters()).dtype)
-        return made, compute_exact_layer(self.model, self.sampler, layer, hidden, self._initial, targets)
 
     @torch.no_grad()
     def logits(self, joint: Tensor) -> Tensor:
         return self.model.classify(joint, no_dropout())
 
-
-@torch.no_grad()
-def start_exact(model: ClientModel, features: FeatureRows) -> tuple[Hidden | FeatureRows, Tensor | None]:
-    """Return H_m[0] of all nodes and, with an encoder, H_m^0."""
-    if model.encoder is None:
-        return features, None
-    initial = torch.empty(features.shape[0], model.config.hidden, dtype=next(model.parameters()).dtype)
-    for nodes in features.chunks():
-        encoded, _ = model.encode(features.read(nodes), no_dropout())
-        assert isinstance(encoded, Tensor)
-        initial[nodes[0] : nodes[-1] + 1] = encoded
-    return initial, initial
-
-
-@torch.no_grad()
-def compute_exact_layer(
-    model: ClientModel,
-    sampler: Sampler,
-    layer: int,
-    hidden: Hidden | FeatureRows,
-    initial: Tensor | None,
-    targets: NodeSet,
-) -> Iterator[tuple[slice, Tensor]]:
-    """Compute H_m^+[l] at the rows `targets` from H_m[l] at all nodes, some rows at a time.
-
-    Yields:
-        A slice of the targets, and their rows of H_m^+[l].
-    """
-    module = model.layers[layer]
-    assert isinstance(module, Layer)
-    if not isinstance(hidden, FeatureRows):
-        hidden = model.layer_input(layer, hidden, no_dropout())
-    prepared = _prepare(module, hidden)
-    for rows, block, columns in sampler.exact_blocks(targets):  # a chunk costs as much as it has edges
-        at_rows = None if initial is None else rows_of(initial, targets[rows])
-        assert at_rows is None or isinstance(at_rows, Tensor)
-        ready = _rows(prepared, columns)
-        read = ready if prepared is hidden else _rows(hidden, columns) if module.reads_input else None
-        yield rows, model.activation(module.propagate(ready, read, at_rows, block))
+    def _new_rows(self, count: int) -> Tensor:
+        return torch.empty(count, self.model.config.hidden, dtype=next(self.model.parameters()).dtype)
 
 
 def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from glasu.errors import ConfigError
 from glasu.model import kernels
-from glasu.model.blocks import Block, Normalization, is_everything
+from glasu.model.blocks import Block, is_everything
 from glasu.model.sparse import SparseRows
 
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only for the raw features
@@ -87,9 +87,8 @@ class Projection(nn.Module):
 
 
 class Layer(nn.Module, ABC):
-    """One sub-layer of a client; a subclass states how blocks are normalised and how rows are mixed."""
+    """One sub-layer of a client; a subclass states how rows are mixed."""
 
-    normalization: Normalization = "symmetric"
     reads_input = False  # whether `propagate` reads H[l] besides the output of `prepare`
 
     def prepare(self, hidden: Hidden) -> Hidden:
@@ -177,7 +176,6 @@ class GCNIILayer(Layer):
 class SAGELayer(Layer):
     """mean of the neighbours W_1 + own row W_2 + b (Hamilton et al. 2017)."""
 
-    normalization: Normalization = "mean"
     reads_input = True
 
     def __init__(self, width_in: int, width_out: int) -> None:
@@ -206,7 +204,6 @@ class GATLayer(Layer):
     training, attention shares are dropped like the layer's input, as in the paper; it overfits otherwise.
     """
 
-    normalization: Normalization = "none"
     negative_slope = 0.2
 
     def __init__(self, width_in: int, width_out: int, *, heads: int) -> None:
@@ -257,7 +254,6 @@ class ResidualLayer(Layer):
     def __init__(self, layer: Layer, width_in: int, width_out: int) -> None:
         super().__init__()
         self.layer, self.skip = layer, Projection(width_in, width_out, bias=False)
-        self.normalization = layer.normalization
 
     def prepare(self, hidden: Hidden) -> Hidden:
         return self.layer.prepare(hidden)
@@ -278,7 +274,6 @@ class ResidualLayer(Layer):
 class CustomLayer(Layer):
     """A PyG convolution on the pair (x_source, x_target). The edges of a block include the self loops."""
 
-    normalization: Normalization = "none"
     reads_input = True
 
     def __init__(self, convolution: nn.Module, width_out: int) -> None:

@@ -24,12 +24,11 @@ from glasu.model.blocks import (
     Block,
     Draw,
     NodeSet,
-    Normalization,
+    draw_all,
     draw_induced,
     draw_layer,
     draw_neighbors,
     draw_shared,
-    edges_into,
     thin_draw,
 )
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
@@ -39,17 +38,17 @@ LOGGER = logging.getLogger("glasu.model")
 DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
 
 
-def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
-    """Draw S[L] of one round, uniformly; every client that knows the training nodes draws the same batch."""
+def training_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
+    """Draw the examples of one round, uniformly; every client that knows the training examples draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
-    if size == 0 or size >= len(training_nodes):
-        return training_nodes
-    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(training_nodes)
+    if size == 0 or size >= len(examples):
+        return examples
+    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(examples)
     places: NodeSet = np.empty(size, np.int64)
     if SPARSE * size >= population or not kernels.draw_numbers(*split_key(key), population, places):
         places = draw_distinct(key, population, size)
-    batch: NodeSet = training_nodes[places]
+    batch: NodeSet = examples[places]
     return batch
 
 
@@ -78,22 +77,12 @@ class Sampler(ABC):
     chunk_rows = 8192  # rows per exact product
     chunk_edges = 2**20  # edges per exact product
 
-    def __init__(
-        self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
-    ) -> None:
-        """Prepare to draw.
-
-        Args:
-            config: the settings, resolved.
-            graph: the graph of this client.
-            client: m.
-            normalization: of the blocks; None: that of the backbone.
-        """
+    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
+        """Prepare to draw from the graph of client m; the settings are resolved."""
         backbone = backbone_class(config.model)
-        normalization = normalization or backbone.normalization
         self.train, self.graph, self.client = config.train, graph, client
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
-        self.adjacency = Adjacency(graph, normalization, compute_dtype(config))
+        self.adjacency = Adjacency(graph, backbone.normalization, compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
         if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
             LOGGER.warning(
@@ -160,7 +149,7 @@ class Sampler(ABC):
 
     def exact_block(self, targets: NodeSet) -> Block:
         """Build the block from all nodes to `targets`, with every edge."""
-        draw = Draw(self._everything, *edges_into(self.graph, targets))
+        draw = draw_all(self.graph, targets)
         return self.adjacency.block(targets, draw.nodes, draw)
 
     def _product_chunks(self, targets: NodeSet) -> Iterator[slice]:
@@ -180,10 +169,8 @@ class FullGraph(Sampler):
 
     reads_whole_graph = True
 
-    def __init__(
-        self, config: RunConfig, graph: Graph, client: int, normalization: Normalization | None = None
-    ) -> None:
-        super().__init__(config, graph, client, normalization)
+    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
+        super().__init__(config, graph, client)
         self.keeps_matrices = self.adjacency.normalization != "none"
         self.leaves_out_rows = config.train.batch_size == 0  # only then every round has the same sample
         # Two sets of targets occur again and again: all nodes (True) and the training nodes (False).
@@ -195,7 +182,7 @@ class FullGraph(Sampler):
         everything = len(targets) == len(self._everything)
         kept = self._draws.get(everything)
         if kept is None or not np.array_equal(kept[0], targets):
-            kept = self._draws[everything] = (targets, Draw(self._everything, *edges_into(self.graph, targets)))
+            kept = self._draws[everything] = (targets, draw_all(self.graph, targets))
         return kept[1]
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:

@@ -37,26 +37,21 @@ class Inputs:
 
 
 class ForwardStep(ABC):
-    """The forward pass: `encode`, then `layer` 0..L-1, then `logits`."""
+    """The forward pass: `encode`, then layers 0..L-1, then `logits`."""
 
     @abstractmethod
     def encode(self) -> Any:
         """Return H_m[0]: the features, or the output of the encoder. Pass it to `layer` 0."""
 
     @abstractmethod
-    def layer(self, layer: int, hidden: Any) -> Tensor:
-        """Return H_m^+[l], given H_m[l]."""
+    def layer_in_parts(
+        self, layer: int, hidden: Any, report: Callable[[float], Report]
+    ) -> Generator[Report, None, Tensor]:
+        """Return H_m^+[l], given H_m[l]. A long computation yields `report(share of the pass)` after each part."""
 
     @abstractmethod
     def logits(self, joint: Tensor) -> Tensor:
         """Return the output of the classifier, given H_m[L]."""
-
-    def layer_in_parts(
-        self, layer: int, hidden: Any, report: Callable[[float], Report]
-    ) -> Generator[Report, None, Tensor]:
-        """Compute like `layer`. If that takes long, yield `report(share)` after each part of the whole pass."""
-        yield from ()
-        return self.layer(layer, hidden)
 
 
 class Step(ForwardStep):
@@ -70,6 +65,16 @@ class Step(ForwardStep):
     def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
         self.inputs, self.dropout = inputs, dropout
         self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
+
+    def layer_in_parts(
+        self, layer: int, hidden: Any, report: Callable[[float], Report]
+    ) -> Generator[Report, None, Tensor]:
+        yield from ()
+        return self.layer(layer, hidden)
+
+    @abstractmethod
+    def layer(self, layer: int, hidden: Any) -> Tensor:
+        """Return H_m^+[l], given H_m[l]."""
 
     @abstractmethod
     def begin_backward(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.party import have_labels
+from glasu.data.party import PartyData, have_labels
 from glasu.model import kernels
 
 if TYPE_CHECKING:
@@ -68,18 +68,30 @@ class Task(ABC):
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         """Return labels that are all unknown (-1). A prediction uses them in place of labels."""
 
-    def training_nodes(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nodes of the training split that the task can learn from: those with a known label."""
-        nodes: NDArray[np.int64] = split[have_labels(labels[split])]
-        return nodes
+    def training_examples(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the examples of the training split that the task can learn from: those with a known label.
+
+        Splits hold examples. An example is a position in the labels.
+        """
+        examples: NDArray[np.int64] = split[have_labels(labels[split])]
+        return examples
+
+    def nodes_of(self, party: PartyData, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nodes whose H[L] the head reads for these examples. Here every example is a node.
+
+        `NodeData.labels` reads the labels of a batch at its nodes, so a task with other examples also changes that.
+        """
+        return examples
 
     def head_width(self, classes: Sequence[str]) -> int:
         """Return the number of outputs of the classifier."""
         return len(classes)
 
-    @abstractmethod
     def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
         """Return labels as `loss_and_gradient` needs them; `dtype` is the precision of the model."""
+        import torch
+
+        return torch.from_numpy(labels)
 
     # Loss and scores.
 
@@ -99,13 +111,16 @@ class Task(ABC):
         mean, and with it every prediction and the selected model.
         """
 
-    @abstractmethod
     def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
         """Return the metrics, in the order of `metrics`; nodes with an unknown label (-1) do not count."""
+        known = have_labels(labels)
+        if not known.any():
+            return {metric.name: math.nan for metric in self.metrics}
+        return self.measure(scores[known].astype(np.float64), labels[known])
 
-    def unknown_metrics(self) -> dict[str, float]:
-        """Return the metrics of nodes without a known label: NaN."""
-        return {metric.name: math.nan for metric in self.metrics}
+    @abstractmethod
+    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
+        """Return the metrics of one or more nodes with known labels."""
 
     # Predictions.
 
@@ -133,11 +148,6 @@ class Multiclass(Task):
     def accepts(self, labels: Labels) -> bool:
         return labels.ndim == 1
 
-    def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        return torch.from_numpy(labels)
-
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
         import torch
 
@@ -156,10 +166,7 @@ class Multiclass(Task):
             return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
         return ""
 
-    def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
-        scores, labels = _with_known_labels(scores, labels)
-        if not len(labels):
-            return self.unknown_metrics()
+    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
         classes = np.arange(scores.shape[1])
         truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
         accuracy = float((truth & predicted).any(axis=1).mean())
@@ -192,9 +199,7 @@ class Multilabel(Task):
         return labels.ndim == 2
 
     def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
-        import torch
-
-        return torch.from_numpy(labels).to(dtype)
+        return super().label_tensor(labels, dtype).to(dtype)
 
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
         from torch.nn.functional import binary_cross_entropy_with_logits
@@ -208,10 +213,7 @@ class Multilabel(Task):
     def find_score_error(self, scores: Scores) -> str:
         return _find_range_error(scores)
 
-    def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
-        scores, labels = _with_known_labels(scores, labels)
-        if not len(labels):
-            return self.unknown_metrics()
+    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
         truth, predicted = labels == 1, scores > 0.5
         hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {
@@ -240,11 +242,6 @@ def task_of(train: TrainConfig) -> Task:
     """Return the task that the config names."""
     found: Task = registry.load("task", train.task)()
     return found
-
-
-def _with_known_labels(scores: Scores, labels: Labels) -> tuple[Scores, Labels]:
-    known = have_labels(labels)
-    return scores[known].astype(np.float64), labels[known]
 
 
 def _macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from glasu.protocol.message_bytes import VERSION
+from glasu.protocol.message_bytes import format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
 from glasu.report import versions
@@ -60,7 +60,7 @@ def server_facts(purpose: Purpose, **more: Any) -> Facts:
     found = versions()
     return Facts(
         purpose=purpose,
-        message_format=VERSION,
+        message_format=format_number(),
         glasu=found["glasu"],
         numpy=_omit_build(found["numpy"]),
         numpy_build=found["numpy"],

@@ -5,16 +5,16 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import GlasuError, TrainingError
+from glasu.errors import GlasuError, ProtocolError, TrainingError
 from glasu.network.admission import Admission
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Finished, Payload, Prepared, read_payload
+from glasu.network.handshake import Finished, Payload, Prepared, RefusalError, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -208,9 +208,20 @@ def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()
-            return purpose.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])
+            return purpose.finish(result, _read_results(dict(zip(purpose.options.kit.roster, results, strict=True))))
         except RestartAttempt:
             log.info("a process was restarted: all roles return to the last common checkpoint.")
         except GlasuError as error:
             if not session.set_aside(error):
                 raise
+
+
+def _read_results(results: Mapping[str, Payload]) -> list[Finished]:
+    """Read the results, by party in client order; the error of a malformed one names its party."""
+    finished = []
+    for party, payload in results.items():
+        try:
+            finished.append(read_payload(Finished, payload, f"the result of party {party!r}"))
+        except RefusalError as error:
+            raise ProtocolError(str(error), party=party) from None
+    return finished

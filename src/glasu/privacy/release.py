@@ -1,7 +1,8 @@
 """Release: the only way for data to leave a client.
 
 A tensor is first perturbed (clip, noise, grid), which changes the client's contribution, then encoded (`glasu.wire`).
-`extract_others` gets the decoded result, which is also what every receiver reads. The ledger records every release.
+`extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
+server combines the payloads, so they change no result. The ledger records every release.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ class Perturbation(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, value: Tensor, key: Key) -> Tensor: ...
+
+
+class Masking(Protocol):
+    """Hides encoded numbers. The masks of all clients cancel in `Encoding.combine`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, payload: NDArray[Any], key: Key) -> NDArray[Any]:
+        """Return the payload to send. It must be a function of the arguments and of secrets that do not change."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -86,13 +98,14 @@ class Grid:
 class Sent(NamedTuple):
     """A released tensor in its wire encoding."""
 
-    payload: NDArray[Any]
+    payload: NDArray[Any]  # as it travels
+    unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
 
     @property
     def value(self) -> Tensor:
-        """The values that every receiver decodes."""
-        return torch.from_numpy(self.encoding.decode(self.payload))
+        """The values that this client contributes, as a receiver decodes them without masks."""
+        return torch.from_numpy(self.encoding.decode(self.unmasked))
 
 
 @dataclass
@@ -102,15 +115,13 @@ class Release:
     encodings: Mapping[Kind, Encoding]
     clipping: Clip | None = None
     perturbations: Sequence[Perturbation] = ()  # after clipping: noise, then grid
+    maskings: Mapping[Kind, Masking] = field(default_factory=dict)  # after encoding; other kinds have no masks
     ledger: Ledger = field(default_factory=Ledger)
 
-    @property
-    def protection(self) -> str:
-        """The names of the applied perturbations. The ledger records them."""
-        if self.clipping is None and not self.perturbations:
-            return "none"
-        parts = [self.clipping.name] if self.clipping else []
-        return "+".join([*parts, *(item.name for item in self.perturbations)])
+    def protection(self, kind: Kind) -> str:
+        """Return the names of the perturbations and of the masking of this kind. The ledger records them."""
+        parts = (self.clipping, *self.perturbations, self.maskings.get(kind))
+        return "+".join(item.name for item in parts if item is not None) or "none"
 
     @property
     def transparent(self) -> bool:
@@ -135,9 +146,11 @@ class Release:
         for perturbation in self.perturbations:
             value = perturbation(value, key)
         encoding = self.encodings[kind]
-        payload = encoding.encode(value.numpy(), key)
-        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=self.protection)
-        return Sent(payload, encoding)
+        unmasked = encoding.encode(value.numpy(), key)
+        masking = self.maskings.get(kind)
+        payload = unmasked if masking is None else masking(unmasked, key)
+        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=self.protection(kind))
+        return Sent(payload, unmasked, encoding)
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""

@@ -83,15 +83,19 @@ class NodeData:
         assert self.party.labels is not None
         return self.task.label_tensor(self.party.labels[nodes], self.dtype)
 
-    def training_nodes(self) -> NodeSet:
-        """Return the training nodes with known labels; empty at a client without labels."""
+    def nodes_of(self, examples: NodeSet) -> NodeSet:
+        """Return the nodes of examples; the task decides."""
+        return self.task.nodes_of(self.party, examples)
+
+    def training_examples(self) -> NodeSet:
+        """Return the training examples with known labels; empty at a client without labels."""
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        return self.task.training_nodes(party.labels, party.splits.train)
+        return self.task.training_examples(party.labels, party.splits.train)
 
-    def evaluation_nodes(self, split: str) -> NodeSet:
-        """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
+    def evaluation_examples(self, split: str) -> NodeSet:
+        """Return a copy of the examples of a split, or of the fixed subset of `train.evaluate_nodes` for validation."""
         splits, subset = self.party.splits, self.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
@@ -191,11 +195,8 @@ class Learner:
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
         """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
-        data = self.data
-        if self.sampler.reads_whole_graph:
-            features: Hidden | FeatureRows = data.features(np.arange(data.num_nodes))
-        else:
-            features = FeatureRows((data.num_nodes, data.party.num_features), data.features)
+        shape, chunk = (self.data.num_nodes, self.data.party.num_features), FeatureRows.chunk_values
+        features = FeatureRows(shape, self.data.features, None if self.sampler.reads_whole_graph else chunk)
         return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()

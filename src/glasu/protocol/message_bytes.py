@@ -6,7 +6,8 @@ encoded values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,20 @@ from glasu.protocol.fields import HEADER, SECTION, NodeSetsField
 from glasu.protocol.messages import MESSAGES, Message
 from glasu.wire.message_key import Key
 
-MAGIC, VERSION = b"GLSU", 4  # the version changes with any change of the format; older versions are not read
+MAGIC, VERSION = b"GLSU", 4  # the version changes with the layout of headers and sections; older ones are not read
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4")
 Buffer = bytes | bytearray | memoryview
+
+
+def format_number(kinds: Sequence[type[Message]] = MESSAGES) -> int:
+    """Return a number of 31 bits that changes with any change of the messages. Roles compare it in the handshake."""
+    listed = [
+        (kind.__name__, [(name, type(item).__name__, item.tag, item.dtypes) for name, item in kind.contents().items()])
+        for kind in kinds
+    ]
+    return zlib.crc32(repr((VERSION, DTYPES, listed)).encode()) >> 1
 
 
 class Head(NamedTuple):

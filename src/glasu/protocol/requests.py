@@ -79,8 +79,12 @@ class Timed:
     name: str
 
 
+class Event:
+    """Base of the events: reports for people and programs. A runtime passes every event to its observer."""
+
+
 @dataclass(frozen=True)
-class RoundDone:
+class RoundDone(Event):
     """Event: a round is complete."""
 
     round: int
@@ -90,7 +94,7 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Event):
     """Event: the model was evaluated on a split."""
 
     round: int
@@ -105,7 +109,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Evaluating:
+class Evaluating(Event):
     """Event: progress of a long evaluation at one party."""
 
     round: int
@@ -113,6 +117,5 @@ class Evaluating:
     party: str
 
 
-Event = RoundDone | Evaluated | Evaluating
 Request = Send | Receive | Broadcast | Scatter | Save | Interleave | Timed | Event
 Script = Generator[Request, Any, Result]

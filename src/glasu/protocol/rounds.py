@@ -10,24 +10,18 @@ import numpy as np
 from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import client_joint_round, server_backward
-from glasu.protocol.evaluation import (
-    client_selection,
-    client_test,
-    is_evaluation_due,
-    server_selection,
-    server_test,
-)
+from glasu.protocol.evaluation import client_selection, client_test, server_selection, server_test
 from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
 from glasu.protocol.sampling import (
     client_sampling,
-    client_training_nodes,
+    client_training_examples,
     draw_batches,
     known_rows,
     server_sampling,
-    server_training_nodes,
+    server_training_examples,
     windows,
 )
 from glasu.protocol.update import local_update
@@ -44,10 +38,10 @@ Agreed = TypeVar("Agreed")  # what a role knows about the agreed node sets of a 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics."""
     if not client.progress.stopped:
-        nodes = yield from client_training_nodes(client)
+        examples = yield from client_training_examples(client)
         yield from _run_windows(
             client,
-            lambda window: client_sampling(client, window, draw_batches(client, nodes, window)),
+            lambda window: client_sampling(client, window, draw_batches(client, examples, window)),
             lambda window, samples: client_rounds(client, samples),
         )
     client.learner.forget_gathered()
@@ -102,7 +96,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
     if not server.progress.stopped:
-        yield from server_training_nodes(server)
+        yield from server_training_examples(server)
         yield from _run_windows(
             server,
             lambda window: server_sampling(server, window),
@@ -171,6 +165,11 @@ def _run_windows(
             yield from rounds
         if role.progress.stopped:
             return
+
+
+def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
+    """Return whether the model is evaluated after this number of rounds."""
+    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
 
 
 def is_save_due(train: TrainConfig, rounds_done: int, *, stopped: bool) -> bool:

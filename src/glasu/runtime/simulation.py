@@ -19,7 +19,7 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Evaluating, Event, Save
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.report import PartySummary, PrivacySummary, RunReport, versions
@@ -157,8 +157,8 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
-        num_validation=len(knows.data.evaluation_nodes("validation")),
-        num_test=len(knows.data.evaluation_nodes("test")),
+        num_validation=len(knows.data.evaluation_examples("validation")),
+        num_test=len(knows.data.evaluation_examples("test")),
     )
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 
@@ -221,7 +221,7 @@ def _run_scripts(
         elif not isinstance(action, Evaluating):  # the server reports it
             return
         if options.observer is not None:
-            if not isinstance(action, Evaluating):
+            if isinstance(action, RoundDone | Evaluated):
                 action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 

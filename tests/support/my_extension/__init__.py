@@ -139,15 +139,11 @@ class Smoothed(Multiclass):
 
         return smoothed_loss(logits, labels, self.smoothing)
 
-    def evaluate(self, scores: Array, labels: NDArray[np.int64]) -> dict[str, float]:
-        known = labels >= 0
-        if not known.any():
-            return self.unknown_metrics()
-        scores, labels = scores[known].astype(np.float64), labels[known]
+    def measure(self, scores: Array, labels: NDArray[np.int64]) -> dict[str, float]:
         likeliest = np.argsort(scores, axis=1)[:, -2:]
         errors = scores - (labels[:, None] == np.arange(scores.shape[1]))
         own = {"top_2_accuracy": (likeliest == labels[:, None]).any(axis=1).mean(), "brier": (errors**2).sum(1).mean()}
-        return {**super().evaluate(scores, labels), **{name: float(value) for name, value in own.items()}}
+        return {**super().measure(scores, labels), **{name: float(value) for name, value in own.items()}}
 
     def describe(self, scores: Array, classes: Sequence[str]) -> list[str]:
         names = super().describe(scores, classes)
