@@ -90,7 +90,7 @@ class ExactGradient:
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
         self.clients = build(config, parties)
-        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].data.training_nodes()
+        nodes, train = np.arange(parties[0].num_nodes), self.clients[0].data.training_examples()
         targets = [nodes] * (config.model.num_layers - 1) + [train]
         self.blocks = [[client.learner.sampler.exact_block(rows) for rows in targets] for client in self.clients]
         self.features = [client.data.features(nodes) for client in self.clients]

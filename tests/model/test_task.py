@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
+from glasu import registry
 from glasu.config import TrainConfig
-from glasu.model.task import TASKS, Task, task_of
+from glasu.model.task import TASKS, Multiclass, Task, task_of
+from glasu.protocol.client import Client
+from glasu.timing import Stopwatch
+from support.tiny import settings, tiny_parties
 
 
 def evaluate(probabilities: np.ndarray, labels: np.ndarray, task: str) -> dict[str, float]:
@@ -175,9 +181,9 @@ def test_unknown_labels_have_the_form_of_the_task_and_nothing_can_be_learned_fro
     task = TASKS[name]()
     labels = task.unknown_labels(6, ("a", "b", "c"))
     assert task.accepts(labels)
-    assert len(task.training_nodes(labels, np.arange(6))) == 0
+    assert len(task.training_examples(labels, np.arange(6))) == 0
     labels[2:4] = 1
-    assert task.training_nodes(labels, np.array([1, 2, 5])).tolist() == [2]
+    assert task.training_examples(labels, np.array([1, 2, 5])).tolist() == [2]
 
 
 def test_a_table_of_predictions_names_the_classes():
@@ -190,3 +196,28 @@ def test_a_table_of_predictions_names_the_classes():
         np.testing.assert_array_equal(columns["p_y"], [0.9, 0.7])
     assert TASKS["multiclass"]().predict(scores, ("x", "y")).tolist() == ["y", "x"]
     assert TASKS["multilabel"]().predict(scores, ("x", "y")).tolist() == [[0, 1], [1, 1]]
+
+
+class Rejecting(Multiclass):
+    """A task with one output more than there are classes."""
+
+    def head_width(self, classes: Sequence[str]) -> int:
+        return len(classes) + 1
+
+
+def test_the_task_decides_the_width_of_the_head():
+    registry.register("task", "rejecting", Rejecting)
+    party = tiny_parties(1)[0]
+    widths = [
+        Client(settings(task=task), party, index=0, names=["a"], watch=Stopwatch(time.perf_counter))
+        .learner.weights()["classifier.bias"]
+        .shape
+        for task in ("multiclass", "rejecting")
+    ]
+    assert widths == [(3,), (4,)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_example_of_a_node_task_is_a_node(task):
+    examples = np.array([1, 5, 8])
+    assert TASKS[task]().nodes_of(tiny_parties(1)[0], examples) is examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.errors import AbsenceError, ConfigError, DataError, TrainingError, TransportError
+from glasu.errors import AbsenceError, ConfigError, DataError, ProtocolError, TrainingError, TransportError
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone
@@ -477,6 +478,77 @@ def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_re
     assert_same_end(served, simulate(parties, config).report)
     report = again.outcome()  # whether or not the server knew that the party had finished
     assert report["weights_sha256"][0] == served.weights_sha256[1]
+
+
+def restart(cluster, name):
+    """Start another process of a party, and return when the server has admitted it."""
+    line, lines = f"{name}: connected.", cluster.lines["server"]
+    before = lines.count(line)
+    role = cluster.join(name)
+    while lines.count(line) == before and role.is_alive():
+        time.sleep(0.01)
+    return role
+
+
+@pytest.mark.parametrize("when", ["before the results are collected", "while the report is written", "closed"])
+def test_a_party_that_restarts_at_the_end_gets_its_result_and_the_run_is_finished(when, kits, tmp_path):
+    config, parties = tiny()
+    cluster, again = Cluster(config, parties, kits, tmp_path), []
+
+    class Meanwhile(TrainingServer):
+        def plan(self):
+            attempt, script = super().plan()
+            return attempt, self.run_script(script)
+
+        def run_script(self, script):
+            yield from script
+            self.restart("before the results are collected")
+
+        def finish(self, result, finished):
+            self.restart("while the report is written")
+            report = super().finish(result, finished)
+            self.restart("closed")
+            return report
+
+        def restart(self, moment):
+            if moment == when and not again:
+                while not is_finished(tmp_path, "b"):
+                    time.sleep(0.01)
+                again.append(restart(cluster, "b"))
+
+    server = cluster.serve(Meanwhile)
+    a, b, c = (cluster.join(name) for name in "abc")
+    assert "taken its place" in str(b.error())
+    served = server.outcome()
+    assert_same_end(served, simulate(parties, config).report)
+    reports = [role.outcome() for role in (a, again[0], c)]
+    assert [report["weights_sha256"][0] for report in reports] == list(served.weights_sha256)
+    attempts = json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"]
+    assert attempts == (2 if when == "before the results are collected" else 1)
+
+
+@pytest.mark.parametrize("policy", ["abort", "wait"])
+def test_a_malformed_result_is_that_of_its_party(policy, kits, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, kits, tmp_path)
+
+    class Malformed(TrainingParty):
+        def finish(self, result):
+            return dataclasses.replace(super().finish(result), weights_sha256=7)
+
+    server = cluster.serve(on_invalid_message=policy)
+    a, b, c = cluster.join("a"), cluster.join("b", Malformed), cluster.join("c")
+    assert "the result of party 'b'" in str(b.error())
+    if policy == "abort":
+        assert isinstance(server.error(), ProtocolError)
+        assert server.error().party == "b"
+        for role in (a, c):
+            assert "the result of party 'b'" in str(role.error())
+        return
+    roles = [a, cluster.join("b"), c]
+    for role in roles:
+        role.outcome()
+    assert_same_end(server.outcome(), simulate(parties, config).report)
 
 
 def test_commands_given_again_after_the_end_do_nothing(kits, tmp_path):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 
 from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.run_folder import open_joining, open_serving
+from support.roles import Role
 
 
 @pytest.fixture
@@ -94,3 +97,48 @@ def test_the_names_of_earlier_starts_stay_out_of_the_servers_file(party, fence, 
     come(party, fence)
     kept = json.loads((tmp_path / "server" / "serving.json").read_text())["processes"]["a"]
     assert kept["before"] == []
+
+
+@pytest.mark.parametrize("first", ["admit", "update"])
+def test_a_process_that_is_admitted_while_the_run_updates_the_same_file_is_not_forgotten(
+    first, party, tmp_path, monkeypatch
+):
+    state = open_serving(tmp_path / "server")
+    fence, writing = Fence(state), threading.Event()
+    start(party)
+    process = describe_process(party.value)
+
+    def fsync(handle):
+        writing.set()
+        time.sleep(0.05)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    steps = {"admit": lambda: fence.admit("a", process), "update": lambda: state.update(attempt=5)}
+    roles = [Role(first, steps.pop(first))]
+    assert writing.wait(20)
+    roles.extend(Role(name, step) for name, step in steps.items())
+    for role in roles:
+        role.outcome(20)
+    for record in (state.value, open_serving(tmp_path / "server").value):
+        assert record.attempt == 5
+        assert record.processes["a"].name == process.name
+
+
+def test_a_record_that_starts_over_while_it_is_updated_becomes_durable_as_a_whole(tmp_path, monkeypatch):
+    state = open_serving(tmp_path / "server")
+    state.update(run="old", attempt=3)
+    state.start_over()
+    state.update(run="new")
+    writing = threading.Event()
+
+    def fsync(handle):
+        writing.set()
+        time.sleep(0.05)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    settling = Role("settle", state.settle)
+    assert writing.wait(20)
+    Role("update", lambda: state.update(attempt=1)).outcome(20)
+    settling.outcome(20)
+    found = open_serving(tmp_path / "server").value
+    assert (found.run, found.attempt) == ("new", 1)

@@ -29,6 +29,7 @@ from glasu.network.frames import (
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.roster import GROUPS, Attempt, Receipts, RestartAttempt
 from glasu.network.state_file import ServingRecord, StateFile
+from glasu.network.states import PeerState, RunState
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
@@ -253,6 +254,85 @@ def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
     late = desk.connect("a", hello(process="p3"))
     assert late.last_word().fields["code"] == "party_failed"
     assert late.last_word().fields["reason"] == "party 'a' failed: its data cannot be used"
+
+
+# --- the end of a run -------------------------------------------------------------------------
+
+
+def finish(parties):
+    for party in parties:
+        party.send_control("finished", attempt=1, payload={})
+
+
+def has_goodbye(party):
+    return any(control.kind == "goodbye" for control in party.controls())
+
+
+def test_a_process_that_restarts_before_the_results_are_collected_voids_the_attempt():
+    desk = Desk()
+    finish(desk.run())
+    again = desk.connect("b", hello(process="p2"))
+    wait_for(lambda: again.controls())
+    with pytest.raises(RestartAttempt):
+        desk.session.collect_results()
+    gathering = Role("gathering", desk.session.gather)
+    wait_for(lambda: not gathering.is_alive() or desk.session.roster.run.state is RunState.GATHERING)
+    again.send_control("prepared", payload=STATEMENT)
+    wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
+
+
+def test_a_failure_before_the_results_are_collected_is_reported_as_it_is():
+    desk = Desk()
+    a, _ = desk.run()
+    a.send(unnumbered("failed", code="invalid_data", reason="its data cannot be used"))
+    wait_for(lambda: desk.session.roster.failure is not None)
+    with pytest.raises(TrainingError, match="party 'a' failed: its data cannot be used"):
+        desk.session.collect_results()
+
+
+@pytest.mark.parametrize("stated", [False, True], ids=["connected", "prepared"])
+def test_a_process_that_restarts_after_the_results_are_collected_hears_the_goodbye(stated):
+    desk = Desk()
+    a, b = desk.run()
+    finish([a, b])
+    desk.session.collect_results()
+    again = desk.connect("b", hello(process="p2"))
+    wait_for(lambda: again.controls())
+    if stated:
+        again.send_control("prepared", payload=STATEMENT)
+        wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
+    desk.session.dismiss(0.0)
+    wait_for(lambda: has_goodbye(a) and has_goodbye(again))
+    assert b.last_word().fields["code"] == Code.REPLACED
+
+
+@pytest.mark.parametrize("when", ["before the goodbye", "after the goodbye"])
+def test_a_failure_that_crosses_the_goodbye_does_not_fail_a_complete_run(when):
+    desk = Desk()
+    a, b = desk.run()
+    finish([a, b])
+    desk.session.collect_results()
+    word = unnumbered("failed", code="x", reason="too late")
+    if when == "after the goodbye":
+        desk.session.dismiss(0.0)
+        wait_for(lambda: has_goodbye(b))
+    b.send(word)
+    wait_for(lambda: "b: failed after it had finished: too late" in desk.log)
+    if when == "before the goodbye":
+        desk.session.dismiss(0.0)
+    wait_for(lambda: has_goodbye(a))
+    assert desk.session.roster.failure is None
+    again = desk.connect("b", hello(process="p2"))
+    wait_for(lambda: has_goodbye(again))
+
+
+def test_a_failure_of_the_run_after_the_results_are_collected_is_reported_as_it_is():
+    desk = Desk()
+    finish(desk.run())
+    desk.session.collect_results()
+    desk.session.announce_failure(TrainingError("stopped by the operator"), 0.0)
+    with pytest.raises(TrainingError, match="stopped by the operator"):
+        desk.session.dismiss(0.0)
 
 
 def test_a_party_that_declines_leaves_its_place_and_the_run_waits():

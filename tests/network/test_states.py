@@ -49,6 +49,16 @@ def test_a_new_process_voids_an_attempt_and_nothing_else():
     assert changed == {RunState.PROPOSED, RunState.RUNNING, RunState.FINISHING}
 
 
+def test_a_run_is_closed_only_after_all_results_are_there_or_before_any_attempt():
+    closable = {state for state, event in RUN_TRANSITIONS if event is RunEvent.CLOSE}
+    assert closable == {RunState.COMPLETE, RunState.GATHERING}
+    assert RUN_TRANSITIONS[RunState.COMPLETE, RunEvent.RESTART] is RunState.COMPLETE
+    assert {state for (state, _), after in RUN_TRANSITIONS.items() if after is RunState.COMPLETE} == {
+        RunState.FINISHING,
+        RunState.COMPLETE,
+    }
+
+
 def test_no_peer_is_running_that_has_not_confirmed_a_proposal():
     into = {(state, event) for (state, event), after in PEER_TRANSITIONS.items() if after is PeerState.RUNNING}
     assert into == {(PeerState.PROPOSED, PeerEvent.CONFIRM)}
@@ -73,14 +83,21 @@ def test_an_event_that_cannot_happen_now_is_refused_and_changes_nothing(name, da
 
 
 class Run(RuleBasedStateMachine):
-    """A server and three parties that follow the tables, and the invariants that hold between them."""
+    """A server and three parties that follow the tables, and the invariants that hold between them.
+
+    Threads of gRPC admit, refuse and fail parties at any time. The thread of the run takes its steps in order, and the
+    preconditions depend on its position only: it does not know which state the run has by then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.run, self.peers = run_machine(), [peer_machine() for _ in range(3)]
+        self.run, self.peers, self.position = run_machine(), [peer_machine() for _ in range(3)], "gather"
 
-    def peer_can(self, event: PeerEvent) -> bool:
-        return any(peer.allows(event) for peer in self.peers)
+    def is_void(self) -> bool:
+        """Return whether the thread of the run has to gather again, as `Roster.check` does."""
+        if self.run.state is RunState.RESTARTING:
+            self.position = "gather"
+        return self.position == "gather"
 
     @rule(index=st.integers(0, 2))
     def admit(self, index):
@@ -94,39 +111,53 @@ class Run(RuleBasedStateMachine):
         if self.peers[index].allows(event):
             self.peers[index].advance(event)
 
-    @precondition(lambda self: self.run.allows(RunEvent.GATHER))
+    @precondition(lambda self: self.position in ("gather", "dismiss"))  # again where a result is invalid
     @rule()
     def gather(self):
+        self.position = "propose"
         self.run.advance(RunEvent.GATHER)
         for peer in self.peers:
             if peer.allows(PeerEvent.REGATHER):
                 peer.advance(PeerEvent.REGATHER)
 
-    @precondition(lambda self: self.run.state is RunState.GATHERING)
+    @precondition(lambda self: self.position == "propose")
     @rule()
     def propose(self):
-        if all(peer.state is PeerState.PREPARED for peer in self.peers):
+        if not self.is_void() and all(peer.state is PeerState.PREPARED for peer in self.peers):
+            self.position = "start"
             self.run.advance(RunEvent.PROPOSE)
             for peer in self.peers:
                 peer.advance(PeerEvent.PROPOSE)
 
-    @precondition(lambda self: self.run.state is RunState.PROPOSED)
+    @precondition(lambda self: self.position == "start")
     @rule()
     def start(self):
-        if all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers):
+        if not self.is_void() and all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers):
+            self.position = "exhaust"
             self.run.advance(RunEvent.START)
 
-    @precondition(lambda self: self.run.state is RunState.RUNNING)
+    @precondition(lambda self: self.position == "exhaust")
     @rule()
     def exhaust(self):
-        self.run.advance(RunEvent.EXHAUST)
+        if not self.is_void():
+            self.position = "complete"
+            self.run.advance(RunEvent.EXHAUST)
 
-    @precondition(lambda self: self.run.state is RunState.FINISHING)
+    @precondition(lambda self: self.position == "complete")
+    @rule()
+    def complete(self):
+        if not self.is_void() and all(peer.state is PeerState.FINISHED for peer in self.peers):
+            self.position = "dismiss"
+            self.run.advance(RunEvent.COMPLETE)
+
+    @precondition(lambda self: self.position == "dismiss")
     @rule()
     def close(self):
-        if all(peer.state is PeerState.FINISHED for peer in self.peers):
-            self.run.advance(RunEvent.CLOSE)
-            for peer in self.peers:
+        assert not self.is_void()
+        self.position = "end"
+        self.run.advance(RunEvent.CLOSE)
+        for peer in self.peers:
+            if peer.allows(PeerEvent.DISMISS):
                 peer.advance(PeerEvent.DISMISS)
 
     @rule(index=st.integers(0, 2))
@@ -134,6 +165,11 @@ class Run(RuleBasedStateMachine):
         self.peers[index].advance(PeerEvent.REFUSE)
         if self.run.allows(RunEvent.RESTART):
             self.run.advance(RunEvent.RESTART)
+
+    @precondition(lambda self: self.position in ("dismiss", "end"))  # earlier, it fails the run
+    @rule(index=st.integers(0, 2))
+    def fail(self, index):
+        self.peers[index].advance(PeerEvent.FAIL)
 
     @invariant()
     def messages_flow_only_between_those_who_confirmed(self):

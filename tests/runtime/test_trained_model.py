@@ -277,7 +277,7 @@ def test_a_damaged_manifest_is_refused_with_the_place_of_every_fault(folder, old
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("key", "value"), [("hidden", 2**31 - 1), ("hidden", 20_000), ("num_layers", 2**30)])
+@pytest.mark.parametrize(("key", "value"), [("hidden", 2**31 - 1), ("hidden", 20_000), ("num_layers", 1000)])
 def test_a_manifest_with_the_settings_of_a_larger_model_is_refused_before_it_is_built(folder, key, value):
     manifest = folder / "model.toml"
     text = re.sub(rf"\b{key} = \d+", f"{key} = {value}", manifest.read_text())

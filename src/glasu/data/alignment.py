@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu import registry
-from glasu.data.party import PartyData, Splits, have_labels
+from glasu.data.party import PartyData, have_labels
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -34,25 +34,7 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
         raise AlignmentError(
             f"the parties {', '.join(kinds)} have no id in common; check that their id columns use the same ids."
         )
-    return [restrict_party(party, _find_rows(party.ids, common)) for party in parties]
-
-
-def restrict_party(party: PartyData, rows: NDArray[np.int64]) -> PartyData:
-    """Return the party with only these nodes, in this order."""
-    splits = party.splits
-    if splits is not None:
-        position = np.full(party.num_nodes, -1, np.int64)
-        position[rows] = np.arange(len(rows))
-        parts = (position[part] for part in (splits.train, splits.validation, splits.test))
-        splits = Splits(*(np.sort(part[part >= 0]) for part in parts))
-    return replace(
-        party,
-        ids=party.ids[rows],
-        features=party.features[rows],
-        graph=party.graph.restrict(rows),
-        labels=None if party.labels is None else party.labels[rows],
-        splits=splits,
-    )
+    return [party.restrict(_find_rows(party.ids, common)) for party in parties]
 
 
 def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str = "multiclass") -> None:

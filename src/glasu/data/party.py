@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -124,6 +124,23 @@ class PartyData:
                 f"{where}: the label of node {np.flatnonzero(wrong)[0]} is out of range; labels are 0..{high}, or -1 "
                 "if unknown."
             )
+
+    def restrict(self, rows: NDArray[np.int64]) -> PartyData:
+        """Return the party with only these nodes, in this order."""
+        splits = self.splits
+        if splits is not None:
+            position = np.full(self.num_nodes, -1, np.int64)
+            position[rows] = np.arange(len(rows))
+            parts = (position[part] for part in (splits.train, splits.validation, splits.test))
+            splits = Splits(*(np.sort(part[part >= 0]) for part in parts))
+        return replace(
+            self,
+            ids=self.ids[rows],
+            features=self.features[rows],
+            graph=self.graph.restrict(rows),
+            labels=None if self.labels is None else self.labels[rows],
+            splits=splits,
+        )
 
     def columns_digest(self) -> str:
         """Return the SHA-256 of the feature names in their order; empty if the columns have no names."""

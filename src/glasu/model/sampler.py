@@ -38,17 +38,17 @@ LOGGER = logging.getLogger("glasu.model")
 DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
 
 
-def training_batch(config: RunConfig, training_nodes: NodeSet, round_index: int) -> NodeSet:
-    """Draw S[L] of one round, uniformly; every client that knows the training nodes draws the same batch."""
+def training_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
+    """Draw the examples of one round, uniformly; every client that knows the training examples draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
-    if size == 0 or size >= len(training_nodes):
-        return training_nodes
-    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(training_nodes)
+    if size == 0 or size >= len(examples):
+        return examples
+    key, population = Stream(config.train.seed, "batch", round=round_index).key(), len(examples)
     places: NodeSet = np.empty(size, np.int64)
     if SPARSE * size >= population or not kernels.draw_numbers(*split_key(key), population, places):
         places = draw_distinct(key, population, size)
-    batch: NodeSet = training_nodes[places]
+    batch: NodeSet = examples[places]
     return batch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.party import have_labels
+from glasu.data.party import PartyData, have_labels
 from glasu.model import kernels
 
 if TYPE_CHECKING:
@@ -68,10 +68,20 @@ class Task(ABC):
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         """Return labels that are all unknown (-1). A prediction uses them in place of labels."""
 
-    def training_nodes(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nodes of the training split that the task can learn from: those with a known label."""
-        nodes: NDArray[np.int64] = split[have_labels(labels[split])]
-        return nodes
+    def training_examples(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the examples of the training split that the task can learn from: those with a known label.
+
+        Splits hold examples. An example is a position in the labels.
+        """
+        examples: NDArray[np.int64] = split[have_labels(labels[split])]
+        return examples
+
+    def nodes_of(self, party: PartyData, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the nodes whose H[L] the head reads for these examples. Here every example is a node.
+
+        `NodeData.labels` reads the labels of a batch at its nodes, so a task with other examples also changes that.
+        """
+        return examples
 
     def head_width(self, classes: Sequence[str]) -> int:
         """Return the number of outputs of the classifier."""

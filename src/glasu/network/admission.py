@@ -67,6 +67,8 @@ class Admission:
                 self._check_rounds(stated)
             elif stated.finished is None:
                 raise RefusalError(Code.RUN_FINISHED, "this run is finished; --fresh at the server starts another.")
+            # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
+            # and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)
         self._stated[party] = stated.facts
         self.statements.pop(party, None)

@@ -32,6 +32,7 @@ from glasu.wire.message_key import ATTEMPTS
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of the process, of the system; both pass
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.FAILED)
+OVER = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
 class PeerFrames:
@@ -128,6 +129,8 @@ class PeerFrames:
         elif self._roster.run.state is RunState.LEAVING:
             stream.close()
         elif (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
+            # A process that was refused or failed keeps its channel, but no place in the run: it must pass the
+            # handshake again, or it would resume in the middle of an attempt that continues without it.
             peer.channel.outbox.rewind(hello.received)
             self._seat(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
@@ -138,8 +141,8 @@ class PeerFrames:
                 self._refuse(peer, stream, refusal)
 
     def _admit_process(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> None:
-        is_closed = self._roster.run.state is RunState.CLOSED
-        welcome = self._handshake.admit(peer.name, hello.payload, closing=is_closed)
+        state = self._roster.run.state
+        welcome = self._handshake.admit(peer.name, hello.payload, closing=state in OVER)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has taken its place."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
@@ -148,7 +151,7 @@ class PeerFrames:
         self._seat(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
-        if is_closed:
+        if state is RunState.CLOSED:  # a process that comes earlier hears the end with the others
             self.dismiss(peer)
 
     def _seat(self, peer: Peer, stream: Stream, payload: Payload, *, resumed: bool) -> None:
@@ -205,6 +208,9 @@ class PeerFrames:
         """Take what a party says before it leaves; the stream ends."""
         if isinstance(word, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
+            if self._roster.run.state in OVER:  # its word crossed the end of the run; the results are complete
+                self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
+                return
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
             return
         if not isinstance(word, control.Declined):

@@ -1,9 +1,15 @@
 """All parties of a run at the server, the state of the run, and the one lock that guards both.
 
-Lock order: `Roster.changed` is the only lock of a server session. Threads of gRPC and the thread of the run take it for
-short steps; JSON is parsed, and messages are encoded, decoded and hashed, without it. Code that holds it may write a
-log line and call the handshake (which writes a small file), and takes no other lock. The
-listener of `transport.py` has a separate lock and calls the session without holding it.
+Lock order: `Roster.changed`, then the lock of a `StateFile`, which is the last one.
+
+Threads of gRPC and the thread of the run take `Roster.changed` for short steps; JSON is parsed, and messages are
+encoded, decoded and hashed, without it. Code that holds it may write a log line and call the handshake, which updates
+serving.json. When the handshake admits a new process, it also reads and hashes the server's checkpoints (at most two):
+the list must still hold when the process is admitted, and that happens once per start of a party.
+
+The thread of the run updates the state file without `Roster.changed`. Code that holds the lock of a state file writes
+that file and takes no other lock. The listener of `transport.py` has a separate lock and calls the session without
+holding it.
 """
 
 from __future__ import annotations
@@ -133,6 +139,13 @@ class Roster:
         self.run.advance(RunEvent.FAIL)
         self.changed.notify_all()
 
+    def check(self) -> None:
+        """Raise the failure of the run, or RestartAttempt if the present attempt is void."""
+        if self.failure is not None:
+            raise self.failure
+        if self.run.state is RunState.RESTARTING:
+            raise RestartAttempt
+
     def stop(self, stream: Stream) -> None:
         """Close a stream with the reason of the failure as its last frame."""
         if self.failure is not None:
@@ -176,10 +189,7 @@ class Roster:
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
             self.log.write_counts()
-            if self.failure is not None:
-                raise self.failure
-            if self.run.state is RunState.RESTARTING:
-                raise RestartAttempt
+            self.check()
             absent = [peer for peer in self.peers.values() if not done(peer)]
             if not absent:
                 return

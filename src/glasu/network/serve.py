@@ -5,16 +5,17 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import GlasuError, TrainingError
+from glasu.errors import GlasuError, ProtocolError, TrainingError
 from glasu.network.admission import Admission
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Finished, Payload, Prepared, read_payload
+from glasu.network.handshake import Finished, Payload, Prepared, RefusalError, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -31,7 +32,7 @@ from glasu.wire.message_key import Key
 Report = TypeVar("Report")
 
 
-class ServerPurpose(Generic[Report]):
+class ServerPurpose(ABC, Generic[Report]):
     """The work of a server in a session. The methods here save nothing."""
 
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
@@ -65,13 +66,9 @@ class ServerPurpose(Generic[Report]):
     def begin(self) -> None:
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""
 
+    @abstractmethod
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
         """Lead the conversation with the parties, and return the report."""
-        return run_attempts(self, session, perform)
-
-    def plan(self) -> tuple[Attempt, Script[Any]]:
-        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
-        raise NotImplementedError
 
     def save(self, state: Any) -> None:
         """Start to write a checkpoint."""
@@ -84,10 +81,6 @@ class ServerPurpose(Generic[Report]):
         """Pass an event of the script on."""
         self.options.emit(event)
 
-    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
-        """Write the report, from the script's result and from what the parties state."""
-        raise NotImplementedError
-
     def build_farewell(self, report: Report) -> Payload:
         """Return what goes with the goodbye to every party."""
         return {}
@@ -98,6 +91,22 @@ class ServerPurpose(Generic[Report]):
     def view(self, session: ServerSession) -> View | None:
         """Return the server at this moment, for monitoring; any thread may call it."""
         return None
+
+
+class ScriptPurpose(ServerPurpose[Report]):
+    """A purpose that runs a script with the parties, in attempts: training, prediction."""
+
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
+        """Run attempts until one succeeds."""
+        return run_attempts(self, session, perform)
+
+    @abstractmethod
+    def plan(self) -> tuple[Attempt, Script[Any]]:
+        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
+
+    @abstractmethod
+    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
+        """Write the report, from the script's result and from what the parties state."""
 
     def build_server(self, statements: Iterable[Prepared], run: bytes) -> tuple[Server, Limits]:
         """Build the server for the counts that all parties state; return it and the greatest sizes of messages."""
@@ -194,7 +203,7 @@ def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = Ser
         return report
 
 
-def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
+def run_attempts(purpose: ScriptPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
     """Run attempts until one succeeds."""
     log, watch = purpose.options.log, purpose.telemetry.watch
     while True:
@@ -208,9 +217,20 @@ def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()
-            return purpose.finish(result, [read_payload(Finished, each, "the result of a party") for each in results])
+            return purpose.finish(result, _read_results(dict(zip(purpose.options.kit.roster, results, strict=True))))
         except RestartAttempt:
             log.info("a process was restarted: all roles return to the last common checkpoint.")
         except GlasuError as error:
             if not session.set_aside(error):
                 raise
+
+
+def _read_results(results: Mapping[str, Payload]) -> list[Finished]:
+    """Read the results, by party in client order; the error of a malformed one names its party."""
+    finished = []
+    for party, payload in results.items():
+        try:
+            finished.append(read_payload(Finished, payload, f"the result of party {party!r}"))
+        except RefusalError as error:
+            raise ProtocolError(str(error), party=party) from None
+    return finished

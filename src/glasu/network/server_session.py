@@ -101,6 +101,7 @@ class ServerSession:
         """Propose an attempt to the gathered parties, and wait until every party has confirmed its own digest."""
         roster = self.roster
         with roster.changed:
+            roster.check()
             if any(peer.state is not PeerState.PREPARED for peer in roster.peers.values()):
                 raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
@@ -165,8 +166,10 @@ class ServerSession:
         """Wait until every party has written its results; return what each reported, in client order."""
         roster = self.roster
         with roster.changed:
+            roster.check()  # a process may have restarted since the last message was sent
             roster.run.advance(RunEvent.EXHAUST)
             roster.wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
+            roster.run.advance(RunEvent.COMPLETE)
             return [peer.result for peer in roster.peers.values()]
 
     # --- the end -------------------------------------------------------------------------------
@@ -193,6 +196,7 @@ class ServerSession:
         """
         roster = self.roster
         with roster.changed:
+            roster.check()
             roster.farewell = farewell or {}
             roster.run.advance(RunEvent.CLOSE)
             for peer in roster.peers.values():

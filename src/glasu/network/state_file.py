@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,11 @@ class JoiningRecord:
 
 
 class StateFile(Generic[Record]):
-    """A record in a file. Every change is durable before `update` returns."""
+    """A record in a file. Every change is durable before `update` returns.
+
+    Any thread may call the methods. A change reads the record, writes the file and replaces the record under one lock;
+    otherwise two changes at a time could each write the other's old values. `roster.py` describes the lock order.
+    """
 
     def __init__(self, path: Path, initial: Record) -> None:
         """Read the file; without a file the record is `initial`.
@@ -55,24 +60,28 @@ class StateFile(Generic[Record]):
             DataError: the file cannot be read, or its content is not such a record.
         """
         self._path, self._initial, self._pending = path, initial, False
+        self._lock = threading.Lock()
         self.value = _read(path, initial)
 
     def update(self, **changes: Any) -> None:
         """Change some fields, durably."""
-        changed = dataclasses.replace(self.value, **changes)  # type: ignore[type-var]
-        if not self._pending:
-            self._write(changed)
-        self.value = changed
+        with self._lock:
+            changed = dataclasses.replace(self.value, **changes)  # type: ignore[type-var]
+            if not self._pending:
+                self._write(changed)
+            self.value = changed
 
     def start_over(self) -> None:
         """Go back to the initial record in memory. The file keeps its content until `settle`."""
-        self.value, self._pending = self._initial, True
+        with self._lock:
+            self.value, self._pending = self._initial, True
 
     def settle(self) -> None:
         """Make a record that was started over durable."""
-        if self._pending:
-            self._write(self.value)
-            self._pending = False
+        with self._lock:
+            if self._pending:
+                self._write(self.value)
+                self._pending = False
 
     def _write(self, record: Record) -> None:
         write_named(self._path, json.dumps(to_plain(record), indent=1).encode(), mode=0o600)

@@ -48,8 +48,9 @@ class RunState(enum.Enum):
     PROPOSED = "proposed"  # an attempt was proposed; not all have confirmed
     RUNNING = "running"  # messages flow
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
+    COMPLETE = "complete"  # every party has reported its results; the server writes its report
     RESTARTING = "restarting"  # an attempt is void because a process is new; the next one has to be gathered
-    CLOSED = "closed"  # complete
+    CLOSED = "closed"  # the server says goodbye to the parties
     LEAVING = "leaving"  # this process was interrupted; another one can resume the run
     FAILED = "failed"
 
@@ -61,6 +62,7 @@ class RunEvent(enum.Enum):
     PROPOSE = "propose"
     START = "start"  # every party has confirmed
     EXHAUST = "exhaust"  # the script has no more messages
+    COMPLETE = "complete"  # every party has reported its results
     RESTART = "restart"  # a process is new, or its message was invalid
     CLOSE = "close"
     LEAVE = "leave"
@@ -74,8 +76,9 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.PREPARED, _E.PROPOSE): _P.PROPOSED,
     (_P.PROPOSED, _E.CONFIRM): _P.RUNNING,
     (_P.RUNNING, _E.FINISH): _P.FINISHED,
-    # A statement that crosses the end of the run on its way changes nothing.
+    # A statement or a failure that crosses the end of the run on its way changes nothing.
     (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
+    (_P.DISMISSED, _E.FAIL): _P.DISMISSED,
     # A restarted process takes the place of the earlier one, whatever that had reached.
     **{(state, _E.ADMIT): _P.CONNECTED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PROPOSED, _P.RUNNING, _P.FINISHED)},
@@ -86,15 +89,19 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
 
 _R, _V = RunState, RunEvent
 _UNDER_WAY = (_R.PROPOSED, _R.RUNNING, _R.FINISHING)
-_OPEN = (_R.GATHERING, *_UNDER_WAY, _R.RESTARTING)
+_OPEN = (_R.GATHERING, *_UNDER_WAY, _R.RESTARTING, _R.COMPLETE)
 RUN_TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (_R.GATHERING, _V.PROPOSE): _R.PROPOSED,
     (_R.PROPOSED, _V.START): _R.RUNNING,
     (_R.RUNNING, _V.EXHAUST): _R.FINISHING,
-    (_R.FINISHING, _V.CLOSE): _R.CLOSED,
+    (_R.FINISHING, _V.COMPLETE): _R.COMPLETE,
+    (_R.COMPLETE, _V.CLOSE): _R.CLOSED,
     (_R.GATHERING, _V.CLOSE): _R.CLOSED,  # a server that was started again after the end of its run
     (_R.GATHERING, _V.RESTART): _R.GATHERING,
     (_R.RESTARTING, _V.RESTART): _R.RESTARTING,
+    # The server has all results, so a new process voids nothing: it waits for the end of the run. Only an invalid
+    # result leads back, by GATHER.
+    (_R.COMPLETE, _V.RESTART): _R.COMPLETE,
     **{(state, _V.GATHER): _R.GATHERING for state in _OPEN},
     **{(state, _V.RESTART): _R.RESTARTING for state in _UNDER_WAY},
     **{(state, _V.LEAVE): _R.LEAVING for state in (*_OPEN, _R.CLOSED, _R.LEAVING)},

@@ -52,7 +52,7 @@ class Client:
             self.data,
             index=index,
             num_clients=len(names),
-            num_outputs=len(party.classes) if self.has_labels else None,
+            num_outputs=self.data.task.head_width(party.classes) if self.has_labels else None,
             convolution=convolution,
         )
         self.release = Release(encodings_of(config))

@@ -56,9 +56,11 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
         The metrics (empty at a client without labels), and the verdict (None where there is no server).
     """
     key = client.identity.key(Phase.EVALUATION, round_index)
-    nodes = client.data.evaluation_nodes(split)
+    examples = client.data.evaluation_examples(split)
+    nodes = client.data.nodes_of(examples)
     if client.identity.owner >= 0:
-        (nodes,) = yield from agree(client, key, [nodes])
+        (agreed,) = yield from agree(client, key, [nodes])
+        nodes = nodes if client.has_labels else agreed
     probabilities = yield from client_prediction(client, key, nodes)
     found: dict[str, float] = {}
     if client.has_labels:
@@ -69,7 +71,7 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
                 f"party {client.name!r}, after {round_index} rounds: the predictions are not finite; training "
                 "diverged. Lower train.learning_rate."
             )
-        found = client.learner.task.evaluate(probabilities, labels[nodes])
+        found = client.learner.task.evaluate(probabilities, labels[examples])
     if client.progress.selection is not None:
         return found, None
     key = key.at(METRICS_LAYER)

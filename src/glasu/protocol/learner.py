@@ -83,15 +83,19 @@ class NodeData:
         assert self.party.labels is not None
         return self.task.label_tensor(self.party.labels[nodes], self.dtype)
 
-    def training_nodes(self) -> NodeSet:
-        """Return the training nodes with known labels; empty at a client without labels."""
+    def nodes_of(self, examples: NodeSet) -> NodeSet:
+        """Return the nodes of examples; the task decides."""
+        return self.task.nodes_of(self.party, examples)
+
+    def training_examples(self) -> NodeSet:
+        """Return the training examples with known labels; empty at a client without labels."""
         party = self.party
         if not self.has_labels or party.splits is None or party.labels is None:
             return EMPTY
-        return self.task.training_nodes(party.labels, party.splits.train)
+        return self.task.training_examples(party.labels, party.splits.train)
 
-    def evaluation_nodes(self, split: str) -> NodeSet:
-        """Return a copy of the nodes of a split, or of the fixed subset of `train.evaluate_nodes` validation nodes."""
+    def evaluation_examples(self, split: str) -> NodeSet:
+        """Return a copy of the examples of a split, or of the fixed subset of `train.evaluate_nodes` for validation."""
         splits, subset = self.party.splits, self.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY

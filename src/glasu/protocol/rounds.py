@@ -17,11 +17,11 @@ from glasu.protocol.messages import Losses
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
 from glasu.protocol.sampling import (
     client_sampling,
-    client_training_nodes,
+    client_training_examples,
     draw_batches,
     known_rows,
     server_sampling,
-    server_training_nodes,
+    server_training_examples,
     windows,
 )
 from glasu.protocol.update import local_update
@@ -38,10 +38,10 @@ Agreed = TypeVar("Agreed")  # what a role knows about the agreed node sets of a 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics."""
     if not client.progress.stopped:
-        nodes = yield from client_training_nodes(client)
+        examples = yield from client_training_examples(client)
         yield from _run_windows(
             client,
-            lambda window: client_sampling(client, window, draw_batches(client, nodes, window)),
+            lambda window: client_sampling(client, window, draw_batches(client, examples, window)),
             lambda window, samples: client_rounds(client, samples),
         )
     client.learner.forget_gathered()
@@ -96,7 +96,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
     if not server.progress.stopped:
-        yield from server_training_nodes(server)
+        yield from server_training_examples(server)
         yield from _run_windows(
             server,
             lambda window: server_sampling(server, window),

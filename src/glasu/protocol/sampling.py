@@ -56,18 +56,18 @@ def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     return agreed
 
 
-def client_training_nodes(client: Client) -> Script[NodeSet]:
-    """Return the training nodes that batches are drawn from; the label owner may publish them (not their labels)."""
-    nodes = client.data.training_nodes()
+def client_training_examples(client: Client) -> Script[NodeSet]:
+    """Return the training examples that batches are drawn from; the label owner may publish them (not their labels)."""
+    examples = client.data.training_examples()
     if owner_publishes_nodes(client.config):
         key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
-        (nodes,) = yield from agree(client, key, [nodes])
-    return nodes
+        (examples,) = yield from agree(client, key, [examples])
+    return examples
 
 
-def draw_batches(client: Client, training_nodes: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
-    """Draw S[L] for each round, equal at all clients that know the training nodes; empty at the others."""
-    return [training_batch(client.config, training_nodes, index) for index in rounds]
+def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
+    """Draw S[L] for each round, equal at all clients that know the training examples; empty at the others."""
+    return [client.data.nodes_of(training_batch(client.config, examples, index)) for index in rounds]
 
 
 def client_sampling(
@@ -133,8 +133,8 @@ def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -
     return unions
 
 
-def server_training_nodes(server: Server) -> Script[None]:
-    """Server column of `client_training_nodes`."""
+def server_training_examples(server: Server) -> Script[None]:
+    """Server column of `client_training_examples`."""
     if owner_publishes_nodes(server.config):
         yield from unite(server, server.identity.key(Phase.SAMPLING, 0, server.config.model.num_layers), 1)
 

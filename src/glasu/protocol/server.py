@@ -26,7 +26,7 @@ class Sizes:
     """The counts that the server must know about the data."""
 
     num_nodes: int
-    num_validation: int  # nodes of one evaluation
+    num_validation: int  # examples of one evaluation
     num_test: int
 
 
