@@ -111,6 +111,13 @@ def test_a_target_that_does_not_exist_is_named_when_it_is_used(name, target, sai
         registry.load("task", name)
 
 
+def test_an_extension_that_exits_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "exits_on_import.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="importing 'exits_on_import' failed"):
+        registry.load_extension("exits_on_import")
+
+
 def test_an_unknown_choice_is_refused_with_those_that_are_known():
     with pytest.raises(ConfigError, match="sampler 'nowhere' is not known; known are full, neighbor, shared"):
         registry.load("sampler", "nowhere")

@@ -197,5 +197,5 @@ def _import(name: str, what: str) -> ModuleType:
         ) from error
     except GlasuError:
         raise
-    except Exception as error:  # the module's own code failed, or the name is empty or relative
+    except (Exception, SystemExit) as error:  # the module's own code failed, or the name is empty or relative
         raise ConfigError(f"{what}: importing {name!r} failed ({type(error).__name__}: {error}).") from error

@@ -523,6 +523,12 @@ def test_a_time_that_is_none_is_refused(command, seconds):
     )
 
 
+@pytest.mark.parametrize("memory", ["nan", "0", "inf", "1e300", "much"])
+def test_a_memory_limit_that_is_none_is_refused(memory):
+    words = ("a", "--server", "localhost:1", "--kit", "kit", "--out", "out")
+    refused(glasu("join", *words, "--max-memory", memory), f"--max-memory: {memory!r} must be a positive number of GiB")
+
+
 @pytest.mark.parametrize("named", ["", "model"])
 def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path):
     (tmp_path / "model").mkdir()

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import draw_all, make_labels
-from glasu.model.fused.gcnii import dense_product
 from glasu.model.kernels import loops
 from glasu.randomness import draw_distinct, split_key
 from support import kernel_oracles as oracles
@@ -187,29 +186,6 @@ def test_the_first_run_compiles_only_the_kernels_it_uses_and_logs_one_line(tmp_p
     seconds, again, lines = first_run(tmp_path)
     assert (seconds, lines) == (0, [])
     assert set(again) <= set(used)  # without the loops that only other loops call
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("sizes", [(0, 3, 4), (1, 3, 4), (5, 3, 4), (5, 0, 4), (40, 70, 33)])
-def test_a_dense_product_is_that_of_numpy(dtype, transposed, sizes):
-    rng = np.random.default_rng(0)
-    rows, depth, columns = sizes
-    left, right = (rng.standard_normal(shape).astype(dtype) for shape in ((rows, depth), (depth, columns)))
-    total = rng.standard_normal((rows, columns)).astype(dtype)
-    expected = 0.5 * total - 0.1 * left @ right
-    one, other = (
-        np.ascontiguousarray(each.T) if turn else each for each, turn in zip((left, right), transposed, strict=True)
-    )
-    dense_product(one, other, total, left_t=transposed[0], right_t=transposed[1], kept=0.5, taken=-0.1)
-    close = {"rtol": 1e-5, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12, "atol": 1e-14}
-    np.testing.assert_allclose(total, expected, **close)
-
-
-def test_a_product_that_keeps_nothing_does_not_read_what_it_overwrites():
-    total = np.full((2, 2), np.nan)
-    dense_product(np.eye(2), np.eye(2), total, kept=0.0, taken=1.0)
-    np.testing.assert_array_equal(total, np.eye(2))
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])

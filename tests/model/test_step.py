@@ -215,6 +215,17 @@ def test_nothing_changes_before_all_gradients_are_known():
     assert names == ["encoder.weight", *(f"layers.{layer}.linear.weight" for layer in range(LAYERS))]
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_fused_step_does_not_read_the_gradients_that_it_overwrites(dense):
+    model = model_of()
+    passing = fused(model, inputs_of(model, dense=dense), no_dropout())
+    for weight in model.parameters():
+        assert weight.grad is not None
+        weight.grad.fill_(torch.nan)
+    back(passing, torch.ones_like(forward(passing)))
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+
+
 def test_what_is_not_a_number_stays_so():
     model = model_of()
     assert model.encoder is not None

@@ -35,11 +35,20 @@ def join(folder, kits, *more):
 def test_a_bad_listen_address_leaves_no_folder(folder, kits, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         addresses = [f"127.0.0.1:{taken.getsockname()[1]}", "192.0.2.1:9443", "no.such.host.invalid:9443", "localhost"]
+        addresses.append("127.0.0.1:\N{ARABIC-INDIC DIGIT THREE}")
         for address in addresses:
             assert serve(folder, kits, "--listen", address) == 2
             (line,) = capsys.readouterr().err.splitlines()
             assert f"--listen {address}" in line
             assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", "127.0.0.1:\N{ARABIC-INDIC DIGIT THREE}"])
+def test_a_bad_metrics_address_leaves_no_folder(address, folder, kits, capsys):
+    assert serve(folder, kits, "--listen", "127.0.0.1:0", "--metrics", address) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--metrics {address}" in line
+    assert not (folder / "out").exists()
 
 
 def test_a_wrong_kit_leaves_no_folder(folder, kits, capsys):

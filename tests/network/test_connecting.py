@@ -376,3 +376,11 @@ def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
     with pytest.raises(NewAttempt) as caught:
         session.receive(Receive((Joint,), key(0, 0)))
     assert caught.value.attempt.number == 2
+
+
+def test_notices_of_a_server_cannot_fill_the_log_of_a_party():
+    notices = [unnumbered("notice", line=f"line {number}") for number in range(500)]
+    server = Server((welcome(), *notices, unnumbered("stopped", code="x", reason="enough")))
+    with pytest.raises(TrainingError, match="enough"):
+        open_and_wait(server.session())
+    assert 1 <= sum(line.startswith("line ") for line in server.log) <= 20

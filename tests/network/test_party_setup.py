@@ -6,7 +6,8 @@ import pytest
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
-from glasu.network.party_setup import check_memory
+from glasu.network.handshake import RefusalError, Welcome
+from glasu.network.party_setup import check_memory, check_place
 from support.cluster import Cluster
 from support.tiny import tiny
 
@@ -49,3 +50,20 @@ def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_
     for role in [cluster.join(name, max_memory=GIB) for name in "abc"]:
         role.outcome()
     server.outcome()
+
+
+@pytest.mark.parametrize(
+    ("roster", "labels", "words"),
+    [
+        (("a", "a", "c"), "all", "lists a party twice"),
+        (("a", "\x1b[31mb", "c"), "all", "printable characters"),
+        (("a", "../b", "c"), "all", "no slash"),
+        (("a", "b", "c"), "d", "train.labels='d': there is no such party"),
+    ],
+)
+def test_a_roster_with_impossible_names_is_refused(roster, labels, words):
+    config = RunConfig().replace(data={"num_clients": 3}, train={"labels": labels})
+    offered = Welcome(config={}, roster=roster, index=0, run="ab")
+    with pytest.raises(RefusalError, match=words) as refusal:
+        check_place("a", offered, config)
+    assert str(refusal.value).isprintable()

@@ -9,17 +9,19 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Condition
+from threading import Condition, Event
 from types import SimpleNamespace
 
 import pytest
 
 from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
+from glasu.network.frames import PIECE, PIECE_BYTES, WINDOW, pack_frame
 from glasu.network.log_lines import SENTENCES as LONGEST
 from glasu.network.transport import (
     AMBIGUOUS,
@@ -34,7 +36,7 @@ from glasu.network.transport import (
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import provision, revoke
 from support.grpc_failures import scenarios
-from support.raw_party import Desk, answer
+from support.raw_party import Desk, answer, wait_for
 
 RECORDED = [
     json.loads(line) for line in (Path(__file__).parent / "grpc_failures.jsonl").read_text().splitlines() if line
@@ -300,3 +302,51 @@ def test_the_words_of_a_server_that_aborts_a_call_reach_a_terminal_as_one_short_
 def test_codes_that_a_probe_can_refine_are_not_the_clear_ones():
     assert ConnectionCode.NOTHING_LISTENS not in AMBIGUOUS
     assert not any(code.is_final for code in AMBIGUOUS - {ConnectionCode.SERVER_OF_OTHER_NAME})
+
+
+class SlowReader:
+    """A host that reads the frames of a party for a while and then no more, until the test ends."""
+
+    def __init__(self):
+        self.changed, self.reads, self.over, self.num_read = Condition(), Event(), Event(), 0
+        self.reads.set()
+
+    def open_stream(self):
+        return Stream(self.changed)
+
+    def attach(self, party, stream, frames):
+        for _ in frames:
+            self.num_read += 1
+            if not self.reads.is_set():
+                break
+        self.over.wait(60)
+
+    def turn_away(self, party, caller, reason):
+        raise AssertionError(reason)
+
+
+class Endless(Stream):
+    """A stream that sends large frames as fast as gRPC takes them."""
+
+    num_sent = 0
+
+    def outgoing(self):
+        while self.is_open:
+            yield pack_frame(PIECE, bytes(PIECE_BYTES), number=1)
+            self.num_sent += 1
+
+
+def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
+    host = SlowReader()
+    with Listener(host, open_kit(kits / "server", "server"), "127.0.0.1:0") as listener:
+        listener.start()
+        stream = Endless(Condition())
+        line = Line(open_kit(kits / "a", "party"), f"localhost:{listener.port}", stream, lambda line, event: None)
+        try:
+            wait_for(lambda: host.num_read > 400, 60)  # gRPC would widen its window meanwhile
+            host.reads.clear()
+            time.sleep(3.0)
+            assert (stream.num_sent - host.num_read) * PIECE_BYTES <= 3 * WINDOW
+        finally:
+            host.over.set()
+            line.close()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +183,21 @@ def test_what_a_killed_process_had_begun_to_write_does_not_stay(look, tmp_path):
 )
 def test_the_greatest_common_round(rounds, common):
     assert find_common_round(rounds) == common
+
+
+def test_a_checkpoint_that_this_store_wrote_is_not_read_when_the_next_one_is_saved(tmp_path, monkeypatch):
+    store, opened, before = Store(tmp_path, "somebody"), [], Path.open
+
+    def note(path, mode="r", *arguments, **options):
+        if mode == "rb":
+            opened.append(path)
+        return before(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", note)
+    for round_index in range(1, 6):
+        store.save(round_index, Count())
+    assert opened == []
+    assert list(store.digests()) == [4, 5]
 
 
 def test_the_beginning_counts_as_a_checkpoint_until_two_are_there(tmp_path):

@@ -87,12 +87,12 @@ def parse_seconds(text: str) -> float:
 def parse_gibibytes(text: str) -> int:
     """Parse a positive number of GiB; return bytes."""
     try:
-        value = float(text)
+        value = float(text) * 2**30
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} must be a positive number of GiB")
-    return int(value * 2**30)
+    return int(value)
 
 
 def make_output_folder(path: Path) -> Path:

@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> None:
     address = check_address(args.listen, "--listen")
     kit, log = open_kit(args.kit, "server"), Log(args, "server")
     refuse_contents_of_others(args.out, "server")
-    check_listen_address(address)  # before the folder is created: a wrong address must leave no folder
+    # Before the folder is created: a wrong address must leave no folder.
+    check_listen_address(address)
+    if args.metrics is not None:
+        refuse_shared_address(args.metrics, address)
     raise_descriptor_limit()
     out = make_output_folder(args.out)
     views: list[Callable[[], View | None]] = []
@@ -75,7 +78,6 @@ def run(args: argparse.Namespace) -> None:
     )
     with hold_folder(out), log, ExitStack() as stack:
         if args.metrics is not None:
-            refuse_shared_address(args.metrics, address)
             where = parse_metrics_address(args.metrics)
             port = stack.enter_context(serve_metrics(where, lambda: views[0]() if views else None))
             log.write_notice(f"metrics for Prometheus at http://{where[0]}:{port}/metrics")

@@ -21,7 +21,7 @@ ANYWHERE = {"0.0.0.0", "::"}
 def parse_metrics_address(text: str) -> tuple[str, int]:
     """Parse "PORT" or "HOST:PORT"; return host and port."""
     host, _, port = text.rpartition(":")
-    if not (port.isdecimal() and int(port) < 65536):
+    if not (port.isascii() and port.isdecimal() and int(port) < 65536):
         raise ConfigError(f"--metrics {text}: must be PORT or HOST:PORT, for example 9464.")
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
 

@@ -21,6 +21,7 @@ from glasu.network import control
 from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe
 from glasu.network.frames import Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
+from glasu.network.log_lines import LimitedLog
 from glasu.network.transport import Line, Stream
 from glasu.pki.kit import Kit
 
@@ -69,6 +70,7 @@ class Connection:
         self.changed = threading.Condition()
         self.channel = Channel()  # shared with one process of the server
         self._inbound = Inbound(dialing.clock)
+        self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk
         self._line: Line | None = None
         self._process = secrets.token_hex(8)  # the name of this one
         self._run: str | None = None  # once it has begun, no other run will do
@@ -241,7 +243,8 @@ class Connection:
             return
         match word:
             case control.Notice(line):
-                self._dialing.log.info("%s", line)
+                self._notices.write_counts()
+                self._notices.write(line, "the server")
                 inbound.served, self._delay = inbound.heard, 0.0
             case control.Stopped(code, reason):
                 inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # this party's input is good

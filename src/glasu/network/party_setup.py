@@ -11,8 +11,9 @@ from pathlib import Path
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
+from glasu.data.party_name import check_party_name
 from glasu.data.sources.catalog import choose_splits
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, DataError
 from glasu.network.handshake import Code, RefusalError, Welcome
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.protocol.client import Client
@@ -24,9 +25,9 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
-def check_place(name: str, offered: Welcome, num_clients: int) -> None:
-    """Refuse a roster in which this party has another name, or whose length is not the number of clients."""
-    roster, index = offered.roster, offered.index
+def check_place(name: str, offered: Welcome, config: RunConfig) -> None:
+    """Refuse a roster with invalid names, or with another name for this party, or that does not fit the settings."""
+    roster, index, num_clients = offered.roster, offered.index, config.data.num_clients
     listed = printable(", ".join(roster), SENTENCES)
     if len(roster) != num_clients or index >= num_clients:
         raise RefusalError(
@@ -40,6 +41,17 @@ def check_place(name: str, offered: Welcome, num_clients: int) -> None:
             f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, the name in its "
             f"certificate; use the kit of {name!r}.",
         )
+    try:
+        for each in roster:
+            check_party_name(each)
+    except DataError as error:
+        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {printable(error, SENTENCES)}") from None
+    if len(set(roster)) < len(roster):
+        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster ({listed}) lists a party twice.")
+    if config.train.labels not in ("all", *roster):
+        owner = printable(config.train.labels)
+        why = f"train.labels={owner!r}: there is no such party; the server's roster is {listed}."
+        raise RefusalError(Code.WRONG_ROSTER, why)
 
 
 def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:

@@ -14,7 +14,7 @@ from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
-from glasu.network.serve import ServerPurpose
+from glasu.network.serve import ScriptPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
@@ -52,7 +52,7 @@ def derive_attempt_run(run: str, attempt: int) -> bytes:
     return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]
 
 
-class PredictionServer(ServerPurpose[PredictionReport]):
+class PredictionServer(ScriptPurpose[PredictionReport]):
     """One process of the server of a prediction. It keeps no checkpoints: a prediction that breaks starts again."""
 
     def __init__(self, options: ServeOptions) -> None:

@@ -5,6 +5,7 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +32,7 @@ from glasu.wire.message_key import Key
 Report = TypeVar("Report")
 
 
-class ServerPurpose(Generic[Report]):
+class ServerPurpose(ABC, Generic[Report]):
     """The work of a server in a session. The methods here save nothing."""
 
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
@@ -65,13 +66,9 @@ class ServerPurpose(Generic[Report]):
     def begin(self) -> None:
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""
 
+    @abstractmethod
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
         """Lead the conversation with the parties, and return the report."""
-        return run_attempts(self, session, perform)
-
-    def plan(self) -> tuple[Attempt, Script[Any]]:
-        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
-        raise NotImplementedError
 
     def save(self, state: Any) -> None:
         """Start to write a checkpoint."""
@@ -84,10 +81,6 @@ class ServerPurpose(Generic[Report]):
         """Pass an event of the script on."""
         self.options.emit(event)
 
-    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
-        """Write the report, from the script's result and from what the parties state."""
-        raise NotImplementedError
-
     def build_farewell(self, report: Report) -> Payload:
         """Return what goes with the goodbye to every party."""
         return {}
@@ -98,6 +91,22 @@ class ServerPurpose(Generic[Report]):
     def view(self, session: ServerSession) -> View | None:
         """Return the server at this moment, for monitoring; any thread may call it."""
         return None
+
+
+class ScriptPurpose(ServerPurpose[Report]):
+    """A purpose that runs a script with the parties, in attempts: training, prediction."""
+
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
+        """Run attempts until one succeeds."""
+        return run_attempts(self, session, perform)
+
+    @abstractmethod
+    def plan(self) -> tuple[Attempt, Script[Any]]:
+        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
+
+    @abstractmethod
+    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
+        """Write the report, from the script's result and from what the parties state."""
 
     def build_server(self, statements: Iterable[Prepared], run: bytes) -> tuple[Server, Limits]:
         """Build the server for the counts that all parties state; return it and the greatest sizes of messages."""
@@ -194,7 +203,7 @@ def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = Ser
         return report
 
 
-def run_attempts(purpose: ServerPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
+def run_attempts(purpose: ScriptPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
     """Run attempts until one succeeds."""
     log, watch = purpose.options.log, purpose.telemetry.watch
     while True:

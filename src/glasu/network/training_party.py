@@ -122,7 +122,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Check the offered settings, and resolve them for this party."""
         options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
-        check_place(name, offered, config.data.num_clients)
+        check_place(name, offered, config)
         shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, SENTENCES))

@@ -14,7 +14,7 @@ from glasu.network.handshake import Finished
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
-from glasu.network.serve import ServerPerformer, ServerPurpose
+from glasu.network.serve import ScriptPurpose, ServerPerformer
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
@@ -35,7 +35,7 @@ class ServerCheckpoint:
     telemetry: TelemetryState
 
 
-class TrainingServer(ServerPurpose[RunReport | None]):
+class TrainingServer(ScriptPurpose[RunReport | None]):
     """One process of the server of a training; its report is None if an earlier process finished the run."""
 
     def __init__(self, options: ServeOptions) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.network.connection_codes import ConnectionCode, Disconnection
-from glasu.network.frames import ACK, MAX_FRAME, Channel, pack_frame
+from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import SENTENCES, printable
 from glasu.pki.kit import Kit, reload_revocations
 from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
@@ -47,6 +47,9 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # gRPC's own flow control doubles its window on a fast line, up to a gigabyte of unread frames.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW),
     ("grpc.max_receive_message_length", MAX_FRAME),
     ("grpc.max_send_message_length", MAX_FRAME),
 ]
@@ -407,7 +410,7 @@ def check_address(address: str, option: str) -> str:
     if slashes:
         raise ConfigError(f"{option} {address}: give host:port without {scheme}://, for example localhost:9443.")
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
+    if not (host and port.isascii() and port.isdecimal()):
         raise ConfigError(f"{option} {address}: must be host:port, for example localhost:9443.")
     if int(port) > HIGHEST_PORT:
         raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible one.")

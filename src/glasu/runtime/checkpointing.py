@@ -167,6 +167,7 @@ class Store:
             extensions: that the run uses; every checkpoint records them.
         """
         self.folder, self.owner, self.extensions = folder, owner, extensions
+        self._saved: list[int] = []  # rounds of this owner that need not be read to know so
 
     def save(self, round_index: int, state: Any) -> str:
         """Write a checkpoint durably, remove all but the last two of this owner, and return its digest."""
@@ -174,9 +175,12 @@ class Store:
         path = self._path(round_index)
         try:
             write_atomically(path, content, mode=0o600)
-            done = [index for index in self._rounds() if index <= round_index and not self._has_other_owner(index)]
+            known = (*self._saved, round_index)
+            found = [index for index in self._rounds() if index <= round_index]
+            done = [index for index in found if index in known or not self._has_other_owner(index)]
             for old in done[:-KEPT]:
                 self._path(old).unlink(missing_ok=True)
+            self._saved = done[-KEPT:]
         except OSError as error:
             raise CheckpointError(
                 f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "

@@ -35,39 +35,39 @@ WRITE_GRADIENT = (0.0, 1.0)  # target <- 0 * target + 1 * gradient
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """Weight and bias of a linear layer and the arrays that receive their gradients; all are views of the model."""
+    """Weight and bias of a linear layer and the tensors that receive their gradients; all are views of the model."""
 
-    weight: Array
-    bias: Array
-    target: Array  # receives dL/dW: the gradient array, or the weight itself (see `FusedWeights`)
-    at_bias: Array
+    weight: Tensor
+    bias: Tensor
+    target: Tensor  # receives dL/dW: the gradient, or the weight itself (see `FusedWeights`)
+    at_bias: Tensor
 
     @classmethod
     def of(cls, module: Any, *, in_place: bool = False) -> _Linear:
-        weight, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
-        return cls(weight, bias, weight if in_place else module.weight.grad.numpy(), module.bias.grad.numpy())
+        weight = module.weight.detach()
+        return cls(weight, module.bias.detach(), weight if in_place else module.weight.grad, module.bias.grad)
 
 
 @dataclass(frozen=True, eq=False)
 class _GCNII:
-    """The weight of a gcnii layer, the array that receives its gradient, and the constants of the layer."""
+    """The weight of a gcnii layer, the tensor that receives its gradient, and the constants of the layer."""
 
-    weight: Array
-    target: Array
+    weight: Tensor
+    target: Tensor
     constants: Constants
 
     @classmethod
     def of(cls, layer: GCNIILayer, *, in_place: bool) -> _GCNII:
-        weight, gradient = layer.linear.weight.detach().numpy(), layer.linear.weight.grad
+        weight, gradient = layer.linear.weight.detach(), layer.linear.weight.grad
         assert gradient is not None
-        kind = weight.dtype.type
+        kind = weight.numpy().dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight if in_place else gradient.numpy(), constants)
+        return cls(weight, weight if in_place else gradient, constants)
 
 
 @dataclass(frozen=True, eq=False)
 class FusedWeights:
-    """The weights of a gcnii network as arrays. The optimizer must have laid them out (`lay_out_weights`).
+    """The weights of a gcnii network. The optimizer must have laid them out (`lay_out_weights`).
 
     They are taken out of the modules once: `nn.Module` looks up an attribute in microseconds, and a short round makes
     hundreds of lookups.
@@ -114,19 +114,10 @@ def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
     return [*parts, slice(end, None)]
 
 
-def dense_product(
-    left: Array, right: Array, out: Array, *, left_t: bool = False, right_t: bool = False, kept: float, taken: float
-) -> None:
-    """Write kept * out + taken * left @ right into `out`; `left_t` and `right_t` transpose a factor first."""
-    one, other, total = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(out)
-    one, other = one.t() if left_t else one, other.t() if right_t else other
-    torch.addmm(total, one, other, beta=kept, alpha=taken, out=total)
-
-
 class _Saved(NamedTuple):
     """The values of the forward pass of one layer that its backward pass needs."""
 
-    read: Array  # what the dense product read
+    read: Tensor  # what the dense product read
     made: Array  # the output
     drops: Drops  # the dropout mask of the input
     norm: Norm | None
@@ -158,7 +149,7 @@ class FusedStep(Step):
         super().__init__(inputs, dropout)
         self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        self._products: list[tuple[Array, Array, Array]] = []  # (target, P, G) of dL/dW = P^T G
+        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # (target, P, G) of dL/dW = P^T G
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
         self._at_initial: Array | None = None  # gradient at H0 of the layers so far, at the rows of the last one
@@ -167,11 +158,11 @@ class FusedStep(Step):
         own = self.weights.encoder
         self._read = self.dropout(self.inputs.features, ENCODER)
         if isinstance(self._read, Tensor):
-            weight, bias = torch.from_numpy(own.weight), torch.from_numpy(own.bias)
-            self._initial = torch.addmm(bias, self._read, weight).relu_().numpy()
+            self._initial = torch.addmm(own.bias, self._read, own.weight).relu_().numpy()
         else:
-            self._initial = np.empty((self._read.shape[0], len(own.bias)), own.bias.dtype)
-            kernels.relu_linear(self._read.parts, own.weight, own.bias, self._initial)
+            weight, bias = own.weight.numpy(), own.bias.numpy()
+            self._initial = np.empty((self._read.shape[0], len(bias)), bias.dtype)
+            kernels.relu_linear(self._read.parts, weight, bias, self._initial)
         return torch.from_numpy(self._initial)
 
     def layer(self, layer: int, hidden: Hidden) -> Tensor:
@@ -179,27 +170,27 @@ class FusedStep(Step):
         own, rows = self.weights.layers[layer], self.inputs.initial_rows[layer]
         share, kept, turned = own.constants
         read, norm = self._normalize(layer, hidden)
-        drops, shape = self._drops(layer, read), (len(rows), read.shape[1])
-        support, made = np.empty(shape, read.dtype), np.empty(shape, read.dtype)
+        drops, support = self._drops(layer, read), np.empty((len(rows), read.shape[1]), read.dtype)
         matrix = self.inputs.blocks[layer].matrix.parts
         kernels.gcnii_support(matrix, read, drops, self._initial, rows, share, support)
-        dense_product(support, own.weight, made, kept=0.0, taken=1.0)
+        factor = torch.from_numpy(support)
+        partial = torch.mm(factor, own.weight)
+        made = partial.numpy()
         kernels.gcnii_result(support, kept, turned, made)
-        self._saved[layer] = _Saved(support, made, drops, norm)
-        self.partials[layer] = torch.from_numpy(made)
-        return self.partials[layer]
+        self._saved[layer] = _Saved(factor, made, drops, norm)
+        self.partials[layer] = partial
+        return partial
 
     def logits(self, joint: Tensor) -> Tensor:
         own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
         hidden, norm = self._normalize(last, joint)
         drops, read = self._drops(last, hidden), np.empty_like(hidden)
-        made = np.empty((len(hidden), len(own.bias)), hidden.dtype)
         kernels.apply_mask(hidden, drops, read)
-        made[:] = own.bias
-        dense_product(read, own.weight, made, kept=1.0, taken=1.0)
-        self._saved[last] = _Saved(read, made, drops, norm)
-        return torch.from_numpy(made)
+        factor = torch.from_numpy(read)
+        made = torch.addmm(own.bias, factor, own.weight)
+        self._saved[last] = _Saved(factor, made.numpy(), drops, norm)
+        return made
 
     def begin_backward(self) -> None:
         """Do nothing: the backward pass overwrites every gradient."""
@@ -207,28 +198,28 @@ class FusedStep(Step):
     def backward_classifier(self, gradient: Tensor) -> Tensor:
         own, last = self.weights.classifier, len(self.weights.layers)
         assert own is not None
-        saved, found = self._saved.pop(last), gradient.contiguous().numpy()
-        back = np.empty_like(saved.read)
-        dense_product(saved.read, found, own.target, left_t=True, kept=0.0, taken=1.0)
-        dense_product(found, own.weight, back, right_t=True, kept=0.0, taken=1.0)
-        kernels.finish_classifier_gradients(found, saved.drops, own.at_bias, back)
-        return self._before_norm(last, torch.from_numpy(back), saved.norm)
+        saved, found = self._saved.pop(last), gradient.contiguous()
+        torch.mm(saved.read.t(), found, out=own.target)
+        back = torch.mm(found, own.weight.t())
+        kernels.finish_classifier_gradients(found.numpy(), saved.drops, own.at_bias.numpy(), back.numpy())
+        return self._before_norm(last, back, saved.norm)
 
     def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
         own, matrix = self.weights.layers[layer], self.inputs.blocks[layer].matrix
         share, kept, turned = own.constants
         saved, found = self._saved.pop(layer), gradient.contiguous().numpy()
-        gated, at_support, at_initial = (np.empty(found.shape, found.dtype) for _ in range(3))
+        gated, at_initial = np.empty(found.shape, found.dtype), np.empty(found.shape, found.dtype)
         back = np.empty((matrix.width, found.shape[1]), found.dtype)
         more, places = found[:0], NOWHERE
         if self._at_initial is not None:
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
         kernels.relu_gradient(found, saved.made, turned, gated)
-        dense_product(gated, own.weight, at_support, right_t=True, kept=0.0, taken=1.0)
+        factor = torch.from_numpy(gated)
+        at_support = torch.mm(factor, own.weight.t()).numpy()
         about = share, kept, saved.made, found, at_support, more, places
         kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
         # dL/dW waits until the end of the step: in place, it would change W before lower layers have used it.
-        self._products.append((own.target, saved.read, gated))
+        self._products.append((own.target, saved.read, factor))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), saved.norm)
 
@@ -240,14 +231,14 @@ class FusedStep(Step):
         if isinstance(self._read, Tensor):
             found[places] += self._at_initial
             gated = np.where(self._initial > 0, found, found.dtype.type(0))
-            self._products.append((own.target, self._read.contiguous().numpy(), gated))
-            np.sum(gated, 0, out=own.at_bias)
+            self._products.append((own.target, self._read, torch.from_numpy(gated)))
+            np.sum(gated, 0, out=own.at_bias.numpy())
         else:
             about = self._read.parts, self._initial, self._at_initial, places, found
             numbers = found.dtype.type(kept), found.dtype.type(taken)
-            kernels.relu_linear_gradients(*about, *numbers, own.target, own.at_bias)
-        for target, read, gated in self._products:
-            dense_product(read, gated, target, left_t=True, kept=kept, taken=taken)
+            kernels.relu_linear_gradients(*about, *numbers, own.target.numpy(), own.at_bias.numpy())
+        for target, read, factor in self._products:
+            torch.addmm(target, read.t(), factor, beta=kept, alpha=taken, out=target)
 
     def _drops(self, layer: int, read: Array) -> Drops:
         """Return the dropout mask of a layer's input; the forward kernel draws its bytes, the backward reuses them."""

@@ -313,9 +313,9 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Layers. Each loop does all the work on one row before the next, while the row is in the cache. With torch and numpy
-# in place of the loops of encoder and classifier, a whole round of Q = 1 took 1.5 times the CPU time (measured with
-# `benchmarks/compare_trees.py --cases 'round: Q = 1, lean'`).
+# Layers. Each loop does all the work on one row before the next, while the row is in the cache. The gain of single
+# loops over torch and numpy has not been measured; to measure it for a whole round, compare two checkouts with
+# `benchmarks/compare_trees.py --cases 'round: Q = 1, lean'`.
 
 
 @compile_loop

@@ -62,7 +62,7 @@ def check_settings(
         The findings, and the facts about labels.
     """
     try:
-        check_place(party.name, offered, config.data.num_clients)
+        check_place(party.name, offered, config)
         config, party = resolve_for_party(config, party, options.max_memory)
         client = build_client(config, party, offered.index, offered.roster, options.clock)
     except GlasuError as error:
