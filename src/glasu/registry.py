@@ -129,7 +129,7 @@ def require_extensions(needed: Iterable[Extension], source: str) -> None:
 
     Args:
         needed: the extensions that wrote the file.
-        source: the path of the file, for the error.
+        source: the path of the file; the error names it.
     """
     for extension in needed:
         if extension.name not in _extensions:

@@ -23,7 +23,7 @@ def open_idle(stack, port, count):
 
 
 def is_open(connection):
-    """Tell whether the peer has not closed a connection."""
+    """Return whether a connection is still open."""
     connection.settimeout(0.01)
     try:
         return connection.recv(1) != b""

@@ -208,7 +208,7 @@ def main_server(plans):
 
 
 def rider_client(client, chunks_of):
-    """Propose a node per chunk and exchange; return the agreed sets."""
+    """In each exchange, propose one node per chunk; return the agreed sets."""
     agreed, key = [], Key(RUN, Phase.SAMPLING, client)
     for layer, chunks in enumerate(chunks_of):
         for chunk in range(chunks):

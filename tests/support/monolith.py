@@ -258,7 +258,7 @@ def run_scripts(
     meter: TrafficCounter | None = None,
     carry: Callable[[Message], Message] | None = None,
 ) -> list[Any]:
-    """Run any scripts against each other, ignore their saves and events; return the results of the clients'."""
+    """Run scripts against each other without saves and events; return the clients' results."""
     watch = Stopwatch(lambda: 0.0)
     running = [Running(chr(ord("a") + index), script, watch) for index, script in enumerate(clients)]
     run_together(Running("server", server, watch), running, meter or TrafficCounter(), carry=carry)

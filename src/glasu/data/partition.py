@@ -150,7 +150,7 @@ def _count_flags(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray
 def _copy_to_reverse(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.uint8], piece_edges: int) -> bool:
     """Copy the draw of each edge from a higher node to its reverse; return False if an edge has no reverse.
 
-    Targets are visited in their order, so the edges from one source meet their reverses one after the other.
+    Targets are visited in order, so one pass finds the reverse of every edge of a source.
     """
     following = above.copy()  # per node: its next edge from a higher node
     size = graph.num_nodes

@@ -134,7 +134,7 @@ class Plan:
             yield "glasu-4", config.replace(train={"num_local_steps": Q, **goal})
 
     def _clients(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
-        """Yield more and more clients, for data sets that are one graph."""
+        """Yield runs with an increasing number of clients, for data sets that consist of one graph."""
         if dataset in RELATIONS or dataset in CITIES:
             return
         yield "centralized", self.settings(dataset, "centralized", "gcnii")

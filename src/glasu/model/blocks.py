@@ -64,7 +64,7 @@ class Block:
         return np.stack([self.matrix.indices.astype(np.int64), target])
 
     def at(self, rows: NDArray[np.int64]) -> Block:
-        """Return the block of some of its rows."""
+        """Return the block restricted to these rows."""
         if is_everything(rows, self.matrix.shape[0]):
             return self
         return Block(self.matrix.rows(rows), self.positions[rows])
@@ -173,7 +173,7 @@ def _edges_of(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 def _union(targets: NodeSet, new: NodeSet) -> NodeSet:
-    """Return the union of two sets without a common node."""
+    """Return the union of two disjoint sets."""
     return np.sort(np.concatenate([targets, new]))
 
 

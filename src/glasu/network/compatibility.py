@@ -191,7 +191,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 
 
 def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
-    """Compare the settings of a party's --expect, whose number of clients is not binding, with the server's."""
+    """Compare a party's --expect with the server's settings. The number of clients may differ."""
     agreed = agreed.replace(data={"num_clients": server.data.num_clients})
     return compare_settings({f"{party} expects": agreed.flatten(), SERVER: server.flatten()})
 

@@ -15,7 +15,7 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-REMEMBERED = 256  # starts, besides those that a server has welcomed
+REMEMBERED = 256  # earlier starts to remember, without those that a server has welcomed
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:

@@ -30,7 +30,7 @@ MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is he
 CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
 WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
 ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
-OVERHEAD = 512  # bytes that a waiting frame or message costs beside its content
+OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
 HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
 
@@ -85,12 +85,12 @@ class Outbox:
     def __init__(self, window: int = WINDOW) -> None:
         """Begin; at most `window` bytes and one frame are on their way at a time."""
         self._window = window
-        self._frames: deque[tuple[int, Body, Body]] = deque()  # kind and body in two parts, of all not acknowledged
-        self._first = 1  # number of the first of them
-        self._sent = 0  # how many of them went out on the present stream
+        self._frames: deque[tuple[int, Body, Body]] = deque()  # unacknowledged: kind, body in two parts
+        self._first = 1  # number of the oldest unacknowledged frame
+        self._sent = 0  # number of these frames that were sent on the present stream
         self._highest = 0  # number of the last frame that ever went out
         self._in_flight = 0  # bytes that went out on the present stream
-        self.held = 0  # bytes of all of them
+        self.held = 0  # bytes of all unacknowledged frames
 
     def put_control(self, message: object) -> None:
         """Append a control message."""

@@ -150,7 +150,7 @@ class ServerHandshake(Protocol):
         Args:
             party: the name in the peer's certificate.
             hello: what `ClientHandshake.hello` returned there.
-            closing: the run is over; only processes that need to hear so should be admitted.
+            closing: whether the run is complete. Then admit only processes that still have to learn this.
         """
         ...
 

@@ -46,7 +46,7 @@ class LimitedLog:
         return True
 
     def write_counts(self) -> None:
-        """Write how many lines were left out, where lines may be written again."""
+        """For every party that may log again, write how many lines were dropped."""
         for about, bucket in self._buckets.items():
             if bucket.dropped and self._refill(about).tokens >= 1.0:
                 self.write(f"{about}: and {bucket.dropped:,} more lines.", about)

@@ -1,4 +1,4 @@
-"""Release: the only way for data to leave a client.
+"""Release: the only way for the tensors, node sets, losses and metrics of the protocol to leave a client.
 
 A tensor is first perturbed (clip, noise, grid), which changes the client's contribution, then encoded (`glasu.wire`).
 `extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the

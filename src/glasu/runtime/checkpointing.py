@@ -5,7 +5,7 @@ body     safetensors: the tensors of the state, and everything else as JSON in i
 
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here.
 
-Two rules make exact resume possible (RELIABILITY.md, rule 2). A role keeps its last two checkpoints. The checkpoint of
+Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
 round t is durable before the role sends its first message of round t+1. Without either, there can be a crash after
 which no round is common to all roles. `Store` and `Saver` serve one role, or all roles of a simulation together
 (`SimulationCheckpoints`).

@@ -31,7 +31,7 @@ from glasu.records import RecordError, parse_json, read_record, to_plain
 
 CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 MANIFEST = "entry.json"
-ATTEMPTS = 3  # at making an entry, if other processes keep damaging it
+ATTEMPTS = 3  # at an entry that other processes damage
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
 Facts: TypeAlias = dict[str, Any]  # a JSON object
 
@@ -124,7 +124,7 @@ class Cache:
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
     def _digest_file(self, file: Path, identity: Facts) -> str:
-        """Return the SHA-256 of a file. The digest is an entry of its own, so an unchanged file is not read again."""
+        """Return the SHA-256 of a file. The digest is a cache entry, so an unchanged file is not read again."""
 
         def read(_: Workspace) -> Facts:
             with file.open("rb") as content:
