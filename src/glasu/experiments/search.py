@@ -120,8 +120,9 @@ def _run(search: _Search) -> SearchResult:
         study = Study(storage, space, options.sampler, config.train.seed, space.point_of(config))
         finished = study.list_finished()
         work = functools.partial(_run_trial, Terms(config, options.seeds, options.max_bytes))
-        tasks = iter(functools.partial(study.begin, search.trials), None)
-        with closing(run_tasks(work, tasks, min(options.jobs, search.trials - len(finished)))) as results:
+        left = search.trials - len(finished)
+        tasks = iter(functools.partial(study.begin, search.trials), None) if left > 0 else iter(())
+        with closing(run_tasks(work, tasks, min(options.jobs, left))) as results:
             for started, outcome in results:
                 with block_interrupts():
                     trial = study.finish(started, outcome)
