@@ -82,7 +82,7 @@ class PartyPurpose(ABC, Generic[Result]):
         raise ProtocolError("the server started a run, and this purpose has none.")
 
     def save(self, state: Any) -> None:
-        """Start to write a checkpoint."""
+        """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -93,7 +93,7 @@ class PartyPurpose(ABC, Generic[Result]):
         self.options.emit(event)
 
     def finish(self, result: Any) -> Finished:
-        """Write the results of this party."""
+        """Write the results of this party. A purpose with a script implements this."""
         raise NotImplementedError
 
     def take_farewell(self, farewell: Payload) -> None:

@@ -71,7 +71,7 @@ class ServerPurpose(ABC, Generic[Report]):
         """Lead the conversation with the parties, and return the report."""
 
     def save(self, state: Any) -> None:
-        """Start to write a checkpoint."""
+        """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
         raise NotImplementedError
 
     def settle(self) -> None:

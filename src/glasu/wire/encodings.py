@@ -72,8 +72,9 @@ class Encoding(ABC):
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
         """Add encoded arrays in the given order and divide the sum; return it encoded, once for every key.
 
-        The server calls nothing else: for a mean (divisor M), for a sum (divisor 1), and for shares of a gradient (one
-        key per receiver).
+        The server computes a mean (divisor M), a sum (divisor 1) and the shares of a gradient (one key per receiver)
+        with this method alone. Besides, it checks payloads with `find_error`, `is_finite` and, where they hold class
+        probabilities, `decode`. Concatenation moves rows and needs no sum.
 
         Args:
             payloads: valid arrays of one shape.

@@ -108,15 +108,15 @@ class ArrayWriter:
         return self._file.tell()
 
 
-# numpy parses the header with `ast`, which can raise SystemError in Python 3.11 if several threads parse at once.
-_PARSING = threading.Lock()
-
-
 def row_pieces(array: NDArray[Any], piece_bytes: int = PIECE_BYTES) -> list[slice]:
     """Divide the rows of an array into pieces of bounded size; an array without rows has one empty piece."""
     length = len(array)
     size = max(1, piece_bytes // max(1, array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))))
     return [slice(start, min(start + size, length)) for start in range(0, max(1, length), size)]
+
+
+# numpy parses the header with `ast`. In Python 3.11 this can raise SystemError if two threads parse at the same time.
+_PARSING = threading.Lock()
 
 
 def map_array(path: Path) -> NDArray[Any]:
