@@ -38,14 +38,15 @@ class _Linear:
     """Weight and bias of a linear layer and the tensors that receive their gradients; all are views of the model."""
 
     weight: Tensor
+    transposed: Tensor  # W^T
     bias: Tensor
     target: Tensor  # receives dL/dW: the gradient, or the weight itself (see `FusedWeights`)
-    at_bias: Tensor
+    at_bias: Array
 
     @classmethod
     def of(cls, module: Any, *, in_place: bool = False) -> _Linear:
-        weight = module.weight.detach()
-        return cls(weight, module.bias.detach(), weight if in_place else module.weight.grad, module.bias.grad)
+        weight, bias = module.weight.detach(), module.bias.detach()
+        return cls(weight, weight.t(), bias, weight if in_place else module.weight.grad, module.bias.grad.numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,7 @@ class _GCNII:
     """The weight of a gcnii layer, the tensor that receives its gradient, and the constants of the layer."""
 
     weight: Tensor
+    transposed: Tensor  # W^T
     target: Tensor
     constants: Constants
 
@@ -62,7 +64,7 @@ class _GCNII:
         assert gradient is not None
         kind = weight.numpy().dtype.type
         constants = kind(layer.alpha / layer.larger), kind(layer.kept), kind(layer.turned)
-        return cls(weight, weight if in_place else gradient, constants)
+        return cls(weight, weight.t(), weight if in_place else gradient, constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +202,8 @@ class FusedStep(Step):
         assert own is not None
         saved, found = self._saved.pop(last), gradient.contiguous()
         torch.mm(saved.read.t(), found, out=own.target)
-        back = torch.mm(found, own.weight.t())
-        kernels.finish_classifier_gradients(found.numpy(), saved.drops, own.at_bias.numpy(), back.numpy())
+        back = torch.mm(found, own.transposed)
+        kernels.finish_classifier_gradients(found.numpy(), saved.drops, own.at_bias, back.numpy())
         return self._before_norm(last, back, saved.norm)
 
     def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
@@ -215,7 +217,7 @@ class FusedStep(Step):
             more, places = self._at_initial, self.inputs.blocks[layer + 1].positions
         kernels.relu_gradient(found, saved.made, turned, gated)
         factor = torch.from_numpy(gated)
-        at_support = torch.mm(factor, own.weight.t()).numpy()
+        at_support = torch.mm(factor, own.transposed).numpy()
         about = share, kept, saved.made, found, at_support, more, places
         kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
         # dL/dW waits until the end of the step: in place, it would change W before lower layers have used it.
@@ -232,11 +234,11 @@ class FusedStep(Step):
             found[places] += self._at_initial
             gated = np.where(self._initial > 0, found, found.dtype.type(0))
             self._products.append((own.target, self._read, torch.from_numpy(gated)))
-            np.sum(gated, 0, out=own.at_bias.numpy())
+            np.sum(gated, 0, out=own.at_bias)
         else:
             about = self._read.parts, self._initial, self._at_initial, places, found
             numbers = found.dtype.type(kept), found.dtype.type(taken)
-            kernels.relu_linear_gradients(*about, *numbers, own.target.numpy(), own.at_bias.numpy())
+            kernels.relu_linear_gradients(*about, *numbers, own.target.numpy(), own.at_bias)
         for target, read, factor in self._products:
             torch.addmm(target, read.t(), factor, beta=kept, alpha=taken, out=target)
 
