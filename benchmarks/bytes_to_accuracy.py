@@ -19,7 +19,7 @@ from typing import Any
 
 from glasu.experiments.plan import STOP_AT, Run, read_settings
 from glasu.experiments.reproduce import run_missing
-from glasu.experiments.results import CurvePoint, Result, load_result
+from glasu.experiments.results import CurvePoint, RunResult, load_result
 from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
@@ -56,12 +56,12 @@ def runs(dataset: str, seeds: int) -> list[Run]:
     return result
 
 
-def reached(result: Result, goal: float) -> CurvePoint | None:
+def reached(result: RunResult, goal: float) -> CurvePoint | None:
     """Return the first evaluation that reaches the goal, or None."""
     return next((point for point in result.curve if point.val_accuracy >= goal), None)
 
 
-def rung(dataset: str, results: Sequence[Result]) -> list[str]:
+def rung(dataset: str, results: Sequence[RunResult]) -> list[str]:
     """Return the table row of one setting over all seeds."""
     firsts = [first for result in results if (first := reached(result, STOP_AT[dataset])) is not None]
     whole = [result.curve[-1].bytes / 1e6 for result in results]
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/bytes"))
     args = parser.parse_args()
-    every: list[Result] = []
+    every: list[RunResult] = []
     for dataset in args.datasets.split(","):
         planned = runs(dataset, args.seeds)
         run_missing(args.out, planned, args.jobs)
@@ -100,7 +100,7 @@ def main() -> None:
     write_csv(args.out / "ladder.csv", every)
 
 
-def write_csv(path: Path, results: Sequence[Result]) -> None:
+def write_csv(path: Path, results: Sequence[RunResult]) -> None:
     """Write one line per run: bytes of sampling, training and validation, in total and until the goal."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -19,7 +19,7 @@ from glasu.config import RunConfig
 from glasu.data.sources.catalog import load_parties
 from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
-from glasu.experiments.results import Result, load_result
+from glasu.experiments.results import RunResult, load_result
 from glasu.experiments.tables import format_spread, percentages
 from glasu.runtime.simulation import simulate
 from tables import markdown
@@ -47,12 +47,12 @@ def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None
     return [Run(dataset, MODES[mode][0], f"{mode} {precision}", config.train.seed, config) for config in configs]
 
 
-def results_of(folder: Path, planned: Sequence[Run]) -> list[Result]:
+def results_of(folder: Path, planned: Sequence[Run]) -> list[RunResult]:
     """Return the stored results."""
     return [result for run in planned if (result := load_result(folder, run)) is not None]
 
 
-def row(mode: str, precision: str, results: Sequence[Result], exact: Sequence[Result]) -> list[str]:
+def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence[RunResult]) -> list[str]:
     """Return a row of the accuracy table: the mean difference to fp32 over the seeds, in points."""
     gains = [one - other for one, other in zip(percentages(results), percentages(exact), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0

@@ -17,7 +17,7 @@ from typing import Any
 from glasu.config import RunConfig
 from glasu.experiments.plan import Run
 from glasu.experiments.reproduce import run_missing
-from glasu.experiments.results import Result, load_result
+from glasu.experiments.results import RunResult, load_result
 from glasu.experiments.tables import format_spread, percentages
 from tables import markdown
 
@@ -38,7 +38,7 @@ def run(dataset: str, name: str, changes: dict[str, Any], steps: int, seed: int)
     return Run(dataset, "glasu-4", f"Q={steps} {name}", seed, base.replace(**changes))
 
 
-def row(name: str, steps: int, results: list[Result]) -> list[str]:
+def row(name: str, steps: int, results: list[RunResult]) -> list[str]:
     """Return the table row of one setting over all seeds."""
     curves = [result.curve for result in results]
     best = [max(point.val_accuracy for point in curve) for curve in curves]

@@ -10,7 +10,7 @@ import pytest
 from glasu.cli.demo import demo_config
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.sources.catalog import load_parties
-from glasu.experiments.plan import METHODS
+from glasu.experiments.plan import METHOD_SETTINGS
 from glasu.runtime.simulation import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -37,7 +37,7 @@ def test_the_defaults_train_on_raw_features(data_root, name, least):
 def test_on_the_demo_data_glasu_is_far_above_standalone_after_25_rounds():
     found = {}
     for name in ("standalone", "glasu-4"):
-        config = demo_config(num_rounds=25, seed=0).replace(train=METHODS[name])
+        config = demo_config(num_rounds=25, seed=0).replace(train=METHOD_SETTINGS[name])
         found[name] = train(load_parties(config), config).test.accuracy
     assert found["glasu-4"] >= found["standalone"] + 0.15, found
 
@@ -45,7 +45,7 @@ def test_on_the_demo_data_glasu_is_far_above_standalone_after_25_rounds():
 @pytest.mark.slow
 def test_on_the_demo_data_glasu_is_near_centralized_and_far_above_standalone():
     found = {}
-    for name, changes in METHODS.items():
+    for name, changes in METHOD_SETTINGS.items():
         config = demo_config(num_rounds=80, seed=0).replace(train=changes)
         found[name] = train(load_parties(config), config).test.accuracy
     for name in ("glasu-1", "glasu-4"):

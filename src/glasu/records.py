@@ -49,10 +49,10 @@ PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that J
 MAX_DEPTH = 32  # of nested values; the limit of json.loads is Python's recursion limit
 MAX_ITEMS = 1_000_000  # of one list or object, unless `Length` says otherwise
 MAX_TEXT = 1_000_000  # characters of one string, likewise
-MAX_BYTES = 64 * 2**20  # of one document
+MAX_DOCUMENT_BYTES = 64 * 2**20  # of one document
 SHOWN_FAULTS = 8
 MAX_FAULTS = 100  # reading stops at this number
-NAMES: dict[Any, tuple[str, str]] = {  # type -> one value of it, several
+TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> one value of it, several
     str: ("a string", "strings"),
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
@@ -201,7 +201,7 @@ def to_plain(record: Any) -> dict[str, Any]:
     }
 
 
-def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> object:
+def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> object:
     """Parse JSON; refuse two values for one key, deep nesting and documents that are too long."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) ->
     return _parse(lambda text: json.loads(text, object_pairs_hook=unique), "JSON", content, source, max_bytes)
 
 
-def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
     """Parse TOML; refuse deep nesting and documents that are too long."""
     return typing.cast("dict[str, Any]", _parse(tomllib.loads, "TOML", content, source, max_bytes))
 
@@ -433,11 +433,11 @@ def expected(annotation: Any) -> str:
         return f"a list of {len(inner)} {kinds.pop() if len(kinds) == 1 else 'values'}"
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
-    return NAMES.get(annotation, ("a plain value", ""))[0]
+    return TYPE_NAMES.get(annotation, ("a plain value", ""))[0]
 
 
 def _plural(annotation: Any) -> str:
-    return NAMES.get(annotation, ("", "values"))[1]
+    return TYPE_NAMES.get(annotation, ("", "values"))[1]
 
 
 def _list_choices(choices: Sequence[object]) -> str:

@@ -19,7 +19,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import reproduce, results, tables
 from glasu.experiments.figures import average_curves
-from glasu.experiments.plan import METHODS, TABLES, Plan, find_tuned_file, read_settings
+from glasu.experiments.plan import METHOD_SETTINGS, TABLE_NAMES, Plan, find_tuned_file, read_settings
 from glasu.files import hold_folder
 from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
@@ -33,7 +33,7 @@ SMALL = {
 
 def small(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
     """Return settings of four rounds on a graph of sixty nodes."""
-    train = {**METHODS[method], "num_rounds": 4, "evaluate_every": 2, "learning_rate": 0.02}
+    train = {**METHOD_SETTINGS[method], "num_rounds": 4, "evaluate_every": 2, "learning_rate": 0.02}
     sections = {
         "data": {**SMALL["data"], "name": "demo" if dataset == "demo" else "synthetic"},
         "model": SMALL["model"],
@@ -133,7 +133,7 @@ def test_a_quick_look_at_cora_shows_the_papers_order_of_methods(data_root, tmp_p
     words = ["reproduce", "accuracy", "--quick", "--datasets", "cora", "--jobs", "2", "--out", str(tmp_path)]
     assert main(words) == 0
     found = {row["method"]: float(row["test_accuracy"]) for row in rows(tmp_path)}
-    assert list(found) == list(METHODS)
+    assert list(found) == list(METHOD_SETTINGS)
     joint = [found[method] for method in ("centralized", "simulated", "glasu-1", "glasu-4")]
     assert min(joint) >= 0.78  # the paper, after all its rounds: 80.1 to 81.0, 74.6 standalone
     assert min(joint) >= found["standalone"] + 0.02
@@ -178,7 +178,7 @@ def test_what_is_written_tells_nothing_about_the_machine(tmp_path, monkeypatch):
 
 def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
     plan = Plan(settings=small, stop_at={"pubmed": 0.1})
-    done, _ = run_all(tmp_path, *TABLES, seeds=2, plan=plan, dataset="pubmed")
+    done, _ = run_all(tmp_path, *TABLE_NAMES, seeds=2, plan=plan, dataset="pubmed")
     assert [table.title for table in done.tables] == [
         "Accuracy",
         "Lazy aggregation",
@@ -228,7 +228,7 @@ def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
 def test_savings_are_against_every_layer_and_over_the_same_seeds():
     def result(K: int, seed: int, moved: int):
         row = results.Row("cora", "glasu-4", f"M=3 K={K} Q=4 gcnii", seed, 0.5, 0.5, 4, moved, 2, 1.0)
-        return results.Result(row, (results.CurvePoint(4, 0.5, moved, 2, 1.0),))
+        return results.RunResult(row, (results.CurvePoint(4, 0.5, moved, 2, 1.0),))
 
     def savings(*found):
         (table,) = [table for table in tables.make_tables(found) if table.title == "Lazy aggregation"]
@@ -247,14 +247,16 @@ def test_a_set_that_comes_divided_is_not_divided_among_more(tmp_path):
 
 def test_no_difference_is_shown_where_the_features_are_not_the_papers():
     row = results.Row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.5, 0.5, 4, 10, 2, 1.0)
-    (table,) = tables.make_tables([results.Result(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), notes=("replaced",))])
+    (table,) = tables.make_tables(
+        [results.RunResult(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), notes=("replaced",))]
+    )
     assert table.rows[0][2:5] == ("-", "50.0", "-")
 
 
 def test_a_set_with_relations_shows_each_party_alone():
     def result(method: str, setting: str, seed: int, accuracy: float, alone: tuple[float, ...] = ()):
         row = results.Row("dblp_authors", method, setting, seed, accuracy, 0.5, 4, 10, 2, 1.0)
-        return results.Result(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), alone)
+        return results.RunResult(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), alone)
 
     found = [
         result("standalone", "M=3 gcnii", 0, 0.6, (0.5, 0.7, 0.6)),
@@ -274,16 +276,16 @@ def test_a_set_with_relations_shows_each_party_alone():
 def test_a_mean_curve_ends_where_the_first_seed_stopped():
     def result(curve):
         row = results.Row("cora", "glasu-4", "", 0, 0.5, 0.5, 4, 10, 2, 1.0)
-        return results.Result(row, tuple(results.CurvePoint(*point) for point in curve))
+        return results.RunResult(row, tuple(results.CurvePoint(*point) for point in curve))
 
     pair = [result(((2, 0.5, 4_000_000, 2, 1.0), (4, 0.6, 8_000_000, 4, 2.0))), result(((2, 0.7, 6_000_000, 2, 3.0),))]
     assert average_curves(pair, "bytes") == ([5.0], [60.0])
     assert average_curves(pair, "round") == ([2], [60.0])
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", TABLE_NAMES)
 def test_two_tables_that_share_a_run_share_its_settings(table):
-    for other in TABLES:
+    for other in TABLE_NAMES:
         mine = {str(run): run for run in Plan().list_runs(table, None, [0])}
         for run in Plan().list_runs(other, None, [0]):
             assert str(run) not in mine or mine[str(run)] == run
@@ -309,7 +311,7 @@ SETTINGS = sorted(find_tuned_file("any", "any").parent.parent.glob("*/*.toml"))
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_found_them(path):
-    method = next(name for name in METHODS if path.stem.startswith(name))
+    method = next(name for name in METHOD_SETTINGS if path.stem.startswith(name))
     backbone = path.stem.removeprefix(method).removeprefix("-") or "gcnii"
     config = read_settings(path.parent.name, method, backbone)
     assert config.data.name == path.parent.name
@@ -318,7 +320,7 @@ def test_tuned_settings_are_of_their_data_set_and_method_and_say_which_search_fo
     layers = (4, (1, 3)) if backbone == "gcnii" else (2, (0, 1))
     assert (config.model.num_layers, config.model.aggregation_layers) == layers
     assert (config.data.num_clients, config.train.seed, config.wire.precision) == (3, 0, "fp32")
-    for key, value in METHODS[method].items():
+    for key, value in METHOD_SETTINGS[method].items():
         assert getattr(config.train, key) == value
     first = path.read_text().splitlines()[0]
     if first.startswith("# Not searched: "):
@@ -339,7 +341,7 @@ def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(tmp_pa
     def settings(dataset: str, method: str, backbone: str) -> RunConfig:
         return (small if dataset == "synthetic" else read_settings)(dataset, method, backbone)
 
-    plan = Plan(settings=settings, datasets=dict.fromkeys(TABLES, ("synthetic", "dblp_authors")))
+    plan = Plan(settings=settings, datasets=dict.fromkeys(TABLE_NAMES, ("synthetic", "dblp_authors")))
     lines: list[str] = []
     with on_log(lines.append):
         reproduce.reproduce(["accuracy"], tmp_path / "out", seeds=1, plan=plan)
@@ -349,7 +351,7 @@ def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(tmp_pa
         reproduce.reproduce(["accuracy"], tmp_path / "out", datasets=["dblp_authors"], plan=plan)
     with pytest.raises(DataError, match="no data set for these tables is available"):
         reproduce.reproduce(
-            ["accuracy"], tmp_path / "none", plan=Plan(datasets=dict.fromkeys(TABLES, ("dblp_authors",)))
+            ["accuracy"], tmp_path / "none", plan=Plan(datasets=dict.fromkeys(TABLE_NAMES, ("dblp_authors",)))
         )
 
 

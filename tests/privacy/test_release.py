@@ -14,12 +14,12 @@ from glasu.errors import TrainingError
 from glasu.model.aggregation import Mean
 from glasu.model.sampler import Sample
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
+from glasu.privacy.release import Clip, GaussianNoise, Grid, Protection, Release
 from glasu.protocol.client import Client
 from glasu.protocol.update import local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import BFloat16, Int8, Plain, use_for_all_kinds
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
@@ -38,8 +38,13 @@ OTHER_KEYS = [
 REPEATS = [KEY._replace(**change) for change in ({"incarnation": 1}, {"attempt": 1})]
 
 
+def protected(encoding: Encoding, protection: Protection) -> Release:
+    """Return a gate with the same encoding and protection for all kinds of tensors."""
+    return Release(use_for_all_kinds(encoding), use_for_all_kinds(protection))
+
+
 def noisy_release() -> Release:
-    return Release(use_for_all_kinds(Plain()), Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)])
+    return protected(Plain(), Protection(Clip(1.0), [GaussianNoise(0.1, SECRET), Grid(8)]))
 
 
 # The gate
@@ -63,9 +68,8 @@ def test_a_tensor_is_clipped_then_noised_then_rounded():
 @pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), BFloat16(), Int8(3), Int8(3, stochastic=True)], ids=str)
 def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
     value = 3 * torch.randn(4, 3)
-    sent = Release(use_for_all_kinds(encoding), Clip(1.0), [GaussianNoise(0.1, SECRET)]).tensor(
-        "representation", value, KEY
-    )
+    release = protected(encoding, Protection(Clip(1.0), [GaussianNoise(0.1, SECRET)]))
+    sent = release.tensor("representation", value, KEY)
     travelled = np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(sent.payload.shape)
     np.testing.assert_array_equal(sent.value.numpy(), encoding.decode(travelled))
 
@@ -122,7 +126,7 @@ class Opposite:
 
 def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution():
     encoding, values = Plain("fp64"), torch.randint(-99, 99, (2, 4, 3)).double() / 8
-    gates = [Release(use_for_all_kinds(encoding), maskings={"representation": Opposite(sign)}) for sign in (1, -1)]
+    gates = [protected(encoding, Protection(masking=Opposite(sign))) for sign in (1, -1)]
     sent = [gate.tensor("representation", value, KEY) for gate, value in zip(gates, values, strict=True)]
     (mean,) = encoding.combine([each.payload for each in sent], 2, [KEY])
     np.testing.assert_array_equal(mean, values.mean(dim=0))
@@ -134,12 +138,34 @@ def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution(
 
 
 def test_only_the_kinds_that_have_a_masking_are_masked_and_the_ledger_says_which():
-    gate, value = Release(use_for_all_kinds(Plain("fp64")), maskings={"representation": Opposite(1)}), torch.ones(2, 2)
+    gate = Release(use_for_all_kinds(Plain("fp64")), {"representation": Protection(masking=Opposite(1))})
+    value = torch.ones(2, 2)
     for kind in ("gradient", "probabilities"):
         assert (gate.tensor(kind, value, KEY).payload == 1).all()
     gate.tensor("representation", value, KEY)
     found = {row["kind"]: row["protection"] for row in gate.ledger.rows()}
     assert found == {"gradient": "none", "probabilities": "none", "representation": "masks"}
+
+
+def test_each_kind_of_tensor_has_its_own_clip_and_noise():
+    protections = {
+        "representation": Protection(Clip(0.5), [GaussianNoise(0.1, SECRET)]),
+        "gradient": Protection(Clip(2.0)),
+        "probabilities": Protection(perturbations=[GaussianNoise(0.3, SECRET)]),
+    }
+    gate, value = Release(use_for_all_kinds(Plain()), protections), 5 * torch.randn(4, 3)
+    expected = {
+        "representation": GaussianNoise(0.1, SECRET)(Clip(0.5)(value), KEY),
+        "gradient": Clip(2.0)(value),
+        "probabilities": GaussianNoise(0.3, SECRET)(value, KEY),
+    }
+    for kind, wanted in expected.items():
+        assert torch.equal(gate.tensor(kind, value, KEY).value, wanted)
+    found = {row["kind"]: row["protection"] for row in gate.ledger.rows()}
+    assert found == {"representation": "clip+noise", "gradient": "clip", "probabilities": "noise"}
+    assert torch.equal(gate.clip(value), Clip(0.5)(value))  # LocalUpdate clips representations only
+    assert not gate.transparent
+    assert Release(gate.encodings, {"gradient": protections["representation"]}).transparent
 
 
 def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
@@ -168,13 +194,13 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ("release", "name"),
     [
         (Release(use_for_all_kinds(Plain())), "none"),
-        (Release(use_for_all_kinds(Plain()), Clip(1.0)), "clip"),
-        (Release(use_for_all_kinds(Plain()), None, [Grid(8)]), "grid"),
+        (protected(Plain(), Protection(Clip(1.0))), "clip"),
+        (protected(Plain(), Protection(perturbations=[Grid(8)])), "grid"),
         (noisy_release(), "clip+noise+grid"),
     ],
 )
 def test_the_protection_names_what_was_done_in_its_order(release, name):
-    assert release.protection("representation") == name
+    assert release.protection("representation").name == name
     release.tensor("representation", torch.ones(2, 2), KEY)
     assert release.ledger.rows()[0]["protection"] == name
 
@@ -213,7 +239,7 @@ def test_a_local_update_passes_the_clip_but_neither_noise_nor_grid():
     passed = noisy_release().clip(partial)
     assert torch.equal(passed, Clip(1.0)(partial))
     assert passed.requires_grad
-    assert Release(use_for_all_kinds(Plain()), None, [Grid(2)]).clip(partial) is partial
+    assert protected(Plain(), Protection(perturbations=[Grid(2)])).clip(partial) is partial
 
 
 def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
@@ -233,7 +259,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         wire=WireConfig(precision="fp64"),
     )
     client = Client(config, party, index=0, names="ab", watch=Stopwatch(lambda: 0.0))
-    client.release = Release(use_for_all_kinds(Plain("fp64")), Clip(0.3), [GaussianNoise(0.5, SECRET)])
+    client.release = protected(Plain("fp64"), Protection(Clip(0.3), [GaussianNoise(0.5, SECRET)]))
     batch = client.learner.gather(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
     client.learner.optimizer.step = lambda parts: None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glasu.privacy.release import Clip, GaussianNoise, Grid, Release
+from glasu.privacy.release import Clip, GaussianNoise, Grid, Protection, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.wire.encodings import Plain, use_for_all_kinds
 from support.messages import with_valid_scores
@@ -176,9 +176,8 @@ def gate(clip=None, noise=0.0, bits=None):
     """Return the gate that replaces a client's plain gate."""
     perturbations = [GaussianNoise(noise, b"secret")] if noise else []
     perturbations += [Grid(bits)] if bits is not None else []
-    return Release(
-        use_for_all_kinds(Plain("fp64")), clipping=None if clip is None else Clip(clip), perturbations=perturbations
-    )
+    protection = Protection(None if clip is None else Clip(clip), perturbations)
+    return Release(use_for_all_kinds(Plain("fp64")), use_for_all_kinds(protection))
 
 
 def behind(**keys):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glasu.errors import ConfigError
-from glasu.privacy.release import GaussianNoise
+from glasu.privacy.release import GaussianNoise, Protection
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
@@ -15,6 +15,7 @@ from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
+from glasu.wire.encodings import use_for_all_kinds
 from glasu.wire.message_key import Phase
 from support.messages import with_valid_scores
 from support.monolith import identical, run_roles, settings, tiny_parties
@@ -230,7 +231,8 @@ def test_a_restarted_client_makes_the_same_noise_again():
         sent = {}
         for client in clients:
             client.identity.incarnation = incarnation
-            client.release.perturbations = [GaussianNoise(0.1, b"secret %d" % client.identity.index)]
+            noise = GaussianNoise(0.1, b"secret %d" % client.identity.index)
+            client.release.protections = use_for_all_kinds(Protection(perturbations=[noise]))
 
         def see(message):
             if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:

@@ -19,8 +19,9 @@ from glasu.errors import CheckpointError, ConfigError
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.state import ClientProgress, ClientState, Selection, ServerProgress, ServerState
 from glasu.runtime.checkpointing import (
+    CHECKPOINT_MAGIC,
+    CHECKPOINT_SCHEMA,
     HEAD,
-    MAGIC,
     START,
     Store,
     find_common_round,
@@ -48,7 +49,7 @@ CLIENT = ClientState(
     weights={"layers.0/weight": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(0.5)},
     optimizer={"steps": torch.tensor(4)},
     ledger=Ledger(bytes(32), {("training", "representation", 1, "none"): (1, 2, 3)}),
-    progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1), noise_secret=b"\0\xff"),
+    progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1)),
 )
 SERVER = ServerState(
     config_digest="cd",
@@ -107,9 +108,9 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path):
     store.save(1, Count())
     (path,) = tmp_path.iterdir()
     body = path.read_bytes()[HEAD.size :]
-    path.write_bytes(HEAD.pack(MAGIC, 1, hashlib.sha256(struct.pack("<I", 1) + body).digest()) + body)
+    path.write_bytes(HEAD.pack(CHECKPOINT_MAGIC, 1, hashlib.sha256(struct.pack("<I", 1) + body).digest()) + body)
     for read in (lambda: store.open(1), store.digests, lambda: store.load(1, Count)):
-        with pytest.raises(ConfigError, match=r"has schema 1, and this version of glasu reads 3; finish .*--fresh"):
+        with pytest.raises(ConfigError, match=rf"schema 1, and .* glasu reads {CHECKPOINT_SCHEMA}; finish .*--fresh"):
             read()
     assert store.clear() == [path]
 

@@ -53,6 +53,14 @@ def test_a_broadcast_counts_once_per_client_and_an_exchange_once():
     assert sum(traffic.by_kind.values()) == sum(traffic.by_phase.values()) == traffic.total_bytes
 
 
+def test_later_chunks_and_riding_answers_start_no_exchange():
+    counter, key = TrafficCounter(), Key(bytes(12), Phase.TRAINING, SERVER, 1, 0)
+    for chunk in range(3):
+        counter.exchange(key.at(0, chunk))
+    counter.exchange(key._replace(phase=Phase.SAMPLING), rides=True)
+    assert counter.snapshot().exchanges_by_phase == {"training": 1}
+
+
 def test_gradients_count_as_training():
     counter = TrafficCounter()
     counter.exchange(Key(bytes(12), Phase.BACKWARD, 0))

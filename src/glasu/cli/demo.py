@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glasu.cli.arguments import make_output_folder, parse_path
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.experiments.plan import METHODS
+from glasu.experiments.plan import METHOD_SETTINGS
 
 EXAMPLE = "glasu demo --out runs/demo"
 TITLE = "GLASU on a news service's users"
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
-    for method, changes in METHODS.items():
+    for method, changes in METHOD_SETTINGS.items():
         name = f"GLASU Q={changes['num_local_steps']}" if method.startswith("glasu") else method
         config = base.replace(train=changes)
         with show_progress(name, config.train.num_rounds) as observe:

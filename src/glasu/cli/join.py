@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "the other parties wait; start the same command again to resume"
 WAIT = "wait until it ends, or end it"  # another folder is no remedy: this party would join twice
-NOTHING = Path()  # --predict without a file
+NO_FILE = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predict",
         type=Path,
         nargs="?",
-        const=NOTHING,
+        const=NO_FILE,
         metavar="IDS",
         help="after the training: request class probabilities of the ids in this .csv or .parquet file; without a "
         "file, only help the others to predict",
@@ -103,7 +103,7 @@ def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Na
     from glasu.network.prediction_party import PredictionParty, Query
 
     query = Query(np.empty(0, np.int64))
-    if args.predict != NOTHING:
+    if args.predict != NO_FILE:
         query = Query(find_query_nodes(args.predict, args.party, party), args.predict.suffix.removeprefix("."))
     predicted = join(PredictionParty(options, party, query))
     file = None if predicted.file is None else str(predicted.file)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from glasu.runtime.simulation import Observer
     from glasu.timing import Clock
 
-SILENCE = 30.0  # seconds between two lines about one long evaluation, without a terminal
+QUIET_SECONDS = 30.0  # seconds between two lines about one long evaluation, without a terminal
 
 
 def describe_evaluation(event: Evaluated) -> str:
@@ -52,7 +52,7 @@ class Patience:
 
     def is_over(self) -> bool:
         """Return whether another line is due."""
-        return self.clock() - self.last > SILENCE
+        return self.clock() - self.last > QUIET_SECONDS
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from glasu.cli.arguments import make_output_folder, parse_path
-from glasu.experiments.plan import TABLES
+from glasu.experiments.plan import TABLE_NAMES
 
 EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
 INTERRUPTED = "finished runs are stored; start the same command again to resume"
@@ -30,7 +30,9 @@ def _parse_count(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", choices=[*TABLES, "all"], metavar="TABLE", help=f"{', '.join(TABLES)} or all")
+    parser.add_argument(
+        "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)} or all"
+    )
     parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (those of the table)")
     parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
     parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (one per core)")
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
     with LineLog(quiet=args.quiet):
         reproduction = reproduce(
-            TABLES if args.table == "all" else [args.table],
+            TABLE_NAMES if args.table == "all" else [args.table],
             out,
             datasets=args.datasets,
             seeds=args.seeds or (1 if args.quick else 5),

@@ -14,7 +14,7 @@ from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder
 
 INTERRUPTED = "finished trials are stored; start the same command again to resume"
 EXAMPLE = "glasu search examples/cora.toml --space bytes --max-bytes 20MB --trials 60 --jobs 2 --out runs/search"
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNIT_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def parse_bytes(text: str) -> int:
@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int:
     try:
         if found is None:
             raise ValueError
-        return round(float(found[1]) * UNITS[found[2].lower()])
+        return round(float(found[1]) * UNIT_BYTES[found[2].lower()])
     except (KeyError, ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 79MB, 79e6 or 79000000") from None
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from glasu.config import Missing
 
-SCHEMA = 1
-MANIFEST = "party.toml"
+PARTY_SCHEMA = 1
+PARTY_FILE = "party.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class PartyManifest:
     """The content of party.toml: names of columns; all other columns of the nodes are features."""
 
     name: str = ""  # "": the name of the folder
@@ -47,11 +47,11 @@ class Manifest:
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
     nodes: str | None = None  # file names; None: nodes.parquet or nodes.csv
     edges: str | None = None
-    schema: int = SCHEMA
+    schema: int = PARTY_SCHEMA
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise DataError(f"schema={self.schema}: this version reads schema {SCHEMA}; update GLASU.")
+        if self.schema != PARTY_SCHEMA:
+            raise DataError(f"schema={self.schema}: this version reads schema {PARTY_SCHEMA}; update GLASU.")
 
 
 def write_party(party: PartyData, folder: str | Path, file_format: Literal["parquet", "csv"] = "parquet") -> None:
@@ -60,7 +60,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
     if file_format not in FORMATS:
         raise DataError(f"file format {file_format!r}: must be one of {', '.join(FORMATS)}.")
     manifest = _make_manifest(party, file_format)
-    names = (f"nodes.{file_format}", f"edges.{file_format}", MANIFEST)
+    names = (f"nodes.{file_format}", f"edges.{file_format}", PARTY_FILE)
     refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
@@ -68,7 +68,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
         fresh.mkdir()
         write_table(_node_columns(party, manifest), fresh / names[0])
         write_table(_edge_columns(party, manifest), fresh / names[1])
-        (fresh / MANIFEST).write_bytes(tomli_w.dumps(to_plain(manifest)).encode())
+        (fresh / PARTY_FILE).write_bytes(tomli_w.dumps(to_plain(manifest)).encode())
         if not folder.exists():
             fresh.rename(folder)
             sync_folder(folder.parent)
@@ -79,7 +79,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
 
 def refuse_existing(folder: Path) -> None:
     """Raise DataError if the folder has files of a party: they are never overwritten."""
-    for name in (MANIFEST, *(f"{table}.{kind}" for table in ("nodes", "edges") for kind in FORMATS)):
+    for name in (PARTY_FILE, *(f"{table}.{kind}" for table in ("nodes", "edges") for kind in FORMATS)):
         if (folder / name).exists():
             raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
 
@@ -108,7 +108,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
                 table.column(name)
     faults.raise_if_any()  # before features: in a CSV file without a header, the other column names are values
     with faults.collect():
-        ids = nodes.ids(manifest.id, manifest.id_type, f'{MANIFEST} says id_type = "integer"')
+        ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
         nodes.refuse_duplicates(manifest.id, ids)
         with faults.collect():
             graph = _read_graph(edges, manifest, ids)
@@ -132,7 +132,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
 
 def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) -> PartyData:
     """Return `read_party(folder, missing)`; convert large files once and then open the converted data."""
-    files = [folder / MANIFEST, *_find_tables(folder, read_manifest(folder))]
+    files = [folder / PARTY_FILE, *_find_tables(folder, read_manifest(folder))]
     names = [folder.resolve().name, *(file.name for file in files)]
     about = {"kind": "folder", "names": names, "missing": missing}
     return read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])[0]
@@ -162,24 +162,24 @@ def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.i
     )
 
 
-def _find_tables(folder: Path, manifest: Manifest) -> tuple[Path, Path]:
+def _find_tables(folder: Path, manifest: PartyManifest) -> tuple[Path, Path]:
     return _find_table(folder, "nodes", manifest.nodes), _find_table(folder, "edges", manifest.edges)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> PartyManifest:
     """Read and check party.toml; the default name of a party is the name of its folder."""
-    path = folder / MANIFEST
+    path = folder / PARTY_FILE
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); the folder of a party has {MANIFEST}, nodes and edges."
+            f"{path}: cannot be read ({error.strerror}); the folder of a party has {PARTY_FILE}, nodes and edges."
         ) from None
-    manifest = read_record(Manifest, parse_toml(content, str(path)), str(path))
+    manifest = read_record(PartyManifest, parse_toml(content, str(path)), str(path))
     return manifest if manifest.name else replace(manifest, name=folder.resolve().name)
 
 
-def _make_manifest(party: PartyData, file_format: str) -> Manifest:
+def _make_manifest(party: PartyData, file_format: str) -> PartyManifest:
     multilabel = party.labels is not None and party.labels.ndim == 2
     repeated = [name for name, count in Counter(party.classes).items() if count > 1 or not name]
     if repeated:
@@ -190,7 +190,7 @@ def _make_manifest(party: PartyData, file_format: str) -> Manifest:
         return free(f"{name}_") if name in party.feature_names else name
 
     label = tuple(free(f"label_{name}") for name in party.classes) if multilabel else free("label")
-    return Manifest(
+    return PartyManifest(
         name=party.name,
         id=free("id"),
         weight=None if party.graph.weights is None else "weight",
@@ -203,7 +203,7 @@ def _make_manifest(party: PartyData, file_format: str) -> Manifest:
     )
 
 
-def _node_columns(party: PartyData, manifest: Manifest) -> Columns:
+def _node_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     columns: Columns = {manifest.id: pa.array(party.ids.tolist())}
     features: Any = party.features
     if sp.issparse(features):
@@ -226,7 +226,7 @@ def _node_columns(party: PartyData, manifest: Manifest) -> Columns:
     return columns
 
 
-def _edge_columns(party: PartyData, manifest: Manifest) -> Columns:
+def _edge_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     ids = pa.array(party.ids.tolist())
     source, target = party.graph.edge_index()
     columns: Columns = {manifest.source: ids.take(pa.array(source)), manifest.target: ids.take(pa.array(target))}
@@ -239,37 +239,37 @@ def _find_table(folder: Path, what: str, name: str | None) -> Path:
     """Return the path of the nodes or edges."""
     if name is not None:
         if Path(name).suffix.removeprefix(".") not in FORMATS:
-            raise DataError(f"{folder / MANIFEST}: {what}={name!r}: the file must end in .{' or .'.join(FORMATS)}.")
+            raise DataError(f"{folder / PARTY_FILE}: {what}={name!r}: the file must end in .{' or .'.join(FORMATS)}.")
         return folder / name
     present = [path for path in (folder / f"{what}.{suffix}" for suffix in FORMATS) if path.exists()]
     if len(present) == 1:
         return present[0]
     problem = "has both" if present else "has neither"
     files = " and ".join(f"{what}.{suffix}" for suffix in FORMATS)
-    raise DataError(f"{folder}: {problem} of {files}; provide one of them, or name it in {MANIFEST}.")
+    raise DataError(f"{folder}: {problem} of {files}; provide one of them, or name it in {PARTY_FILE}.")
 
 
-def _feature_columns(nodes: Table, manifest: Manifest) -> list[str]:
+def _feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
     """Return the names of all columns that party.toml does not name."""
     return [name for name in nodes.columns if name not in _named_node_columns(manifest)]
 
 
-def _named_node_columns(manifest: Manifest) -> list[str]:
+def _named_node_columns(manifest: PartyManifest) -> list[str]:
     labels = manifest.label if isinstance(manifest.label, tuple) else (manifest.label,)
     return [name for name in (manifest.id, *labels, manifest.split) if name is not None]
 
 
-def _named_edge_columns(manifest: Manifest) -> list[str]:
+def _named_edge_columns(manifest: PartyManifest) -> list[str]:
     return [name for name in (manifest.source, manifest.target, manifest.weight) if name is not None]
 
 
-def _read_features(nodes: Table, manifest: Manifest, missing: Missing, faults: Faults) -> NDArray[np.float32]:
+def _read_features(nodes: Table, manifest: PartyManifest, missing: Missing, faults: Faults) -> NDArray[np.float32]:
     """Return the feature columns with missing values replaced; collect the faults of all columns."""
     names = _feature_columns(nodes, manifest)
     features = np.empty((nodes.num_rows, len(names)), np.float32)
     with faults.collect():
         if not names:
-            raise DataError(f"{nodes.path}: has no feature column, only those that {MANIFEST} names; add one.")
+            raise DataError(f"{nodes.path}: has no feature column, only those that {PARTY_FILE} names; add one.")
     for position, name in enumerate(names):
         with faults.collect():
             features[:, position] = _replace_missing(nodes, name, missing)
@@ -288,7 +288,7 @@ def _replace_missing(nodes: Table, name: str, missing: Missing) -> NDArray[np.fl
     return np.where(absent, np.float32(mean), values)
 
 
-def _read_labels(nodes: Table, manifest: Manifest) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     if manifest.label is None:
         return None, ()
     if isinstance(manifest.label, tuple):
@@ -298,7 +298,7 @@ def _read_labels(nodes: Table, manifest: Manifest) -> tuple[NDArray[np.int64] | 
     number = {name: position for position, name in enumerate(classes)}
     labels = np.array([-1 if name is None else number.get(name, -2) for name in names], np.int64)
     if (labels == -2).any():
-        rule = f"is not among the {len(classes)} classes that {MANIFEST} lists; add it there, or leave the cell empty."
+        rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; add it there, or leave it empty."
         raise nodes.explain(manifest.label, labels == -2, rule)
     return labels, classes
 
@@ -323,7 +323,7 @@ def _sort_classes(names: set[str]) -> list[str]:
         return sorted(names)
 
 
-def _read_splits(nodes: Table, manifest: Manifest) -> Splits | None:
+def _read_splits(nodes: Table, manifest: PartyManifest) -> Splits | None:
     if manifest.split is None:
         return None
     values = np.array([name or "" for name in nodes.strings(manifest.split)], np.str_)
@@ -333,7 +333,7 @@ def _read_splits(nodes: Table, manifest: Manifest) -> Splits | None:
     return Splits(*(np.flatnonzero(values == name) for name in SPLITS))
 
 
-def _read_graph(edges: Table, manifest: Manifest, ids: Any) -> Graph:
+def _read_graph(edges: Table, manifest: PartyManifest, ids: Any) -> Graph:
     unknown = "the id is not among this party's nodes; remove the edge, or add the node."
     source, target = (
         edges.positions(name, ids, "the ids of the nodes are", unknown) for name in (manifest.source, manifest.target)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.cache.arrays import PIECE_BYTES, Workspace
+from glasu.data.cache.arrays import ARRAY_PIECE, Workspace
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Graph:
             degree[nodes] = np.bincount(row, self.weights[indptr[0] : indptr[-1]].astype(np.float64), len(indptr) - 1)
         return degree
 
-    def node_pieces(self, num_edges: int = PIECE_BYTES // EDGE_BYTES) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+    def node_pieces(self, num_edges: int = ARRAY_PIECE // EDGE_BYTES) -> Iterator[tuple[slice, NDArray[np.int64]]]:
         """Divide the nodes into pieces with at most `num_edges` edges into them, or a single node with more.
 
         Yields:

@@ -34,7 +34,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run after its method was applied."""
 
     config: RunConfig
@@ -86,7 +86,7 @@ def method_of(config: RunConfig) -> Method:
     return method
 
 
-def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
+def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
     """Check the parties, give each one the data that the method lets it see, and apply the prescribed settings."""
     from glasu.data.alignment import check_parties, keep_labels
 
@@ -100,7 +100,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
     if config.data.num_clients != len(prepared):
         overridden["data.num_clients"] = {"requested": requested, "used": len(prepared)}
         config = config.replace(data={"num_clients": len(prepared)})
-    return Prepared(config, prepared, overridden)
+    return PreparedRun(config, prepared, overridden)
 
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from glasu.errors import DataError
 
-MAX_CHARACTERS, MAX_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
+MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
 
 
 def check_party_name(name: str) -> None:
     """Refuse a name that is not fit for a file name or a log line."""
-    fits = 0 < len(name) <= MAX_CHARACTERS and name.isprintable() and len(name.encode()) <= MAX_BYTES
+    fits = 0 < len(name) <= MAX_CHARACTERS and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
     if not fits or name.startswith(".") or set(name) & set("/\\"):
         raise DataError(
             f"party {name!r}: the name is used in file names; use 1 to {MAX_CHARACTERS} printable characters "
-            f"({MAX_BYTES} bytes), no slash, and no dot at the start."
+            f"({MAX_NAME_BYTES} bytes), no slash, and no dot at the start."
         )

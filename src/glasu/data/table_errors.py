@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glasu.errors import DataError
+from glasu.records import SHOWN_FAULTS
 
 BEGINNING = 4096  # bytes that decide whether a file is text
 ESCAPED = re.compile("[\udc80-\udcff]")  # Python decodes bytes that are not UTF-8 to these
-SHOWN_FAULTS = 8
 AS_UTF_8 = "save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 
 

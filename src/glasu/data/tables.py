@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-MISSING = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # missing numbers in CSV
+MISSING_VALUES = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # missing numbers in CSV
 INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 INFINITE = "is infinite, or too large for a 32-bit number; write a finite number, or leave it empty if unknown."
@@ -72,7 +72,7 @@ class Table:
         column = self.column(name)
         if pa.types.is_string(column.type) and self.path.suffix == ".csv":
             column = pc.utf8_trim_whitespace(column)
-            column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
+            column = pc.if_else(pc.is_in(column, pa.array(MISSING_VALUES)), pa.scalar(None, pa.string()), column)
             infinite = np.asarray(pc.fill_null(pc.match_substring_regex(column, INFINITY), False), bool)
             if infinite.any():
                 raise self.explain(name, infinite, INFINITE)

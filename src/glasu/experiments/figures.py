@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from glasu.experiments.plan import Plan
-from glasu.experiments.results import Result
-from glasu.experiments.tables import Table, group_by_cell
+from glasu.experiments.results import RunResult
+from glasu.experiments.tables import TextTable, group_by_cell
 from glasu.html_report import draw_curves, render_page, render_table
 
 AXES = {"round": "rounds", "bytes": "megabytes sent by all parties", "seconds": "CPU seconds"}
 
 
-def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan: Plan) -> str:
+def render(tables: Sequence[TextTable], results: Sequence[RunResult], origin: str, plan: Plan) -> str:
     """Return the page; `origin` names the command and versions."""
     body = "".join(_section(table) for table in tables)
     cells = group_by_cell(results)
@@ -24,7 +24,7 @@ def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan
             run.method: cells.get((dataset, run.method, run.setting)) for run in plan.list_cells("accuracy", [dataset])
         }
         body += _plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
-        backbones: dict[str, Sequence[Result] | None] = {
+        backbones: dict[str, Sequence[RunResult] | None] = {
             run.config.model.backbone: cells.get((dataset, run.method, run.setting))
             for run in plan.list_cells("backbones", [dataset])
         }
@@ -39,12 +39,12 @@ def render(tables: Sequence[Table], results: Sequence[Result], origin: str, plan
     )
 
 
-def _section(table: Table) -> str:
+def _section(table: TextTable) -> str:
     title, note = html.escape(table.title), html.escape(table.note)
     return f"<h2>{title}</h2><p>{note}</p>{render_table(table.headings, table.rows, table.words)}"
 
 
-def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Sequence[str]) -> str:
+def _plots(title: str, found: Mapping[str, Sequence[RunResult] | None], axes: Sequence[str]) -> str:
     named = {name: results for name, results in found.items() if results}
     if not named:
         return ""
@@ -60,7 +60,7 @@ def _plots(title: str, found: Mapping[str, Sequence[Result] | None], axes: Seque
     return f'<h2>{html.escape(title)}</h2><div class="plots">{plots}</div>'
 
 
-def average_curves(results: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
+def average_curves(results: Sequence[RunResult], axis: str) -> tuple[list[float], list[float]]:
     """Return positions and validation accuracies in per cent, averaged over the seeds."""
     at: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for result in results:

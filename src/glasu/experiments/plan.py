@@ -12,7 +12,7 @@ from typing import Any
 
 from glasu.config import ModelConfig, RunConfig
 
-METHODS: dict[str, dict[str, Any]] = {
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "centralized": {"method": "centralized"},
     "standalone": {"method": "standalone", "num_local_steps": 1},
     "simulated": {"method": "simulated", "num_local_steps": 1},
@@ -20,23 +20,26 @@ METHODS: dict[str, dict[str, Any]] = {
     "glasu-4": {"method": "glasu", "num_local_steps": 4},
 }
 
-RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}  # they have one client
+NATURAL_RELATIONS = {  # they have one client for each relation
+    "dblp_authors": ("APA", "APCPA", "APTPA"),
+    "imdb_movies": ("MAM", "MDM", "MYM"),
+}
 CITIES = ("suzhou", "venice", "amsterdam")  # they have one client per relation
 LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network of four
 STALENESS = (2, 4, 8, 16)
 CLIENT_COUNTS = (3, 5, 7)
-BACKBONES = ("gcn", "gat", "gcnii")
+COMPARED_BACKBONES = ("gcn", "gat", "gcnii")
 STOP_AT = {"cora": 0.8, "citeseer": 0.73, "pubmed": 0.83, "dblp_authors": 0.9}  # validation accuracy of `stale`
 QUICK_SHARE = 4  # --quick trains for a quarter of the rounds
 TWO = ("pubmed", "dblp_authors")  # dblp_authors replaces Amsterdam, whose features are not available
 DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
-    "accuracy": ("cora", "citeseer", "pubmed", *CITIES, "reddit", *RELATIONS),
+    "accuracy": ("cora", "citeseer", "pubmed", *CITIES, "reddit", *NATURAL_RELATIONS),
     "lazy": TWO,
     "stale": TWO,
     "clients": ("citeseer", "pubmed"),
     "backbones": ("pubmed",),
 }
-TABLES = tuple(DATASETS)
+TABLE_NAMES = tuple(DATASETS)
 
 
 @functools.cache
@@ -45,7 +48,7 @@ def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConf
     path = find_tuned_file(dataset, method, backbone)
     if path.is_file():
         return RunConfig.from_toml(path)
-    config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHODS[method]})
+    config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHOD_SETTINGS[method]})
     return config.replace(model={"backbone": backbone})
 
 
@@ -85,7 +88,7 @@ class Plan:
         """Return the runs of a table, seed by seed: a command that is stopped early has complete seeds.
 
         Args:
-            table: one of `TABLES`.
+            table: one of `TABLE_NAMES`.
             datasets: names of data sets; None: those of the table.
             seeds: seeds of data, splits and weights.
             quick: train for a quarter of the rounds.
@@ -115,7 +118,7 @@ class Plan:
 
     def _accuracy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield every method."""
-        for method in METHODS:
+        for method in METHOD_SETTINGS:
             yield method, self.settings(dataset, method, "gcnii")
 
     def _lazy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
@@ -135,7 +138,7 @@ class Plan:
 
     def _clients(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield runs with an increasing number of clients, for data sets that consist of one graph."""
-        if dataset in RELATIONS or dataset in CITIES:
+        if dataset in NATURAL_RELATIONS or dataset in CITIES:
             return
         yield "centralized", self.settings(dataset, "centralized", "gcnii")
         for method in ("standalone", "glasu-4"):
@@ -144,7 +147,7 @@ class Plan:
 
     def _backbones(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield GLASU-4 with three graph neural networks."""
-        for backbone in BACKBONES:
+        for backbone in COMPARED_BACKBONES:
             yield "glasu-4", self.settings(dataset, "glasu-4", backbone)
 
     def _glasu_4(self, dataset: str) -> RunConfig:

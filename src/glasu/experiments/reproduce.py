@@ -14,9 +14,9 @@ from glasu.data.sources.catalog import load
 from glasu.data.statistics import describe_size
 from glasu.errors import DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
-from glasu.experiments.plan import TABLES, Plan, Run
+from glasu.experiments.plan import TABLE_NAMES, Plan, Run
 from glasu.experiments.results import (
-    Result,
+    RunResult,
     format_csv,
     format_curves_csv,
     list_rows,
@@ -24,7 +24,7 @@ from glasu.experiments.results import (
     make_result,
     store_result,
 )
-from glasu.experiments.tables import Table, make_tables, to_markdown
+from glasu.experiments.tables import TextTable, make_tables, to_markdown
 from glasu.experiments.workers import load_once, run_tasks
 from glasu.files import hold_folder, write_atomically
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class Reproduction:
     """The contents of the output folder."""
 
-    results: tuple[Result, ...]
-    tables: tuple[Table, ...]
+    results: tuple[RunResult, ...]
+    tables: tuple[TextTable, ...]
     folder: Path
 
 
@@ -55,7 +55,7 @@ def reproduce(
     """Run the missing runs of some tables and write all tables of the folder.
 
     Args:
-        names: tables, see `plan.TABLES`.
+        names: tables, see `plan.TABLE_NAMES`.
         out: the folder for runs/, results.csv, curves.csv, tables.md and report.html.
         datasets: names of data sets; None: those of each table that are available.
         seeds: number of seeds, from 0.
@@ -106,7 +106,7 @@ def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
         raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
 
 
-def train_run(run: Run, workers: int | None) -> Result | TrainingError:
+def train_run(run: Run, workers: int | None) -> RunResult | TrainingError:
     """Train; return the error of a run that diverged, so that the others continue."""
     loaded = load_once(run.config)
     try:
@@ -162,8 +162,8 @@ def _list_stored_runs(out: Path, plan: Plan, *, quick: bool) -> list[Run]:
     """Return the runs of all tables, on the data sets and with the seeds of the stored results."""
     rows = list(list_rows(out))
     datasets = dict.fromkeys(
-        [name for table in TABLES for name in plan.datasets[table]] + [row.dataset for row in rows]
+        [name for table in TABLE_NAMES for name in plan.datasets[table]] + [row.dataset for row in rows]
     )
     seeds = sorted({row.seed for row in rows})
-    runs = (run for name in TABLES for run in plan.list_runs(name, list(datasets), seeds, quick=quick))
+    runs = (run for name in TABLE_NAMES for run in plan.list_runs(name, list(datasets), seeds, quick=quick))
     return list({str(run): run for run in runs}.values())

@@ -48,7 +48,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """A finished run."""
 
     row: Row
@@ -78,10 +78,10 @@ class StoredResult:
     digest: str  # of the settings
     epoch: int
     config: Mapping[str, Any]  # for readers; without paths of this machine
-    result: Result
+    result: RunResult
 
 
-def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> Result:
+def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResult:
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
     if run.method != "centralized" and len(report.parties) != clients:
@@ -101,10 +101,10 @@ def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> Result:
     curve = tuple(
         CurvePoint(**{item.name: entry[item.name] for item in fields(CurvePoint)}) for entry in report.history
     )
-    return Result(row, curve, report.test.per_client or (), report.versions, notes)
+    return RunResult(row, curve, report.test.per_client or (), report.versions, notes)
 
 
-def store_result(folder: Path, run: Run, result: Result) -> None:
+def store_result(folder: Path, run: Run, result: RunResult) -> None:
     """Store a result with the digest of its settings."""
     config = run.config.to_dict()
     del config["data"]["root"]
@@ -112,7 +112,7 @@ def store_result(folder: Path, run: Run, result: Result) -> None:
     write_atomically(folder / "runs" / f"{run}.json", (json.dumps(to_plain(stored), indent=1) + "\n").encode())
 
 
-def load_result(folder: Path, run: Run) -> Result | None:
+def load_result(folder: Path, run: Run) -> RunResult | None:
     """Return the stored result of a run; None if there is none of the same settings and version."""
     stored = _read(folder / "runs" / f"{run}.json")
     if stored is None or (stored.digest, stored.result.versions.get("glasu")) != (run.config.digest(), __version__):
@@ -136,12 +136,12 @@ def _read(path: Path) -> StoredResult | None:
     return stored if stored.epoch == EPOCH else None
 
 
-def format_csv(results: Iterable[Result]) -> str:
+def format_csv(results: Iterable[RunResult]) -> str:
     """Return results.csv."""
     return _csv([item.name for item in fields(Row)], (astuple(result.row) for result in results))
 
 
-def format_curves_csv(results: Iterable[Result]) -> str:
+def format_curves_csv(results: Iterable[RunResult]) -> str:
     """Return curves.csv: one line per evaluation of every run."""
     heads = ("dataset", "method", "setting", "seed", *(item.name for item in fields(CurvePoint)))
     lines = ((*result.cell, result.row.seed, *astuple(point)) for result in results for point in result.curve)

@@ -27,7 +27,7 @@ from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
 from glasu.records import describe, read_record
 
-NAME = "glasu search"
+STUDY_NAME = "glasu search"
 FIRST_PRUNED = 5  # complete trials before the first one is pruned
 FIRST_GOAL = MARKS * 3 // 10 - 1  # the first mark at which a trial can be pruned
 
@@ -108,7 +108,7 @@ class Study:
             FinishedTrial(
                 trial.user_attrs["number"],
                 self._decode(trial.params),
-                read_record(Outcome, trial.user_attrs["outcome"], NAME),
+                read_record(Outcome, trial.user_attrs["outcome"], STUDY_NAME),
             )
             for trial in _list_ended(self._study)
         ]
@@ -166,7 +166,7 @@ def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study
         storage = optuna.storages.RDBStorage(url)
         study = _load(storage)
         if not _list_ended(study):  # no results: other settings may replace it
-            optuna.delete_study(study_name=NAME, storage=storage)
+            optuna.delete_study(study_name=STUDY_NAME, storage=storage)
             study = _load(storage)
             study.set_user_attr("settings", dict(settings))
         _refuse_other(path, study.user_attrs["settings"], settings)
@@ -185,7 +185,7 @@ def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study
 
 
 def _load(storage: optuna.storages.RDBStorage) -> optuna.Study:
-    return optuna.create_study(storage=storage, study_name=NAME, direction="maximize", load_if_exists=True)
+    return optuna.create_study(storage=storage, study_name=STUDY_NAME, direction="maximize", load_if_exists=True)
 
 
 def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

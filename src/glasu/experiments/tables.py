@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from glasu.experiments import paper
-from glasu.experiments.plan import CLIENT_COUNTS, RELATIONS, Plan, Run
-from glasu.experiments.results import Result
+from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, Plan, Run
+from glasu.experiments.results import RunResult
 
 DASH = "-"
 COST = ("MB", "exchanges", "CPU s", "seeds")
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table of text cells."""
 
     title: str
@@ -32,35 +32,35 @@ class Cells:
     """Results by cell, in the order of a plan."""
 
     plan: Plan
-    results: Mapping[tuple[str, str, str], Sequence[Result]]  # (data set, method, setting) -> one result per seed
+    results: Mapping[tuple[str, str, str], Sequence[RunResult]]  # (data set, method, setting) -> one result per seed
 
     @property
     def datasets(self) -> list[str]:
         return list(dict.fromkeys(dataset for dataset, _, _ in self.results))
 
-    def find(self, table: str, *datasets: str) -> list[tuple[Run, Sequence[Result]]]:
+    def find(self, table: str, *datasets: str) -> list[tuple[Run, Sequence[RunResult]]]:
         """Return the runs of a table that have results."""
         runs = self.plan.list_cells(table, datasets or self.datasets)
         cells = ((run, self.results.get((run.dataset, run.method, run.setting))) for run in runs)
         return [(run, results) for run, results in cells if results]
 
 
-def make_tables(results: Iterable[Result], plan: Plan | None = None) -> list[Table]:
+def make_tables(results: Iterable[RunResult], plan: Plan | None = None) -> list[TextTable]:
     """Make every table that has a row."""
     cells = Cells(plan or Plan(), group_by_cell(results))
     made = (make(cells) for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones))
     return [table for table in made if table.rows]
 
 
-def group_by_cell(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
+def group_by_cell(results: Iterable[RunResult]) -> dict[tuple[str, str, str], list[RunResult]]:
     """Collect the results of all seeds of each cell."""
-    cells: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    cells: dict[tuple[str, str, str], list[RunResult]] = defaultdict(list)
     for result in results:
         cells[result.cell].append(result)
     return dict(cells)
 
 
-def to_markdown(made: Sequence[Table], origin: str = "") -> str:
+def to_markdown(made: Sequence[TextTable], origin: str = "") -> str:
     """Return the tables as one Markdown page; `origin` is the first line."""
     parts = [f"{origin}\n"] if origin else []
     for table in made:
@@ -80,12 +80,12 @@ def format_spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{fmean(values):.{digits}f}{deviation}"
 
 
-def percentages(results: Sequence[Result]) -> list[float]:
+def percentages(results: Sequence[RunResult]) -> list[float]:
     """Return the test accuracies in per cent."""
     return [100 * result.row.test_accuracy for result in results]
 
 
-def _format_cost(results: Sequence[Result]) -> tuple[str, ...]:
+def _format_cost(results: Sequence[RunResult]) -> tuple[str, ...]:
     rows = [result.row for result in results]
     return (
         f"{fmean(row.bytes for row in rows) / 1e6:,.1f}",
@@ -95,7 +95,7 @@ def _format_cost(results: Sequence[Result]) -> tuple[str, ...]:
     )
 
 
-def _compare(theirs: float | None, results: Sequence[Result]) -> tuple[str, str, str]:
+def _compare(theirs: float | None, results: Sequence[RunResult]) -> tuple[str, str, str]:
     """Format the paper's accuracy, ours and the difference."""
     ours = percentages(results)
     if theirs is None or any(result.notes for result in results):  # other data than the paper's
@@ -103,23 +103,23 @@ def _compare(theirs: float | None, results: Sequence[Result]) -> tuple[str, str,
     return f"{theirs:.1f}", format_spread(ours), f"{fmean(ours) - theirs:+.1f}"
 
 
-def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[Result]]]) -> list[tuple[Run, Sequence[Result]]]:
+def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[RunResult]]]) -> list[tuple[Run, Sequence[RunResult]]]:
     """Keep the results of the seeds that all rows have; such rows can be compared."""
     common = set.intersection(*({result.row.seed for result in results} for _, results in rows)) if rows else set()
     return [(run, [result for result in results if result.row.seed in common]) for run, results in rows if common]
 
 
-def _accuracy(cells: Cells) -> Table:
+def _accuracy(cells: Cells) -> TextTable:
     rows = [
         (
             run.dataset,
             run.method,
-            *_compare(paper.ACCURACY.get(run.dataset, {}).get(run.method), results),
+            *_compare(paper.PAPER_ACCURACY.get(run.dataset, {}).get(run.method), results),
             *_format_cost(results),
         )
         for run, results in cells.find("accuracy")
     ]
-    return Table(
+    return TextTable(
         "Accuracy",
         "Test accuracy in per cent, mean and standard deviation over the seeds; bytes and exchanges of all parties "
         "together, evaluations included; CPU seconds of all parties together.",
@@ -128,12 +128,12 @@ def _accuracy(cells: Cells) -> Table:
     )
 
 
-def _relations(cells: Cells) -> Table:
+def _relations(cells: Cells) -> TextTable:
     rows = []
-    for dataset in [name for name in cells.datasets if name in RELATIONS]:
+    for dataset in [name for name in cells.datasets if name in NATURAL_RELATIONS]:
         found = {run.method: results for run, results in cells.find("accuracy", dataset)}
         alone = [result.per_client for result in found.get("standalone", ())]
-        for relation, values in zip(RELATIONS[dataset], zip(*alone, strict=True), strict=False):
+        for relation, values in zip(NATURAL_RELATIONS[dataset], zip(*alone, strict=True), strict=False):
             rows.append(
                 (dataset, f"{relation} alone", format_spread([100 * value for value in values]), str(len(values)))
             )
@@ -141,10 +141,10 @@ def _relations(cells: Cells) -> Table:
             name = "mean of the parties alone" if method == "standalone" else method
             rows.append((dataset, name, format_spread(percentages(results)), str(len(results))))
     note = "One client per relation, feature blocks as stored, 60 training nodes per class; test accuracy in per cent."
-    return Table("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
+    return TextTable("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
 
 
-def _lazy(cells: Cells) -> Table:
+def _lazy(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         compared = _keep_common_seeds(cells.find("lazy", dataset))
@@ -164,7 +164,7 @@ def _lazy(cells: Cells) -> Table:
                 )
             )
     heads = ("setting", "paper", "ours", "difference", "paper's s", "paper's saving", "saving, CPU s", "saving, bytes")
-    return Table(
+    return TextTable(
         "Lazy aggregation",
         "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds, the settings for K = 2, and the seeds "
         "that all three have. Saving in per cent against K = 4: the paper's in CPU seconds of the clients, ours "
@@ -175,13 +175,13 @@ def _lazy(cells: Cells) -> Table:
     )
 
 
-def _format_saving(most: Sequence[Result], results: Sequence[Result], what: str) -> str:
+def _format_saving(most: Sequence[RunResult], results: Sequence[RunResult], what: str) -> str:
     """Format the saving against exchanging every layer, in per cent."""
     before, after = (sum(getattr(result.row, what) for result in part) for part in (most, results))
     return f"{100 * (1 - after / before):.1f}" if before else DASH
 
 
-def _stale(cells: Cells) -> Table:
+def _stale(cells: Cells) -> TextTable:
     rows = []
     for run, results in cells.find("stale"):
         Q, goal = run.config.train.num_local_steps, run.config.train.stop_at
@@ -197,7 +197,7 @@ def _stale(cells: Cells) -> Table:
         costs = (format_spread(values) if len(there) == len(results) else DASH for values in figures)
         rows.append((f"{run.dataset} Q={Q}", f"{100 * goal:g}", known, *costs, f"{len(there)} of {len(results)}"))
     goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())
-    return Table(
+    return TextTable(
         "Stale updates",
         "Rounds, megabytes (evaluations included) and CPU seconds until the validation accuracy, measured after every "
         "round, reaches the goal; only if every seed reaches it. All rows have the same limit of local steps. "
@@ -208,7 +208,7 @@ def _stale(cells: Cells) -> Table:
     )
 
 
-def _clients(cells: Cells) -> Table:
+def _clients(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         found = _keep_common_seeds(cells.find("clients", dataset))
@@ -219,16 +219,16 @@ def _clients(cells: Cells) -> Table:
             name = run.method if run.method == "centralized" else f"{run.method} M={M}"
             theirs = paper.CLIENTS.get(dataset, {}).get(run.method, {}).get(M)
             if theirs is None and CLIENT_COUNTS[0] == M:  # the paper's other tables have three clients
-                theirs = paper.ACCURACY.get(dataset, {}).get(run.method)
+                theirs = paper.PAPER_ACCURACY.get(dataset, {}).get(run.method)
             rows.append((dataset, name, *_compare(theirs, results), *_format_cost(results)))
     note = (
         "Test accuracy in per cent with M = 3, 5, 7 clients, the settings for M = 3, and the seeds that all rows have."
     )
     headings = ("data set", "method", "paper", "ours", "difference", *COST)
-    return Table("Number of clients", note, headings, tuple(rows))
+    return TextTable("Number of clients", note, headings, tuple(rows))
 
 
-def _backbones(cells: Cells) -> Table:
+def _backbones(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         found = cells.find("backbones", dataset)
@@ -242,4 +242,4 @@ def _backbones(cells: Cells) -> Table:
             shape = (name, str(model.num_layers))
             rows.append((dataset, *shape, best, format_spread(percentages(results)), *_format_cost(results)))
     note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
-    return Table("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))
+    return TextTable("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))

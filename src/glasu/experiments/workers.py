@@ -25,14 +25,14 @@ from glasu.errors import TrainingError
 if TYPE_CHECKING:
     from glasu.data.sources.catalog import Loaded
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-KEPT = 4  # data sets or seeds kept in memory
+Job = TypeVar("Job")
+Output = TypeVar("Output")
+KEPT_DATASETS = 4  # data sets or seeds kept in memory
 
 
 def run_tasks(
-    work: Callable[[Task, int | None], Result], tasks: Iterator[Task], jobs: int
-) -> Generator[tuple[Task, Result], None, None]:
+    work: Callable[[Job, int | None], Output], tasks: Iterator[Job], jobs: int
+) -> Generator[tuple[Job, Output], None, None]:
     """Yield every task with its result, in the order in which they finish.
 
     Args:
@@ -45,7 +45,7 @@ def run_tasks(
         for task in tasks:
             yield task, work(task, None)
         return
-    running: dict[Future[Result], Task] = {}
+    running: dict[Future[Output], Job] = {}
     try:
         with _start_pool(jobs) as pool:
             while True:
@@ -126,7 +126,7 @@ def load_once(config: RunConfig) -> Loaded:
     return _load(RunConfig(data=config.data, train=keys))
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=KEPT_DATASETS)
 def _load(config: RunConfig) -> Loaded:
     from glasu.data.sources.catalog import load
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.wire.encodings import Encoding
+from glasu.wire.encodings import Array, Encoding
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.config import ModelConfig
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

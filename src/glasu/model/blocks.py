@@ -18,15 +18,15 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, draw_smallest, split_key
 
 NodeSet = NDArray[np.int64]
-Labels = NDArray[np.int32]  # scratch of one client: one number per node, -1 between two calls, see `kernels`
+NodeLabels = NDArray[np.int32]  # scratch of one client: one number per node, -1 between two calls, see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
-KINDS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # as `kernels.fill_block` numbers them
+NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # for `kernels.fill_block`
 DENSE_SHARE = 0.12  # measured at 4,057 nodes: above this share of non-zero entries a dense product is faster
 DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
-NOTHING: NDArray[np.float64] = np.empty(0)
+NO_WEIGHTS: NDArray[np.float64] = np.empty(0)
 
 
-def make_labels(num_nodes: int) -> Labels:
+def make_labels(num_nodes: int) -> NodeLabels:
     """Return the scratch for draws and blocks of one client. Keep it: it has one entry per node."""
     return np.full(num_nodes, -1, np.int32)
 
@@ -77,7 +77,7 @@ class Block:
         crowded = self.matrix.nnz > DENSE_SHARE * rows * columns and rows * columns <= DENSE_LIMIT
         return replace(self, dense=self.matrix.toarray()) if crowded else self
 
-    def compact(self, labels: Labels) -> tuple[Block, NDArray[np.int64]]:
+    def compact(self, labels: NodeLabels) -> tuple[Block, NDArray[np.int64]]:
         """Return the block without the columns that no row reads, and the columns that are left."""
         matrix = self.matrix
         columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
@@ -107,7 +107,7 @@ def draw_all(graph: Graph, targets: NodeSet) -> Draw:
     return Draw(np.arange(graph.num_nodes), *edges_into(graph, targets))
 
 
-def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
+def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
     """Draw up to `fanout` neighbours of each node, uniformly without replacement (node-wise sampling).
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
@@ -115,7 +115,7 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
     return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels))
 
 
-def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
+def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
     """Draw up to fanout x |S[l+1]| nodes out of all new neighbours of S[l+1] together (layer-wise sampling).
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
@@ -126,7 +126,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: La
     return _keep(graph, targets, drawn, len(candidates), labels)
 
 
-def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: Labels) -> Draw:
+def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
     """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independent of their edges.
 
     Edges from a drawn node are scaled by (N - |S|) / n. All edges inside S[l+1] are used, without scaling.
@@ -137,7 +137,7 @@ def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: L
     return _keep(graph, targets, drawn, outside, labels)
 
 
-def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: Labels) -> Draw:
+def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: NodeLabels) -> Draw:
     """Keep at most `room` of the nodes that a draw added to S[l+1], uniformly; scale up the edges from those kept.
 
     Given the draw, an added node is kept with probability room / added, and its edges weigh added / room times as much,
@@ -162,7 +162,7 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
     return Draw(_union(targets, kept), starts, draw.edges[used], scale)
 
 
-def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: Labels) -> Draw:
+def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
     """Take every edge from `nodes` into `targets`, unscaled."""
     starts, edges, _ = kernels.edges_between(*_edges_of(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
@@ -177,7 +177,7 @@ def _union(targets: NodeSet, new: NodeSet) -> NodeSet:
     return np.sort(np.concatenate([targets, new]))
 
 
-def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: Labels) -> Draw:
+def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
     """Keep the edges from `targets` and from the nodes drawn out of `population`, which are scaled up."""
     starts, edges, outside = kernels.edges_between(*_edges_of(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
@@ -198,7 +198,7 @@ class Adjacency:
         if normalization == "symmetric":
             self._inverse = _power(graph.degree + 1.0, -0.5)
         else:
-            self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NOTHING
+            self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NO_WEIGHTS
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
@@ -214,9 +214,9 @@ class Adjacency:
             nodes,
             draw.starts,
             draw.edges,
-            NOTHING if draw.scale is None else draw.scale,
+            NO_WEIGHTS if draw.scale is None else draw.scale,
             self._inverse,
-            KINDS[self.normalization],
+            NORMALIZATION_NUMBERS[self.normalization],
             self.labels,
             indptr,
             columns,

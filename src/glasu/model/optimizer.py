@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from glasu.config import RunConfig
 from glasu.model import kernels
 
-Array = NDArray[Any]
-NOTHING: Array = np.empty(0)
+NO_MOMENT: NDArray[Any] = np.empty(0)
 ALL = (slice(None),)  # the whole vector, as one part
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
@@ -44,7 +43,7 @@ class Optimizer:
         self.train = config.train
         self.learning_rate = config.train.learning_rate
         self.weights, self.gradients = lay_out_weights(model)
-        self.moments: dict[str, Array] = {}  # part of a checkpoint; empty before the first step
+        self.moments: dict[str, NDArray[Any]] = {}  # part of a checkpoint; empty before the first step
         self.steps = 0
 
     @property
@@ -68,12 +67,12 @@ class Optimizer:
             moments = self._moment("mean"), self._moment("square")
             kernels.adam_step(self.weights, self.gradients, *moments, *settings)
         else:
-            velocity = self._moment("velocity") if train.momentum else NOTHING
+            velocity = self._moment("velocity") if train.momentum else NO_MOMENT
             factors = kind(self.learning_rate), kind(train.momentum), kind(train.weight_decay)
             for part in parts:
                 kernels.sgd_step(self.weights[part], self.gradients[part], velocity, *factors)
 
-    def _moment(self, name: str) -> Array:
+    def _moment(self, name: str) -> NDArray[Any]:
         if name not in self.moments:
             self.moments[name] = np.zeros_like(self.weights)
         return self.moments[name]
@@ -89,7 +88,7 @@ class Optimizer:
         self.moments, self.steps = moments, int(state["steps"]) if state else 0
 
 
-def lay_out_weights(model: nn.Module) -> tuple[Array, Array]:
+def lay_out_weights(model: nn.Module) -> tuple[NDArray[Any], NDArray[Any]]:
     """Move all weights into one vector and their gradients into another; the model keeps views of both."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     values = torch.cat([weight.detach().ravel() for weight in weights])

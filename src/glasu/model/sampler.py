@@ -34,7 +34,7 @@ from glasu.model.blocks import (
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.wire.encodings import compute_dtype
 
-LOGGER = logging.getLogger("glasu.model")
+log = logging.getLogger("glasu.model")
 DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
 
 
@@ -85,7 +85,7 @@ class Sampler(ABC):
         self.adjacency = Adjacency(graph, backbone.normalization, compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
         if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
-            LOGGER.warning(
+            log.warning(
                 'client %d: model.backbone="%s" ignores edge weights, and this graph has weights other than 1. '
                 "Use gcn, gcnii or sage to use them.",
                 client,

@@ -13,8 +13,6 @@ from glasu.model import kernels
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
-Array = NDArray[Any]
-
 
 @dataclass(slots=True, eq=False)
 class SparseRows:
@@ -23,9 +21,9 @@ class SparseRows:
     The same format as scipy's csr_array, without its checks, which cost more than a small product.
     """
 
-    indptr: Array
-    indices: Array
-    data: Array
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    data: NDArray[Any]
     width: int
 
     @classmethod
@@ -39,7 +37,7 @@ class SparseRows:
         return len(self.indptr) - 1, self.width
 
     @property
-    def parts(self) -> tuple[Array, Array, Array]:
+    def parts(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         return self.indptr, self.indices, self.data
 
     @property
@@ -54,17 +52,17 @@ class SparseRows:
         """Return the rows at `positions`, in that order."""
         return SparseRows(*kernels.gather_rows(self.indptr, self.indices, self.data, positions), self.width)
 
-    def with_data(self, data: Array) -> SparseRows:
+    def with_data(self, data: NDArray[Any]) -> SparseRows:
         """Return a matrix with the same sparsity and other values."""
         return SparseRows(self.indptr, self.indices, data, self.width)
 
-    def toarray(self) -> Array:
+    def toarray(self) -> NDArray[Any]:
         """Return the dense matrix."""
         dense = np.zeros(self.shape, self.dtype)
         np.add.at(dense, (np.repeat(np.arange(len(dense)), np.diff(self.indptr)), self.indices), self.data)
         return dense
 
-    def __matmul__(self, dense: Array) -> Array:
+    def __matmul__(self, dense: NDArray[Any]) -> NDArray[Any]:
         total = np.zeros((len(self.indptr) - 1, dense.shape[1]), np.result_type(self.dtype, dense.dtype))
         kernels.add_product(self.indptr, self.indices, self.data, np.ascontiguousarray(dense), total)
         return total

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from glasu.config import TrainConfig
 
-Scores = NDArray[Any]  # shape (n, C): one row per node, one column per output of the head
+ScoreRows = NDArray[Any]  # shape (n, C): one row per node, one column per output of the head
 Labels = NDArray[np.int64]
 
 
@@ -104,14 +104,14 @@ class Task(ABC):
         """Return the class probabilities that a client releases in place of its logits."""
 
     @abstractmethod
-    def find_score_error(self, scores: Scores) -> str:
+    def find_score_error(self, scores: ScoreRows) -> str:
         """Return the reason why `scores` are invalid for this task, or an empty string.
 
         Bounds allow for rounding in the precision of `scores`. One party that sends 1e30 would otherwise decide every
         mean, and with it every prediction and the selected model.
         """
 
-    def evaluate(self, scores: Scores, labels: Labels) -> dict[str, float]:
+    def evaluate(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         """Return the metrics, in the order of `metrics`; nodes with an unknown label (-1) do not count."""
         known = have_labels(labels)
         if not known.any():
@@ -119,20 +119,20 @@ class Task(ABC):
         return self.measure(scores[known].astype(np.float64), labels[known])
 
     @abstractmethod
-    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
+    def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         """Return the metrics of one or more nodes with known labels."""
 
     # Predictions.
 
     @abstractmethod
-    def predict(self, scores: Scores, classes: Sequence[str]) -> NDArray[Any]:
+    def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return the predictions for Python, one row per node."""
 
     @abstractmethod
-    def describe(self, scores: Scores, classes: Sequence[str]) -> list[str]:
+    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
         """Return the predictions for a table, one text per node."""
 
-    def columns(self, scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
         """Return the columns of a table of predictions, without the ids."""
         predicted: dict[str, Any] = {"prediction": self.describe(scores, classes)}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
@@ -157,7 +157,7 @@ class Multiclass(Task):
     def scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=1)
 
-    def find_score_error(self, scores: Scores) -> str:
+    def find_score_error(self, scores: ScoreRows) -> str:
         if error := _find_range_error(scores):
             return error
         sums = scores.sum(axis=1, dtype=np.float64)
@@ -166,7 +166,7 @@ class Multiclass(Task):
             return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
         return ""
 
-    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
+    def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         classes = np.arange(scores.shape[1])
         truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
         accuracy = float((truth & predicted).any(axis=1).mean())
@@ -176,12 +176,12 @@ class Multiclass(Task):
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full(num_nodes, -1, np.int64)
 
-    def predict(self, scores: Scores, classes: Sequence[str]) -> NDArray[Any]:
+    def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return class names, shape (n,)."""
         names: NDArray[Any] = np.asarray(classes)[scores.argmax(axis=1)]
         return names
 
-    def describe(self, scores: Scores, classes: Sequence[str]) -> list[str]:
+    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
         return [classes[index] for index in scores.argmax(axis=1)]
 
 
@@ -210,10 +210,10 @@ class Multilabel(Task):
     def scores(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
-    def find_score_error(self, scores: Scores) -> str:
+    def find_score_error(self, scores: ScoreRows) -> str:
         return _find_range_error(scores)
 
-    def measure(self, scores: Scores, labels: Labels) -> dict[str, float]:
+    def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         truth, predicted = labels == 1, scores > 0.5
         hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {
@@ -226,11 +226,11 @@ class Multilabel(Task):
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full((num_nodes, len(classes)), -1, np.int64)
 
-    def predict(self, scores: Scores, classes: Sequence[str]) -> NDArray[Any]:
+    def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return 0 or 1 for each class, shape (n, C)."""
         return (scores > 0.5).astype(np.int64)
 
-    def describe(self, scores: Scores, classes: Sequence[str]) -> list[str]:
+    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
         decided = self.predict(scores, classes)
         return [" ".join(name for name, yes in zip(classes, row, strict=True) if yes) for row in decided]
 
@@ -256,12 +256,12 @@ def _mean_loss(likelihood: NDArray[np.float64]) -> float:
     return float(-np.log(np.maximum(likelihood, np.finfo(np.float64).tiny)).mean())
 
 
-def _tolerance(scores: Scores) -> float:
+def _tolerance(scores: ScoreRows) -> float:
     """Return the rounding error that a score or a sum of scores may have; a sum's grows with the number of classes."""
     return 4.0 * float(np.finfo(scores.dtype).eps) * (8 + int(scores.shape[1]))
 
 
-def _find_range_error(scores: Scores) -> str:
+def _find_range_error(scores: ScoreRows) -> str:
     if not scores.size:
         return ""
     lowest, highest = float(scores.min()), float(scores.max())

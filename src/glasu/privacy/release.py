@@ -108,48 +108,66 @@ class Sent(NamedTuple):
         return torch.from_numpy(self.encoding.decode(self.unmasked))
 
 
+@dataclass(frozen=True)
+class Protection:
+    """The protection of one kind of tensor, applied in the order of the fields."""
+
+    clip: Clip | None = None
+    perturbations: Sequence[Perturbation] = ()  # noise, then grid
+    masking: Masking | None = None  # after encoding
+
+    @property
+    def name(self) -> str:
+        """The names of the parts, in their order. The ledger records them."""
+        parts = (self.clip, *self.perturbations, self.masking)
+        return "+".join(part.name for part in parts if part is not None) or "none"
+
+
+UNPROTECTED = Protection()
+
+
 @dataclass
 class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
     encodings: Mapping[Kind, Encoding]
-    clipping: Clip | None = None
-    perturbations: Sequence[Perturbation] = ()  # after clipping: noise, then grid
-    maskings: Mapping[Kind, Masking] = field(default_factory=dict)  # after encoding; other kinds have no masks
+    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not here has no protection
     ledger: Ledger = field(default_factory=Ledger)
 
-    def protection(self, kind: Kind) -> str:
-        """Return the names of the perturbations and of the masking of this kind. The ledger records them."""
-        parts = (self.clipping, *self.perturbations, self.maskings.get(kind))
-        return "+".join(item.name for item in parts if item is not None) or "none"
+    def protection(self, kind: Kind) -> Protection:
+        """Return the protection of a kind of tensor."""
+        return self.protections.get(kind, UNPROTECTED)
 
     @property
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
-        return not self.perturbations and self.encodings["representation"].is_exact
+        return not self.protection("representation").perturbations and self.encodings["representation"].is_exact
 
     def clip(self, partial: Tensor) -> Tensor:
-        """Apply clipping, the differentiable part of a release. LocalUpdate needs it too."""
-        return partial if self.clipping is None else self.clipping(partial)
+        """Clip H_m^+[l], the differentiable part of its release. LocalUpdate needs it too."""
+        clip = self.protection("representation").clip
+        return partial if clip is None else clip(partial)
 
     def clip_gradient(self, partial: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient at a partial, given the gradient at the clipped partial."""
-        if self.clipping is None:
+        """Return the gradient at H_m^+[l], given the gradient at the clipped H_m^+[l]."""
+        clip = self.protection("representation").clip
+        if clip is None:
             return gradient
         with torch.enable_grad():
             leaf = partial.detach().requires_grad_()
-            return torch.autograd.grad(self.clipping(leaf), leaf, gradient)[0]
+            return torch.autograd.grad(clip(leaf), leaf, gradient)[0]
 
     def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
         """Release representations, gradients or class probabilities."""
-        value = self.clip(value.detach())
-        for perturbation in self.perturbations:
+        encoding, protection = self.encodings[kind], self.protection(kind)
+        value = value.detach()
+        if protection.clip is not None:
+            value = protection.clip(value)
+        for perturbation in protection.perturbations:
             value = perturbation(value, key)
-        encoding = self.encodings[kind]
         unmasked = encoding.encode(value.numpy(), key)
-        masking = self.maskings.get(kind)
-        payload = unmasked if masking is None else masking(unmasked, key)
-        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=self.protection(kind))
+        payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
+        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=protection.name)
         return Sent(payload, unmasked, encoding)
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:

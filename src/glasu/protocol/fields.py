@@ -55,7 +55,7 @@ class Shapes:
         )
 
 
-Count = Callable[[Shapes], int]
+CountOf = Callable[[Shapes], int]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class NumbersField:
     """A vector of 64-bit floats."""
 
     tag: str
-    count: Count
+    count: CountOf
     dtypes: tuple[str, ...] = ("<f8",)
 
     def to_sections(self, value: Array) -> list[Array]:
@@ -86,7 +86,7 @@ class TensorField:
     """Some rows of a matrix, already in their wire encoding (`glasu.wire.encodings`)."""
 
     kind: Kind
-    columns: Count
+    columns: CountOf
     tag: str = "tensor"
     dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Mask: TypeAlias = NDArray[np.bool_]  # over the requested nodes: those that one client requested
+Requested: TypeAlias = NDArray[np.bool_]  # over the requested nodes: those that one client requested
 
 
 def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
@@ -46,7 +46,9 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
     return nodes[own], probabilities
 
 
-def client_prediction(client: Client, key: Key, nodes: NodeSet, requested: Mask | None = None) -> Script[NDArray[Any]]:
+def client_prediction(
+    client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
+) -> Script[NDArray[Any]]:
     """Client column: return the class probabilities of the nodes.
 
     With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
@@ -113,7 +115,7 @@ def server_request(server: Server) -> Script[int]:
 
 
 def server_prediction(
-    server: Server, key: Key, num_nodes: int, requested: Sequence[Mask] | None = None
+    server: Server, key: Key, num_nodes: int, requested: Sequence[Requested] | None = None
 ) -> Script[None]:
     """Server column of a joint inference and of the mean of the class probabilities.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Agreed = TypeVar("Agreed")  # what a role knows about the agreed node sets of a window
+Agreement = TypeVar("Agreement")  # what a role knows about the agreed node sets of a window
 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
@@ -144,8 +144,8 @@ def _mean_loss(server: Server, messages: Sequence[Losses]) -> float:
 
 def _run_windows(
     role: Client | Server,
-    sample: Callable[[range], Script[Agreed]],
-    compute: Callable[[range, Agreed], Script[None]],
+    sample: Callable[[range], Script[Agreement]],
+    compute: Callable[[range, Agreement], Script[None]],
 ) -> Script[None]:
     """Compute all rounds of a role. The node sets of a window of rounds are agreed during the window before.
 
@@ -154,7 +154,7 @@ def _run_windows(
         sample: agrees on the node sets of a window.
         compute: computes the rounds of a window, given the agreement.
     """
-    agreed: Agreed | None = None
+    agreed: Agreement | None = None
     for window, following in windows(role.progress.round, role.config):
         if agreed is None:
             agreed = yield from sample(window)

@@ -83,8 +83,6 @@ class ClientProgress:
     selection: Selection | None = None  # only where no server selects
     losses: tuple[float, ...] = ()  # the loss of every round, only where no server records it
     stopped: bool = False
-    key_epoch: int = 0
-    noise_secret: bytes = field(default=b"", repr=False)  # empty: no noise
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,7 @@ from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
-MAGIC, SCHEMA = b"GLCP", 3
+CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 4
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
@@ -120,7 +120,7 @@ def pack(round_index: int, owner: str, extensions: tuple[Extension, ...], state:
     """Return the content of a checkpoint file."""
     arrays, facts = to_arrays(state)
     body = save(arrays, {"glasu": json.dumps(to_plain(About(round_index, owner, extensions, facts)))})
-    return HEAD.pack(MAGIC, SCHEMA, _digest(SCHEMA, body)) + body
+    return HEAD.pack(CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA, _digest(CHECKPOINT_SCHEMA, body)) + body
 
 
 def unpack(content: bytes) -> tuple[About, Arrays]:
@@ -129,12 +129,12 @@ def unpack(content: bytes) -> tuple[About, Arrays]:
         raise ValueError(f"it has {len(content)} bytes, and its head alone has {HEAD.size}")
     magic, schema, digest = HEAD.unpack_from(content)
     body = content[HEAD.size :]
-    if magic != MAGIC:
+    if magic != CHECKPOINT_MAGIC:
         raise ValueError("it is not a checkpoint")
     if digest != _digest(schema, body):
         raise ValueError("its SHA-256 does not match its content")
-    if schema != SCHEMA:
-        raise OldSchemaError(f"has schema {schema}, and this version of glasu reads {SCHEMA}")
+    if schema != CHECKPOINT_SCHEMA:
+        raise OldSchemaError(f"has schema {schema}, and this version of glasu reads {CHECKPOINT_SCHEMA}")
     try:
         return _read_about(body), load(body)
     except (SafetensorError, RecordError, struct.error) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.methods import Prepared, apply_method, method_of
+from glasu.data.methods import PreparedRun, apply_method, method_of
 from glasu.data.party import PartyData
 from glasu.errors import DataError
 from glasu.model.backbones import backbone_class
@@ -122,11 +122,11 @@ def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
     )
 
 
-def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> Prepared:
+def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
     """Check the parties, apply the method, and replace "auto" by its value for this graph."""
     prepared = apply_method(config, parties)
     resolved, unused = resolve(prepared.config, prepared.parties[0].num_nodes)
-    return Prepared(resolved, prepared.parties, {**unused, **prepared.overridden})
+    return PreparedRun(resolved, prepared.parties, {**unused, **prepared.overridden})
 
 
 def make_clients(
@@ -237,7 +237,7 @@ def _run_scripts(
 
 
 def _build_report(
-    prepared: Prepared,
+    prepared: PreparedRun,
     clients: Sequence[Client],
     server: Server | None,
     telemetry: Telemetry,

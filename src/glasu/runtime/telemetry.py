@@ -64,12 +64,18 @@ class TrafficCounter:
         for _ in range(num_clients):
             self.bytes_to_clients += self._count(message, "client")
 
-    def exchange(self, key: Key) -> None:
-        """Count one exchange: everything that a client sends before it waits, and the answers.
+    def exchange(self, key: Key, *, rides: bool = False) -> None:
+        """Count the exchange that an answer completes: everything that a client sends before it waits, and the answers.
+
+        The answers to later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the
+        exchange of the main script. Neither is counted again.
 
         Args:
-            key: of the first answer.
+            key: of the answer.
+            rides: whether it is part of another script's exchange.
         """
+        if rides or key.chunk:
+            return
         phase = key.phase.reported
         self.exchanges += 1
         self.exchanges_by_phase[phase] += 1

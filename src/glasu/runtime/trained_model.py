@@ -45,8 +45,8 @@ from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
 
-SCHEMA: Literal[1] = 1
-MANIFEST = "model.toml"
+MODEL_SCHEMA: Literal[1] = 1
+MODEL_FILE = "model.toml"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ClientEntry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ModelManifest:
     """The content of model.toml."""
 
     schema: Literal[1]
@@ -215,9 +215,9 @@ class TrainedModel:
         }
         for client, weights in zip(self.clients, self.weights, strict=True):
             write_atomically(folder / client.file, save(weights), mode=0o600)
-        manifest = Manifest(SCHEMA, self.classes, sections, self.clients, self.config.extensions())
+        manifest = ModelManifest(MODEL_SCHEMA, self.classes, sections, self.clients, self.config.extensions())
         former = _list_files(folder)
-        write_atomically(folder / MANIFEST, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
+        write_atomically(folder / MODEL_FILE, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
         for name in former - {client.file for client in self.clients}:  # of an earlier model with other parties
             (folder / name).unlink(missing_ok=True)
 
@@ -225,17 +225,17 @@ class TrainedModel:
     def load(cls, folder: str | Path, convolution: Convolution | None = None) -> TrainedModel:
         """Read a model that `save` wrote, from its folder or from the folder of the run."""
         folder = Path(folder)
-        if (folder / "model" / MANIFEST).is_file():
+        if (folder / "model" / MODEL_FILE).is_file():
             folder = folder / "model"
-        if not (folder / MANIFEST).is_file():
+        if not (folder / MODEL_FILE).is_file():
             raise DataError(
-                f"{folder}: holds no model, neither model/{MANIFEST} nor {MANIFEST}; give the --out folder of a "
+                f"{folder}: holds no model, neither model/{MODEL_FILE} nor {MODEL_FILE}; give the --out folder of a "
                 "finished `glasu train` or `glasu join`."
             )
         try:
-            manifest = _read_manifest(folder / MANIFEST)
-            require_extensions(manifest.extension, str(folder / MANIFEST))
-            config = RunConfig.from_dict(manifest.config, str(folder / MANIFEST))
+            manifest = _read_manifest(folder / MODEL_FILE)
+            require_extensions(manifest.extension, str(folder / MODEL_FILE))
+            config = RunConfig.from_dict(manifest.config, str(folder / MODEL_FILE))
             return cls(
                 config=config,
                 classes=manifest.classes,
@@ -252,7 +252,7 @@ class TrainedModel:
 def remove_model(folder: Path) -> None:
     """Remove a saved model; files that it did not write stay."""
     files = _list_files(folder)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    (folder / MODEL_FILE).unlink(missing_ok=True)
     for name in files:
         (folder / name).unlink(missing_ok=True)
 
@@ -281,18 +281,18 @@ def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
         ) from None
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> ModelManifest:
     value = parse_toml(path.read_bytes(), str(path))
     schema = value.get("schema") if isinstance(value, dict) else None
-    if type(schema) is int and schema != SCHEMA:
-        raise ConfigError(f"{path}: has schema {schema}, and this version of glasu reads {SCHEMA}; train again.")
-    return read_record(Manifest, value, str(path))
+    if type(schema) is int and schema != MODEL_SCHEMA:
+        raise ConfigError(f"{path}: has schema {schema}, and this version of glasu reads {MODEL_SCHEMA}; train again.")
+    return read_record(ModelManifest, value, str(path))
 
 
 def _list_files(folder: Path) -> set[str]:
     """Return the weight files that a manifest names; none if there is no manifest, or a damaged one."""
     try:
-        return {Path(client.file).name for client in _read_manifest(folder / MANIFEST).client}
+        return {Path(client.file).name for client in _read_manifest(folder / MODEL_FILE).client}
     except (OSError, GlasuError):
         return set()
 
@@ -305,8 +305,8 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
     if weights_digest(weights) != client.weights_sha256:
-        raise DataError(f"{file}: its weights are not the ones that {MANIFEST} names; train again, or restore it.")
-    _refuse_larger_model(config, client, weights, folder / MANIFEST)
+        raise DataError(f"{file}: its weights are not the ones that {MODEL_FILE} names; train again, or restore it.")
+    _refuse_larger_model(config, client, weights, folder / MODEL_FILE)
     return weights
 
 
@@ -320,7 +320,7 @@ def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[s
     if least > found:
         raise DataError(
             f"{manifest}: config.model.hidden={model.hidden}, config.model.num_layers={model.num_layers}: such a model "
-            f"has at least {least} weights, and {client.file} has {found}; restore {MANIFEST}, or train again."
+            f"has at least {least} weights, and {client.file} has {found}; restore {MODEL_FILE}, or train again."
         )
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from glasu.wire.message_key import Key
 
 Array = NDArray[Any]
 Kind = Literal["representation", "gradient", "probabilities"]
+T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 
 
@@ -257,9 +258,9 @@ def _find_width_error(expected: int | None, columns: int) -> str:
     return "" if expected in (None, columns) else f"expected {expected} columns, got {columns}"
 
 
-def use_for_all_kinds(encoding: Encoding) -> Mapping[Kind, Encoding]:
-    """Return one encoding for every kind of tensor."""
-    return {"representation": encoding, "gradient": encoding, "probabilities": encoding}
+def use_for_all_kinds(value: T) -> Mapping[Kind, T]:
+    """Return one value, such as an encoding, for every kind of tensor."""
+    return {"representation": value, "gradient": value, "probabilities": value}
 
 
 def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:

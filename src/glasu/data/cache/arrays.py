@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-PIECE_BYTES = 1 << 25  # size of the pieces in which large arrays are processed
-SUFFIX = ".npy"
+ARRAY_PIECE = 1 << 25  # size of the pieces in which large arrays are processed
+ARRAY_SUFFIX = ".npy"
 
 
 class Workspace:
     """Arrays by name: `.npy` files of a folder, or in memory if there is no folder."""
 
-    def __init__(self, folder: Path | None = None, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, folder: Path | None = None, piece_bytes: int = ARRAY_PIECE) -> None:
         self.folder, self.piece_bytes = folder, piece_bytes
         self.arrays: dict[str, NDArray[Any]] = {}  # the finished arrays
         self._writers: list[ArrayWriter] = []
@@ -51,7 +51,7 @@ class Workspace:
         """Delete an array."""
         self.arrays.pop(name, None)
         if self.folder is not None:
-            (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
+            (self.folder / f"{name}{ARRAY_SUFFIX}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files that an interrupted conversion left open."""
@@ -64,7 +64,7 @@ class ArrayWriter:
 
     def __init__(self, workspace: Workspace, name: str, dtype: np.dtype[Any], width: int | None) -> None:
         self._workspace, self._name, self._dtype, self._width = workspace, name, dtype, width
-        self._path = None if workspace.folder is None else workspace.folder / f"{name}{SUFFIX}"
+        self._path = None if workspace.folder is None else workspace.folder / f"{name}{ARRAY_SUFFIX}"
         self._count = 0
         with _explain_failed_write(self._path):
             self._file: BinaryIO = BytesIO() if self._path is None else self._path.open("wb")
@@ -108,7 +108,7 @@ class ArrayWriter:
         return self._file.tell()
 
 
-def row_pieces(array: NDArray[Any], piece_bytes: int = PIECE_BYTES) -> list[slice]:
+def row_pieces(array: NDArray[Any], piece_bytes: int = ARRAY_PIECE) -> list[slice]:
     """Divide the rows of an array into pieces of bounded size; an array without rows has one empty piece."""
     length = len(array)
     size = max(1, piece_bytes // max(1, array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))))

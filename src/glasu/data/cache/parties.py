@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from glasu.data.cache.arrays import Workspace
-from glasu.data.cache.store import Cache, Entry, Facts
+from glasu.data.cache.store import Cache, Entry, EntryFacts
 from glasu.data.graph import Graph
 from glasu.data.partition import partition
 from glasu.data.party import SPLITS, CheckedArrays, PartyData, Splits
@@ -87,7 +87,7 @@ def partition_once(
     return [replace(party, labels=whole.labels, classes=whole.classes, splits=whole.splits) for party in parties]
 
 
-def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> Facts:
+def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> EntryFacts:
     """Write parties; return the facts for `open_parties`. An array that parties share is written once."""
     names = {id(array): name for name, array in _list_arrays(whole).items()}  # of arrays that need not be written
     every = []

@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import __version__
-from glasu.data.cache.arrays import PIECE_BYTES, SUFFIX, Workspace, map_array
+from glasu.data.cache.arrays import ARRAY_PIECE, ARRAY_SUFFIX, Workspace, map_array
 from glasu.errors import DataError
 from glasu.files import sync_file, sync_folder, write_atomically
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
 CONTENT = 2  # version of the conversions; a new number gives every entry a new key
-MANIFEST = "entry.json"
-ATTEMPTS = 3  # at an entry that other processes damage
+ENTRY_FILE = "entry.json"
+MAX_BUILDS = 3  # at an entry that other processes damage
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
-Facts: TypeAlias = dict[str, Any]  # a JSON object
+EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Entry:
 
     key: str
     arrays: Mapping[str, NDArray[Any]]
-    facts: Facts
+    facts: EntryFacts
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class EntryManifest:
     """The content of entry.json."""
 
     about: Any
@@ -69,14 +69,14 @@ class Cache:
 
     root: Path = field(default_factory=lambda: cache_folder())
     min_bytes: int = 4_000_000  # smaller data is read again each time, which takes less than a quarter of a second
-    piece_bytes: int = PIECE_BYTES
+    piece_bytes: int = ARRAY_PIECE
     settle_ns: int = 2_000_000_000  # a file changed more recently may change again without a new time stamp
 
     @property
     def folder(self) -> Path:
         return self.root / "store"
 
-    def open(self, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> Entry:
+    def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> Entry:
         """Open an entry; make it first if it does not exist or is damaged.
 
         Several processes may make one entry at the same time: the first one to finish wins, and all read the same bits.
@@ -88,7 +88,7 @@ class Cache:
         """
         key = make_key(about)
         place = self.folder / key
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_BUILDS):
             entry = _open(place)
             if entry is not None:
                 return entry
@@ -104,13 +104,13 @@ class Cache:
         return Entry(key, workspace.arrays, build(workspace))
 
     def open_for_files(
-        self, files: Sequence[Path], about: Mapping[str, object], build: Callable[[Workspace], Facts]
+        self, files: Sequence[Path], about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]
     ) -> Entry:
         """Open or make an entry that the content of these files and `about` decide."""
         before = [_identify(file) for file in files]
         digests = [self._digest_file(file, identity) for file, identity in zip(files, before, strict=True)]
 
-        def build_from_unchanged_files(workspace: Workspace) -> Facts:
+        def build_from_unchanged_files(workspace: Workspace) -> EntryFacts:
             facts = build(workspace)
             for file, identity in zip(files, before, strict=True):
                 if _identify(file) != identity:
@@ -123,10 +123,10 @@ class Cache:
         """Return whether files are large enough to convert; a missing file is the reader's to report."""
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
-    def _digest_file(self, file: Path, identity: Facts) -> str:
+    def _digest_file(self, file: Path, identity: EntryFacts) -> str:
         """Return the SHA-256 of a file. The digest is a cache entry, so an unchanged file is not read again."""
 
-        def read(_: Workspace) -> Facts:
+        def read(_: Workspace) -> EntryFacts:
             with file.open("rb") as content:
                 return {"sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
@@ -147,7 +147,7 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"
 
 
-def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Callable[[Workspace], Facts]) -> None:
+def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> None:
     """Write an entry and wait until it is on disk."""
     folder = workspace.folder
     assert folder is not None
@@ -157,22 +157,22 @@ def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Calla
         workspace.close()
     stamps = {}
     for name in workspace.arrays:
-        sync_file(folder / f"{name}{SUFFIX}")
-        stamps[name] = _stamp(folder / f"{name}{SUFFIX}")
-    text = json.dumps(to_plain(Manifest(about, stamps, facts)))
-    write_atomically(folder / MANIFEST, f"{_sha256(text)}\n{text}\n".encode())
+        sync_file(folder / f"{name}{ARRAY_SUFFIX}")
+        stamps[name] = _stamp(folder / f"{name}{ARRAY_SUFFIX}")
+    text = json.dumps(to_plain(EntryManifest(about, stamps, facts)))
+    write_atomically(folder / ENTRY_FILE, f"{_sha256(text)}\n{text}\n".encode())
 
 
 def _open(place: Path) -> Entry | None:
     """Open an entry without reading its arrays; return None if it is missing, incomplete or changed."""
     try:
-        digest, text = (place / MANIFEST).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        digest, text = (place / ENTRY_FILE).read_text(encoding="utf-8").rstrip("\n").split("\n")
         if _sha256(text) != digest:
             return None
-        manifest = read_record(Manifest, parse_json(text, str(place)), str(place))
+        manifest = read_record(EntryManifest, parse_json(text, str(place)), str(place))
         arrays = {}
         for name, stamp in manifest.arrays.items():
-            path = place / f"{name}{SUFFIX}"
+            path = place / f"{name}{ARRAY_SUFFIX}"
             if _stamp(path) != stamp:
                 return None
             arrays[name] = map_array(path)
@@ -221,7 +221,7 @@ def _stamp(path: Path) -> Stamp:
     return Stamp(found.st_size, found.st_mtime_ns)
 
 
-def _identify(file: Path) -> Facts:
+def _identify(file: Path) -> EntryFacts:
     """Return the properties of a file that change with its content."""
     found = file.stat()
     times = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}

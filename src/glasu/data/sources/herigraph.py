@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from glasu.data.cache.store import Cache
     from glasu.data.party import PartyData
 
-VISUAL, LABELS, EDGES = FILES = ("Visual_Features.csv", "Attribute_Labels.csv", "Edge_List.csv")
-RELATIONS = ("Temporal_Similarity", "Social_Similarity", "Spatial_Similarity")
+VISUAL_FILE, LABEL_FILE, EDGE_FILE = CITY_FILES = ("Visual_Features.csv", "Attribute_Labels.csv", "Edge_List.csv")
+CITY_RELATIONS = ("Temporal_Similarity", "Social_Similarity", "Spatial_Similarity")
 NUM_VISUAL = 982
-IMAGE_BLOCKS = ((0, 512), (515, 880), (880, 982))  # of the visual columns, in the order of RELATIONS
+IMAGE_BLOCKS = ((0, 512), (515, 880), (880, 982))  # of the visual columns, in the order of CITY_RELATIONS
 NUM_CLASSES = 9
 ONE_COMMIT = "take all files of a city from one commit"
-PAPER_SPLIT = (0.2, 0.3, 0.5)  # of the labelled nodes of each class
+HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # of the labelled nodes of each class
 REPLACED = (
     "the features are a replacement made from texts and places, not the paper's image features: right for topology, "
     "traffic and run time, but they cannot reproduce the paper's accuracy."
@@ -50,11 +50,11 @@ def read_herigraph(folder: Path) -> list[PartyData]:
     similarity, and each relation has one block of image features: temporal and hidden layer, social and scenes,
     spatial and attributes.
     """
-    visual, ids = _read_visual(folder / VISUAL)
+    visual, ids = _read_visual(folder / VISUAL_FILE)
     order = np.argsort(np.asarray(ids), kind="stable")
     ids = ids.take(pa.array(order))
-    labels, classes = _read_labels(folder / LABELS, ids)
-    graphs = _read_edges(folder / EDGES, ids)
+    labels, classes = _read_labels(folder / LABEL_FILE, ids)
+    graphs = _read_edges(folder / EDGE_FILE, ids)
     blocks = [visual[order, start:stop] for start, stop in IMAGE_BLOCKS]
     return make_parties(np.asarray(ids), graphs, blocks, labels, classes)
 
@@ -80,7 +80,7 @@ def _read_labels(path: Path, ids: Any) -> tuple[NDArray[np.int64], tuple[str, ..
     table.refuse_duplicates("ID", table.ids("ID"))
     rows = _find_posts(table, "ID", ids)
     if len(rows) != len(ids):
-        raise DataError(f"{path}: has {len(rows)} posts, but {VISUAL} has {len(ids)}; {ONE_COMMIT}.")
+        raise DataError(f"{path}: has {len(rows)} posts, but {VISUAL_FILE} has {len(ids)}; {ONE_COMMIT}.")
     shares = np.stack([_read_numbers(table, name, np.float64) for name in soft], axis=1)
     known = np.array([value in ("True", "true", "TRUE", "1") for value in table.strings("labelled")])
     labels = np.empty(len(ids), np.int64)
@@ -90,11 +90,11 @@ def _read_labels(path: Path, ids: Any) -> tuple[NDArray[np.int64], tuple[str, ..
 
 def _read_edges(path: Path, ids: Any) -> list[Graph]:
     separator, names = _read_header(path)
-    needed = ("0", "1", *RELATIONS)
+    needed = ("0", "1", *CITY_RELATIONS)
     _expect(set(needed) <= set(names), path, names, ", ".join(needed))
     table = read_table(path, separator, needed)
     ends = np.stack([_find_posts(table, name, ids) for name in needed[:2]])
-    weights = (_read_numbers(table, column) for column in RELATIONS)
+    weights = (_read_numbers(table, column) for column in CITY_RELATIONS)
     return [make_undirected(ends[:, weight > 0], len(ids), weight[weight > 0]) for weight in weights]
 
 
@@ -124,8 +124,8 @@ def _read_numbers(table: Table, name: str, dtype: Any = np.float32) -> NDArray[A
 
 
 def _find_posts(table: Table, name: str, ids: Any) -> NDArray[np.int64]:
-    rule = f"is a post that {VISUAL} does not have; {ONE_COMMIT}."
-    return table.positions(name, ids, f"the ids in {VISUAL} are", rule)
+    rule = f"is a post that {VISUAL_FILE} does not have; {ONE_COMMIT}."
+    return table.positions(name, ids, f"the ids in {VISUAL_FILE} are", rule)
 
 
 def _make_source(city: str, nodes: int, edges: int) -> DataSource:
@@ -137,7 +137,7 @@ def _make_source(city: str, nodes: int, edges: int) -> DataSource:
     def read(config: RunConfig, cache: Cache) -> RawData:
         name, root = config.data.name, data_root(config.data.root)
         folder, stand_in = root / "heri" / city, npz_path(root, f"heri_{city.lower()}")
-        files = [folder / file for file in FILES]
+        files = [folder / file for file in CITY_FILES]
         absent = [file.name for file in files if not file.is_file()]
         if name == stand_in.stem and stand_in.is_file():
             return RawData(read_npz_once(stand_in, cache), f"{name}: {REPLACED}")
@@ -146,12 +146,12 @@ def _make_source(city: str, nodes: int, edges: int) -> DataSource:
         if len(absent) == len(files) and stand_in.is_file():
             return RawData(read_npz_once(stand_in, cache), f"{name}: read from {stand_in}: {REPLACED}")
         raise DataError(
-            f"{name}: {', '.join(absent)} not found in {folder}. Fetch {', '.join(FILES)} from the folder "
+            f"{name}: {', '.join(absent)} not found in {folder}. Fetch {', '.join(CITY_FILES)} from the folder "
             f"dataset/{city} of github.com/zzbn12345/Heri_Graphs (with Git LFS) and put them there, or set "
             f"data.root or GLASU_DATA_ROOT to the folder above heri/{city}."
         )
 
-    return DataSource(read, PAPER_SPLIT, paper=Statistics(nodes, edges, 979, NUM_CLASSES, "undirected"))
+    return DataSource(read, HERIGRAPH_SPLIT, paper=Statistics(nodes, edges, 979, NUM_CLASSES, "undirected"))
 
 
 VENICE = _make_source("Venice", 2_951, 534_513)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # of np.load for a bad .npz file
 FEATURES = ("x_data", "x_indices", "x_indptr", "x_shape")
 IDS = ("ids", "flickr_id")
-SPLITS = (  # names of the splits in the file, in the order of preference
+STORED_SPLITS = (  # names of the splits in the file, in the order of preference
     ("train_idx", "val_idx", "test_idx"),
     ("repo_train_idx", "repo_val_idx", "repo_test_idx"),
     ("train_60", "val_60", "test_60"),
@@ -140,7 +140,7 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
 
 def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:
     """Return the labelled nodes of the splits in the file, which are positions or masks; None if it has no splits."""
-    for keys in SPLITS:
+    for keys in STORED_SPLITS:
         if all(key in arrays for key in keys):
             parts = []
             for key in keys:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.data.cache.store import Cache
 
-FILES = ("reddit_data.npz", "reddit_graph.npz")
+RAW_FILES = ("reddit_data.npz", "reddit_graph.npz")
 URL = "https://data.dgl.ai/dataset/reddit.zip"
-PAPER_SPLIT = (0.66, 0.10, 0.24)  # 66 % as in the paper; the other shares are those of the public split
+REDDIT_SPLIT = (0.66, 0.10, 0.24)  # 66 % as in the paper; the other shares are those of the public split
 STAND_IN = {"num_nodes": 232_965, "average_degree": 492.0, "num_features": 602, "num_classes": 41}  # for "synthetic"
 
 
@@ -35,7 +35,7 @@ def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:
     The splits are the public ones: node_types 1, 2 and 3 mean train, validation and test. The graph is made in the
     workspace. The features and the stored matrix must fit into memory.
     """
-    missing = [name for name in FILES if not (folder / name).is_file()]
+    missing = [name for name in RAW_FILES if not (folder / name).is_file()]
     if missing:
         sizes = " ".join(f"--set data.{key}={value:g}" for key, value in STAND_IN.items() if key != "num_nodes")
         raise DataError(
@@ -43,24 +43,26 @@ def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:
             "set data.root or GLASU_DATA_ROOT to the folder above reddit/raw. For a graph of the same size, use "
             f'data.name = "synthetic" with --set data.num_nodes={STAND_IN["num_nodes"]} {sizes}.'
         )
-    arrays = read_arrays(folder / FILES[0])
+    arrays = read_arrays(folder / RAW_FILES[0])
     absent = [key for key in ("feature", "label", "node_types") if key not in arrays]
     if absent:
-        raise DataError(f"{folder / FILES[0]}: has no array {', '.join(map(repr, absent))}; fetch it again from {URL}.")
+        raise DataError(
+            f"{folder / RAW_FILES[0]}: has no array {', '.join(map(repr, absent))}; fetch it again from {URL}."
+        )
     labels, types = arrays["label"].reshape(-1).astype(np.int64), arrays["node_types"]
     classes = tuple(str(label) for label in range(int(labels.max(initial=-1)) + 1))
     splits = Splits(*(np.flatnonzero(types == kind) for kind in (1, 2, 3)))
-    graph = _read_graph(folder / FILES[1], len(labels), workspace or Workspace())
+    graph = _read_graph(folder / RAW_FILES[1], len(labels), workspace or Workspace())
     return PartyData("all", np.arange(len(labels)), arrays["feature"], graph, labels, classes, splits)
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
     folder = data_root(config.data.root) / "reddit" / "raw"
-    files = [folder / name for name in FILES]
+    files = [folder / name for name in RAW_FILES]
     return RawData(read_files(cache, {"kind": "reddit"}, files, lambda workspace: [read_reddit(folder, workspace)]))
 
 
-REDDIT = DataSource(_read, PAPER_SPLIT, paper=Statistics(232_965, 114_615_892, 602, 41))
+REDDIT = DataSource(_read, REDDIT_SPLIT, paper=Statistics(232_965, 114_615_892, 602, 41))
 
 
 def _read_graph(path: Path, num_nodes: int, workspace: Workspace) -> Graph:

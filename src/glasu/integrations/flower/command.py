@@ -18,7 +18,7 @@ def print_line(line: str) -> None:
     print(line, flush=True)
 
 
-class Command:
+class ChildCommand:
     """A child process that runs a glasu command."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[str], None]) -> None:
@@ -59,9 +59,9 @@ class Command:
 
 
 @contextmanager
-def run_command(words: Sequence[str], on_line: Callable[[str], None]) -> Iterator[Command]:
+def run_command(words: Sequence[str], on_line: Callable[[str], None]) -> Iterator[ChildCommand]:
     """Run a command during the block; stop it at the end."""
-    command = Command(words, on_line)
+    command = ChildCommand(words, on_line)
     try:
         yield command
     finally:

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from glasu.errors import ProtocolError, TrainingError, TransportError
-from glasu.integrations.flower.command import Command, print_line, run_command
+from glasu.integrations.flower.command import ChildCommand, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
 from glasu.pki.kit import open_kit
 
@@ -24,13 +24,13 @@ TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 
 PAUSE = 1.0
 
 
-def check_alive(serving: Command) -> None:
+def check_alive(serving: ChildCommand) -> None:
     """Raise an error if the server failed, because no party can finish without it."""
     if serving.poll():
         raise TrainingError(f"glasu serve ended with exit code {serving.wait()}; see the lines above.")
 
 
-def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Command) -> list[int]:
+def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: ChildCommand) -> list[int]:
     """Wait until the number of nodes equals the number of parties; refuse more nodes."""
     deadline = time.monotonic() + wait
     while True:
@@ -50,7 +50,7 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Comm
         time.sleep(PAUSE)
 
 
-def wait_for_run(settings: ServerSettings, serving: Command) -> str:
+def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
     """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
     state = settings.folder / "serving.json"  # the server writes it when it has bound its address
     while not (state.exists() and accepts_connections(settings.listen)):
@@ -82,7 +82,7 @@ def open_session(grid: Grid, nodes: Iterable[int], session: dict[str, str]) -> s
     return set(sent)
 
 
-def collect_replies(grid: Grid, waiting: set[str], serving: Command) -> list[Message]:
+def collect_replies(grid: Grid, waiting: set[str], serving: ChildCommand) -> list[Message]:
     """Wait for the replies of all parties; the first failure ends the session."""
     replies: list[Message] = []
     while waiting:

@@ -18,8 +18,8 @@ from glasu.records import Bounds, Length, read_record
 
 Value = bool | float | int | str
 Text = Annotated[str, Length(4096, least=1)]
-Seconds = Annotated[float, Bounds(0, ends="(]")]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PositiveSeconds = Annotated[float, Bounds(0, ends="(]")]
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ServerSettings:
     listen: Text
     kit: Text
     out: Text
-    wait: Seconds = 600.0
+    wait: PositiveSeconds = 600.0
     set: str = ""  # overrides, separated by spaces
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class PartySettings:
     session: Session
     expect: str | None = None
     missing: str | None = None
-    wait: Seconds | None = None
+    wait: PositiveSeconds | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Value], message: Mapping[str, object]) -> PartySettings:
@@ -102,7 +102,7 @@ class PartySettings:
 
 def _check_name(name: str) -> None:
     """Refuse an invalid name of a session, because the name becomes a folder at every party."""
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f"session={name!r}: must have 1 to 64 letters, digits, dots, dashes and underscores, and start with a "
             "letter or digit. A new name starts a new training; the same name resumes it."
