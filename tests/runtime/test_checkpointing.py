@@ -17,7 +17,7 @@ from torch import Tensor
 
 from glasu.errors import CheckpointError, ConfigError
 from glasu.privacy.ledger import Ledger
-from glasu.protocol.state import ClientProgress, ClientState, Selection, ServerProgress, ServerState
+from glasu.protocol.state import ClientProgress, ClientState, Progress, Selection, ServerState
 from glasu.runtime.checkpointing import (
     CHECKPOINT_MAGIC,
     CHECKPOINT_SCHEMA,
@@ -55,7 +55,7 @@ SERVER = ServerState(
     config_digest="cd",
     run=b"\1" * 12,
     roster=("a", "b"),
-    progress=ServerProgress(round=7, stopped=True, losses=(0.1, math.nan)),
+    progress=Progress(round=7, stopped=True, losses=(0.1, math.nan)),
 )
 
 
@@ -90,9 +90,9 @@ WITHOUT_TORCH = """
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
-from glasu.protocol.state import ServerProgress, ServerState
+from glasu.protocol.state import Progress, ServerState
 from glasu.runtime.checkpointing import Store
-state = ServerState("", b"r", ("a",), ServerProgress(losses=(0.5,)))
+state = ServerState("", b"r", ("a",), Progress(losses=(0.5,)))
 store = Store(Path(sys.argv[1]), "the server")
 store.save(1, state)
 assert store.load(1, ServerState).progress.losses == (0.5,)

@@ -15,7 +15,7 @@ from glasu.model.dropout import no_dropout
 from glasu.model.layers import Hidden, Layer, rows_of
 from glasu.model.sampler import Sampler
 from glasu.model.split import ClientModel
-from glasu.model.step import ForwardStep, Progress
+from glasu.model.step import ForwardStep, ProgressEvent
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,8 @@ class ExactInference(ForwardStep):
 
     @torch.no_grad()
     def layer_in_parts(
-        self, layer: int, hidden: Hidden | FeatureRows, report: Callable[[float], Progress]
-    ) -> Generator[Progress, None, Tensor]:
+        self, layer: int, hidden: Hidden | FeatureRows, report: Callable[[float], ProgressEvent]
+    ) -> Generator[ProgressEvent, None, Tensor]:
         """Compute H_m^+[l] from H_m[l] at all nodes, some rows at a time."""
         num_nodes, last = self.features.shape[0], self.model.config.num_layers - 1
         targets = self.nodes if layer == last else np.arange(num_nodes)

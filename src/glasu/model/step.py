@@ -24,7 +24,7 @@ from glasu.model.layers import Hidden, rows_of
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 
-Progress = TypeVar("Progress")
+ProgressEvent = TypeVar("ProgressEvent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class ForwardStep(ABC):
 
     @abstractmethod
     def layer_in_parts(
-        self, layer: int, hidden: Any, report: Callable[[float], Progress]
-    ) -> Generator[Progress, None, Tensor]:
+        self, layer: int, hidden: Any, report: Callable[[float], ProgressEvent]
+    ) -> Generator[ProgressEvent, None, Tensor]:
         """Return H_m^+[l], given H_m[l]. A long computation yields `report(share of the pass)` after each part."""
 
     @abstractmethod
@@ -67,8 +67,8 @@ class Step(ForwardStep):
         self.partials: dict[int, Tensor] = {}  # H_m^+[l] as `layer` returned it; read-only
 
     def layer_in_parts(
-        self, layer: int, hidden: Any, report: Callable[[float], Progress]
-    ) -> Generator[Progress, None, Tensor]:
+        self, layer: int, hidden: Any, report: Callable[[float], ProgressEvent]
+    ) -> Generator[ProgressEvent, None, Tensor]:
         yield from ()
         return self.layer(layer, hidden)
 

@@ -11,7 +11,7 @@ from glasu.errors import ConfigError
 from glasu.model.layers import Convolution
 from glasu.privacy.release import Release
 from glasu.protocol.learner import Learner, NodeData
-from glasu.protocol.state import ClientProgress, ClientState, Identity, Selection
+from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.timing import Stopwatch
 from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import RUN_BYTES
@@ -56,7 +56,8 @@ class Client:
             convolution=convolution,
         )
         self.release = Release(encodings_of(config))
-        self.progress = ClientProgress(selection=None if config.model.aggregation_layers else Selection())
+        self.progress = ClientProgress()
+        self.is_alone = not config.model.aggregation_layers  # without a server: it selects and records itself
 
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""

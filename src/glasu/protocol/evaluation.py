@@ -26,13 +26,10 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
     """Client column: evaluate on validation nodes; keep the weights if they are the best so far."""
     progress, task = client.progress, client.learner.task
     metrics, verdict = yield Timed(client_evaluation(client, progress.round, "validation"), "evaluation")
-    if progress.selection is None:
+    if not client.is_alone:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
-        progress.selection = progress.selection.after(metrics[task.selected_by.name], progress.round)
-        improved = progress.selection.best_round == progress.round
-        progress.stopped = progress.selection.stops(client.config.train)
-        last = progress.stopped or progress.round == client.config.train.num_rounds
+        improved, last = progress.judge(metrics[task.selected_by.name], client.config.train)
         yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights = client.learner.weights()
@@ -40,12 +37,12 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
 
 def client_test(client: Client) -> Script[dict[str, float]]:
     """Client column: test the selected weights; return the metrics."""
-    selection, task = client.progress.selection, client.learner.task
     client.learner.model.load_state_dict(client.progress.best_weights)
     evaluation = client_evaluation(client, client.config.train.num_rounds + 1, "test")
     metrics, _ = yield Timed(evaluation, "evaluation")
-    if selection is not None:
-        yield Evaluated(selection.best_round, "test", metrics, task.selected_by, party=client.name)
+    if client.is_alone:
+        best, selected_by = client.progress.selection.best_round, client.learner.task.selected_by
+        yield Evaluated(best, "test", metrics, selected_by, party=client.name)
     return dict(metrics)
 
 
@@ -72,7 +69,7 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
                 "diverged. Lower train.learning_rate."
             )
         found = client.learner.task.evaluate(probabilities, labels[examples])
-    if client.progress.selection is not None:
+    if client.is_alone:
         return found, None
     key = key.at(METRICS_LAYER)
     yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
@@ -84,10 +81,7 @@ def server_selection(server: Server, loss: float) -> Script[None]:
     """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
     progress, selected_by = server.progress, server.task.selected_by
     metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    progress.selection = progress.selection.after(metrics[selected_by.name], progress.round)
-    improved = progress.selection.best_round == progress.round
-    progress.stopped = progress.selection.stops(server.config.train)
-    last = progress.stopped or progress.round == server.config.train.num_rounds
+    improved, last = progress.judge(metrics[selected_by.name], server.config.train)
     yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, last=last)
     key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))

@@ -54,7 +54,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if client.config.model.aggregation_layers:
+        if not client.is_alone:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:

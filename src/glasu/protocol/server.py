@@ -17,7 +17,7 @@ from glasu.model.sampler import sampler_class
 from glasu.model.task import task_of
 from glasu.protocol.fields import Shapes
 from glasu.protocol.messages import Message
-from glasu.protocol.state import Identity, ServerProgress, ServerState
+from glasu.protocol.state import Identity, Progress, ServerState
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
 
@@ -50,7 +50,7 @@ class Server:
         self.task = task_of(config.train)
         # The number of classes is unknown here. The server checks class probabilities by their values.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
-        self.progress = ServerProgress()
+        self.progress = Progress()
 
     def keys_to_each(self, key: Key) -> list[Key]:
         """Return the keys of messages to single clients, in client order."""

@@ -1,7 +1,7 @@
 """The place of a role in a run, and its state between two rounds as one value.
 
-Randomness is counter-based and needs no state. A new field of `ClientProgress` or `ServerProgress` needs no other
-change to be saved and restored.
+Randomness is counter-based and needs no state. A new field of `Progress` or `ClientProgress` needs no other change to
+be saved and restored.
 """
 
 from __future__ import annotations
@@ -75,14 +75,26 @@ class Selection:
 
 
 @dataclass
-class ClientProgress:
-    """The part of a client that changes from round to round, besides weights, optimiser and ledger."""
+class Progress:
+    """The part of a role that changes from round to round. If there is a server, only it selects and keeps losses."""
 
-    round: int = 0  # the next round to compute
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
-    selection: Selection | None = None  # only where no server selects
-    losses: tuple[float, ...] = ()  # the loss of every round, only where no server records it
+    round: int = 0  # the next round
+    selection: Selection = field(default_factory=Selection)
     stopped: bool = False
+    losses: tuple[float, ...] = ()  # the mean loss of every round
+
+    def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
+        """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
+        self.selection = self.selection.after(score, self.round)
+        self.stopped = self.selection.stops(train)
+        return self.selection.best_round == self.round, self.stopped or self.round == train.num_rounds
+
+
+@dataclass
+class ClientProgress(Progress):
+    """The progress of a client, besides weights, optimiser and ledger."""
+
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +109,6 @@ class ClientState:
     progress: ClientProgress
 
 
-@dataclass
-class ServerProgress:
-    """The part of the server that changes from round to round."""
-
-    round: int = 0  # the next round
-    selection: Selection = field(default_factory=Selection)
-    stopped: bool = False
-    losses: tuple[float, ...] = ()  # the mean loss of every round
-
-
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """The server between two rounds."""
@@ -114,4 +116,4 @@ class ServerState:
     config_digest: str
     run: bytes
     roster: tuple[str, ...]
-    progress: ServerProgress
+    progress: Progress
