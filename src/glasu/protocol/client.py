@@ -57,7 +57,11 @@ class Client:
         )
         self.release = Release(encodings_of(config))
         self.progress = ClientProgress()
-        self.is_alone = not config.model.aggregation_layers  # without a server: it selects and records itself
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no server: then this client selects its model and records its losses."""
+        return not self.config.model.aggregation_layers
 
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""
