@@ -115,6 +115,7 @@ class TrainConfig(Checked):
     fanout: Count = 3
     max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
+    party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -204,6 +205,15 @@ class RunConfig:
                 'train.backward="joint": without aggregation layers there is no server to send gradients to; '
                 'use backward = "local".'
             )
+        if self.train.party_dropout:
+            named = f"train.party_dropout={self.train.party_dropout}"
+            if silent:
+                raise ConfigError(f"{named}: parties that train alone have no common rounds; remove it.")
+            if not registry.load("aggregation", self.model.aggregation).allows_absence:
+                raise ConfigError(
+                    f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
+                    'be missing; use aggregation = "mean".'
+                )
         refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
 
     @property

@@ -32,6 +32,10 @@ class Spy:
         self.extracted.append((joint.clone(), partial.clone(), others.clone()))
         return others
 
+    def among(self, num_present: int) -> Spy:
+        assert num_present == self.inner.num_clients  # spies record rounds in which all clients are present
+        return self
+
     def own_gradient(self, gradient: Tensor) -> Tensor:
         return self.inner.own_gradient(gradient)
 

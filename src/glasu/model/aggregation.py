@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 class Aggregation(ABC):
     """How H[l+1] is made of the partials H_m^+[l]. Subclass it and register the class to add an aggregation."""
 
+    allows_absence: ClassVar[bool] = False  # whether H[l+1] can be made of some clients' partials, in the same width
+
     num_clients: int  # M
     client: int = 0  # m; the server's halves do not read it
+
+    def among(self, num_present: int) -> Self:
+        """Return the aggregation of a round to which only some clients contribute."""
+        return self if num_present == self.num_clients else replace(self, num_clients=num_present)
 
     @property
     @abstractmethod
@@ -81,6 +87,8 @@ class Aggregation(ABC):
 
 class Mean(Aggregation):
     """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
+
+    allows_absence = True
 
     @property
     def widening(self) -> int:

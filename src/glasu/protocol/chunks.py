@@ -99,23 +99,31 @@ def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int])
 
 
 def answer_rows(
-    server: Server, kinds: tuple[type[Message], ...], key: Key, respond: Respond, num_rows: int | None = None
+    server: Server,
+    kind: type[TensorMessage],
+    key: Key,
+    respond: Respond,
+    num_rows: int | None = None,
+    senders: Sequence[int] | None = None,
 ) -> Script[int]:
     """Server: answer chunk after chunk until a chunk is not full; return the number of rows.
 
     Args:
         server: the server.
-        kinds: the kinds of message that clients may send. With `Waiting`, only the label owner sends a tensor.
+        kind: the kind of message that clients send.
         key: the key of the exchange.
         respond: builds the answer to the tensors of one chunk, which are in client order.
         num_rows: the number of rows to expect, if the server knows it.
+        senders: the clients that send a tensor, if not all; the others wait for the answer.
     """
     chunk_rows = server.config.wire.chunk_rows
+    everyone = senders is None or len(senders) == len(server.roster)
+    kinds: tuple[type[Message], ...] = (kind,) if everyone else (kind, Waiting)
     for chunk in itertools.count():
         answer, first_row = key.at(key.layer, chunk), chunk * chunk_rows
         messages = yield Receive(kinds, answer)
-        if Waiting in kinds:
-            _check_owner_alone(server, messages)
+        if senders is not None:
+            _check_senders(server, messages, senders)
         tensors = [message for message in messages if isinstance(message, TensorMessage)]
         rows = _check_tensors(server, tensors, answer, None if num_rows is None else num_rows - first_row)
         response = respond([message.value for message in tensors], answer, first_row)
@@ -126,15 +134,15 @@ def answer_rows(
     raise AssertionError("unreachable")
 
 
-def _check_owner_alone(server: Server, messages: Sequence[Message]) -> None:
-    """Refuse a gradient at H[L] from a client without labels, and a label owner that sends none."""
-    owner = server.identity.owner
+def _check_senders(server: Server, messages: Sequence[Message], senders: Sequence[int]) -> None:
+    """Refuse a tensor from a client that has none to send, and a missing one from a client that has."""
     for client, message in enumerate(messages):
-        if isinstance(message, TensorMessage) != (client == owner):
+        if isinstance(message, TensorMessage) != (client in senders):
+            listed = ", ".join(repr(server.roster[sender]) for sender in senders)
             server.refuse(
                 message,
-                f"expected a gradient from the label owner {server.roster[owner]!r} alone, got a "
-                f"{type(message).__name__} from party {server.roster[client]!r}.",
+                f"expected a tensor from party {listed} alone, got a {type(message).__name__} from party "
+                f"{server.roster[client]!r}.",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
@@ -48,6 +48,27 @@ def client_inference(
     return joint, exchanged
 
 
+def await_inference(
+    client: Client, key: Key, num_rows: Mapping[int, int], upcoming: Sample | None = None
+) -> Script[Tensor]:
+    """Client column of an absent client: contribute nothing, and return H[L].
+
+    Args:
+        client: the client.
+        key: phase and round.
+        num_rows: |S[l+1]| for every aggregation layer l.
+        upcoming: the sample of the next round, if it is known.
+    """
+    width = client.config.model.hidden * client.learner.aggregation.widening
+    joints = []
+    for layer, rows in num_rows.items():
+        joints.append(
+            (yield from exchange_rows(client, key.at(layer), (Partial, Joint), None, (rows, width), upcoming=upcoming))
+        )
+    joint: Tensor = joints[-1]
+    return joint
+
+
 def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[Tensor]:
     """Compute H_m[L]. Training, local updates and evaluation all go forward here.
 
@@ -80,23 +101,26 @@ def exchange_partial(
     return joint, sent
 
 
-def server_inference(server: Server, key: Key, num_rows: Mapping[int, int | None]) -> Script[dict[int, int]]:
+def server_inference(
+    server: Server, key: Key, num_rows: Mapping[int, int | None], present: Sequence[int] | None = None
+) -> Script[dict[int, int]]:
     """Server column: aggregate and broadcast, layer by layer.
 
     Args:
         server: the server.
         key: phase and round.
         num_rows: |S[l+1]| for aggregation layers l, where the server knows it.
+        present: the clients that contribute, if not all.
 
     Returns:
         |S[l+1]| for every aggregation layer l.
     """
-    encoding = server.shapes.encodings["representation"]
+    encoding, aggregation = server.shapes.encodings["representation"], server.aggregation_among(present)
 
     def respond(partials: list[Array], answer: Key, first_row: int) -> Broadcast:
-        return Broadcast(Joint(answer, server.aggregation.combine_partials(encoding, partials, answer, first_row)))
+        return Broadcast(Joint(answer, aggregation.combine_partials(encoding, partials, answer, first_row)))
 
     rows = {}
     for layer in server.aggregation_layers:
-        rows[layer] = yield from answer_rows(server, (Partial,), key.at(layer), respond, num_rows.get(layer))
+        rows[layer] = yield from answer_rows(server, Partial, key.at(layer), respond, num_rows.get(layer), present)
     return rows

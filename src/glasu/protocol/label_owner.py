@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glasu.protocol.backward import share_gradient
+from glasu.protocol.backward import owner_gradient, share_gradient
 from glasu.protocol.chunks import answer_rows
 from glasu.protocol.fields import Array
-from glasu.protocol.messages import Gradient, JointGradient, Waiting
+from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
-from glasu.protocol.update import check_loss
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -24,14 +23,16 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
-def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[Tensor]:
-    """Client column: the owner sends G = dL/dH[L] at step 0; all clients receive it, once per round."""
+def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple[list[float], Tensor]]:
+    """Client column: the owner sends G = dL/dH[L] at step 0; all clients receive it, once per round.
+
+    Returns:
+        The owner's loss (none at the other clients), and G.
+    """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
-    own = None
-    if client.has_labels:
-        loss, own = client.learner.loss_and_gradient(client.learner.step(batch, 0), joint, batch)
-        check_loss(client, loss, batch.round)
-    return (yield from share_gradient(client, key, own, joint))
+    losses, own = owner_gradient(client, batch, joint)
+    gradient = yield from share_gradient(client, key, own, len(joint), client.learner.aggregation.widening)
+    return losses, gradient
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
@@ -41,4 +42,4 @@ def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
         return Broadcast(JointGradient(answer, gradients[0]))
 
     layer = server.config.model.num_layers
-    yield from answer_rows(server, (Gradient, Waiting), key.at(layer), respond, num_rows)
+    yield from answer_rows(server, Gradient, key.at(layer), respond, num_rows, (server.identity.owner,))

@@ -141,4 +141,4 @@ def server_prediction(
         pairs = zip(server.keys_to_each(answer), own, strict=True)
         return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 
-    yield from answer_rows(server, (Scores,), key.at(server.config.model.num_layers), respond, num_nodes)
+    yield from answer_rows(server, Scores, key.at(server.config.model.num_layers), respond, num_nodes)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
-from glasu.protocol.backward import client_joint_round, server_backward
+from glasu.protocol.backward import await_backward, client_joint_round, server_backward
 from glasu.protocol.evaluation import client_selection, client_test, server_selection, server_test
-from glasu.protocol.inference import client_inference, server_inference
+from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
+from glasu.protocol.presence import draw_present
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
 from glasu.protocol.sampling import (
     client_sampling,
@@ -74,23 +76,44 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     with client.watch.measure("sampling"):
         batch = client.learner.gather(sample)
     client.learner.set_learning_rate(sample.round)
+    present = draw_present(client.config, client.identity.num_clients, sample.round)
+    if client.identity.index not in present:
+        return (yield from client_absent_round(client, sample, upcoming))
     if client.config.train.backward == "joint":
         return (yield from client_joint_round(client, batch, upcoming))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
         client, step, client.identity.key(Phase.TRAINING, sample.round), upcoming
     )
-    gradient = (yield from client_gradient(client, batch, joint)) if client.identity.owner >= 0 else None
-    extract = client.learner.aggregation.extract_others
-    others = {layer: extract(each, sent.value) for layer, (each, sent) in exchanged.items()}
+    gradient = None
+    if client.identity.owner >= 0:
+        _, gradient = yield from client_gradient(client, batch, joint)
+    aggregation = client.learner.aggregation.among(len(present))
+    others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
     # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
     forward = joint if client.release.transparent else None
-    losses = [(yield from local_update(client, batch, step, others, joint=forward, gradient=gradient))]
+    update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
+    losses = [(yield from update(step, joint=forward))]
     for index in range(1, client.config.train.num_local_steps):
-        step = client.learner.step(batch, index)
-        losses.append((yield from local_update(client, batch, step, others, gradient=gradient)))
+        losses.append((yield from update(client.learner.step(batch, index))))
     return losses if client.has_labels else []
+
+
+def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
+    """Wait through a round without this client's contribution, and take no step.
+
+    An absent label owner still computes the gradient at H[L], because the other clients have no loss.
+    """
+    batch, layers = client.learner.gather(sample), client.config.model.aggregation_layers
+    num_rows = {layer: len(sample.nodes[layer + 1]) for layer in layers}
+    joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, sample.round), num_rows, upcoming)
+    if client.config.train.backward == "joint":
+        return (yield from await_backward(client, batch, joint, num_rows))
+    losses: list[float] = []
+    if client.identity.owner >= 0:
+        losses, _ = yield from client_gradient(client, batch, joint)
+    return losses
 
 
 def server_script(server: Server) -> Script[None]:
@@ -110,9 +133,10 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
     progress, train = server.progress, server.config.train
     for index in window:
         key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
-        rows = yield from server_inference(server, key, known_rows(server, index, sizes))
+        present = draw_present(server.config, len(server.roster), index)
+        rows = yield from server_inference(server, key, known_rows(server, index, sizes), present)
         if train.backward == "joint":
-            yield from server_backward(server, backward, rows)
+            yield from server_backward(server, backward, rows, present)
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
         loss = _mean_loss(server, (yield Receive((Losses,), key)))

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, ProtocolError
-from glasu.model.aggregation import aggregation_of
+from glasu.model.aggregation import Aggregation, aggregation_of
 from glasu.model.sampler import sampler_class
 from glasu.model.task import task_of
 from glasu.protocol.fields import Shapes
@@ -51,6 +51,10 @@ class Server:
         # The number of classes is unknown here. The server checks class probabilities by their values.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
+
+    def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
+        """Return the aggregation of the contributions of some clients; None: of all."""
+        return self.aggregation if present is None else self.aggregation.among(len(present))
 
     def keys_to_each(self, key: Key) -> list[Key]:
         """Return the keys of messages to single clients, in client order."""

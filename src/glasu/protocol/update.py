@@ -13,6 +13,7 @@ from glasu.protocol.requests import Script
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.model.aggregation import Aggregation
     from glasu.model.step import Step
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
@@ -28,6 +29,7 @@ def local_update(
     *,
     joint: Tensor | None = None,
     gradient: Tensor | None = None,
+    aggregation: Aggregation | None = None,
 ) -> Script[float]:
     """Descend the client's own loss with the others' parts constant; return the loss before the step.
 
@@ -40,17 +42,19 @@ def local_update(
         others: {l+1: H_{-m}[l+1]}, fixed for the round.
         joint: H_m^{t,q}[L], if the step has gone forward already: step 0 can reuse JointInference.
         gradient: G, at a client without labels.
+        aggregation: of the clients that are present in the round; None: of all.
     """
     learner = client.learner
+    used = learner.aggregation if aggregation is None else aggregation
 
     def merge(layer: int, partial: Tensor) -> Script[Tensor]:
         yield from ()
-        return learner.aggregation.merge(others[layer + 1], client.release.clip(partial))
+        return used.merge(others[layer + 1], client.release.clip(partial))
 
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
         assert gradient is not None
-        return learner.aggregation.own_gradient(gradient)
+        return used.own_gradient(gradient)
 
     if joint is None:
         joint = yield from walk_forward(client, step, merge)
