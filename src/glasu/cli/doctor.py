@@ -11,8 +11,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_overrides, parse_path
-from glasu.cli.role_options import add_party_options, add_role_options, add_server_options
+from glasu.cli.arguments import add_overrides, add_party_options, add_role_options, add_server_options, parse_path
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import make_output_folder, parse_path
-from glasu.cli.role_options import add_party_options, add_role_options
+from glasu.cli.arguments import add_party_options, add_role_options, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:

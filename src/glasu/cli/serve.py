@@ -12,8 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_run_file, make_output_folder, read_config
-from glasu.cli.role_options import add_role_options, add_server_options
+from glasu.cli.arguments import add_role_options, add_run_file, add_server_options, make_output_folder, read_config
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
