@@ -21,7 +21,7 @@ from pathlib import Path
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
-from glasu.data.sources.catalog import load
+from glasu.data.sources.catalog import load_data
 from glasu.data.sources.reddit import STAND_IN
 from glasu.protocol.requests import Evaluated, Event, RoundDone
 from glasu.runtime.simulation import SimulationOptions, simulate
@@ -123,13 +123,13 @@ def measured(config: RunConfig) -> str:
         return Moment.now()
 
     start = Moment.now()
-    parties = load(config).parties
+    parties = load_data(config).parties
     start = step("make, store, divide", start)
     openings = []
     for _ in range(OPENINGS):
         del parties
         before = time.perf_counter()
-        parties = load(config).parties
+        parties = load_data(config).parties
         openings.append(time.perf_counter() - before)
     step("open, five times", start)
 

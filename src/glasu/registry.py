@@ -76,7 +76,7 @@ def load(seam: str, name: str) -> Any:
         )
     table = _table(seam)
     target = table[name] if name in table else _registered[seam][name]
-    return resolve(target, f"{seam} {name!r}") if isinstance(target, str) else target
+    return import_attribute(target, f"{seam} {name!r}") if isinstance(target, str) else target
 
 
 def register(seam: str, name: str, target: object) -> None:
@@ -147,7 +147,7 @@ def require_extensions(needed: Iterable[Extension], source: str) -> None:
             )
 
 
-def resolve(target: str, what: str) -> Any:
+def import_attribute(target: str, what: str) -> Any:
     """Return the attribute that "module:attribute" names; `what` names it in an error."""
     name, colon, attribute = target.partition(":")
     module = _import(name, what)
@@ -184,7 +184,7 @@ def _source_digest(module: ModuleType) -> str:
 
 @functools.cache
 def _table(seam: str) -> dict[str, Any]:
-    table: dict[str, Any] = resolve(TABLES[seam], f"seam {seam!r}")
+    table: dict[str, Any] = import_attribute(TABLES[seam], f"seam {seam!r}")
     return table
 
 

@@ -23,7 +23,7 @@ from glasu.data.graph import Graph, collect_edges
 from glasu.data.partition import divide_edges, partition
 from glasu.data.party import PartyData, Splits
 from glasu.data.preprocessing import mean_length
-from glasu.data.sources.catalog import load
+from glasu.data.sources.catalog import load_data
 from glasu.data.sources.synthetic import draw_graph
 from glasu.errors import DataError
 from glasu.randomness import Stream
@@ -290,11 +290,11 @@ SIZES = {"name": "synthetic", "num_nodes": 400, "num_features": 12, "num_classes
 )
 def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sampler, batch_size):
     config = run_config(method, sampler, batch_size, **SIZES)
-    expected = load(config, cache=unused)
+    expected = load_data(config, cache=unused)
     weights = train(expected.parties, config).weights_sha256
     assert not unused.folder.exists()
     for _ in range(2):  # the first call makes the entries, the second opens them
-        loaded = load(config, cache=cache)
+        loaded = load_data(config, cache=cache)
         assert loaded.statistics == expected.statistics
         for after, before in zip(loaded.parties, expected.parties, strict=True):
             assert_same_party(after, before)
@@ -305,9 +305,9 @@ def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sample
 def test_a_cached_partition_serves_training_and_prediction(cache, unused, first):
     config = run_config(**SIZES)
     for for_prediction in (first, not first, first):
-        expected = load(config, for_prediction=for_prediction, cache=unused).parties
+        expected = load_data(config, for_prediction=for_prediction, cache=unused).parties
         for after, before in zip(
-            load(config, for_prediction=for_prediction, cache=cache).parties, expected, strict=True
+            load_data(config, for_prediction=for_prediction, cache=cache).parties, expected, strict=True
         ):
             assert_same_party(after, before)
 
@@ -315,14 +315,16 @@ def test_a_cached_partition_serves_training_and_prediction(cache, unused, first)
 def test_a_cached_partition_has_the_splits_of_the_present_settings(cache, unused):
     for fractions in ((0.6, 0.2, 0.2), (0.2, 0.4, 0.4)):
         config = run_config(split=fractions, **SIZES)
-        for after, before in zip(load(config, cache=cache).parties, load(config, cache=unused).parties, strict=True):
+        for after, before in zip(
+            load_data(config, cache=cache).parties, load_data(config, cache=unused).parties, strict=True
+        ):
             assert_same_party(after, before)
 
 
 def write_folders(where, *, common=True):
     """Write the three parties of a graph; unless they have all nodes in common, each lacks some."""
     paths = []
-    for number, owner in enumerate(load(run_config(**SIZES)).parties):
+    for number, owner in enumerate(load_data(run_config(**SIZES)).parties):
         if not common:
             rows = np.random.default_rng(number).permutation(400)[:350]
             owner = replace(
@@ -342,9 +344,9 @@ def write_folders(where, *, common=True):
 @pytest.mark.parametrize("method", ["glasu", "simulated", "centralized"])
 def test_cached_folders_equal_the_folders(tmp_path, cache, unused, method, common):
     config = run_config(method, parties=write_folders(tmp_path, common=common))
-    expected = load(config, cache=unused)
+    expected = load_data(config, cache=unused)
     for _ in range(2):
-        loaded = load(config, cache=cache)
+        loaded = load_data(config, cache=cache)
         assert loaded.statistics == expected.statistics
         for after, before in zip(loaded.parties, expected.parties, strict=True):
             assert_same_party(after, before)
@@ -352,10 +354,10 @@ def test_cached_folders_equal_the_folders(tmp_path, cache, unused, method, commo
 
 def test_a_changed_folder_is_noticed(tmp_path, cache):
     paths = write_folders(tmp_path)
-    before = load(run_config(parties=paths), cache=cache).parties[1].graph.num_edges
+    before = load_data(run_config(parties=paths), cache=cache).parties[1].graph.num_edges
     edges = tmp_path / "b" / "edges.csv"
     edges.write_text("".join(edges.read_text().splitlines(keepends=True)[:-10]))
-    assert load(run_config(parties=paths), cache=cache).parties[1].graph.num_edges == before - 10
+    assert load_data(run_config(parties=paths), cache=cache).parties[1].graph.num_edges == before - 10
     (tmp_path / "b").rename(tmp_path / "renamed")
     (tmp_path / "renamed" / "party.toml").write_text(
         "".join(
@@ -365,7 +367,7 @@ def test_a_changed_folder_is_noticed(tmp_path, cache):
         )
     )
     config = run_config(parties=(paths[0], str(tmp_path / "renamed"), paths[2]))
-    assert [owner.name for owner in load(config, cache=cache).parties] == ["a", "renamed", "c"]
+    assert [owner.name for owner in load_data(config, cache=cache).parties] == ["a", "renamed", "c"]
 
 
 def test_missing_values_are_replaced_as_the_config_says(tmp_path, cache):
@@ -375,7 +377,7 @@ def test_missing_values_are_replaced_as_the_config_says(tmp_path, cache):
     cells = first.split(",")
     nodes.write_text("\n".join([header, ",".join([cells[0], "", *cells[2:]]), *rest, ""]))
     configs = [run_config(parties=paths, missing=how) for how in ("zero", "mean")]
-    zero, mean = (load(config, cache=cache).parties[0].features[0, 0] for config in configs)
+    zero, mean = (load_data(config, cache=cache).parties[0].features[0, 0] for config in configs)
     assert zero == 0.0
     assert mean != 0.0
 
@@ -397,9 +399,9 @@ def test_npz_sets_are_cached_whether_they_are_one_graph_or_several(tmp_path, cac
         np.savez(tmp_path / name / f"{name}.npz", **arrays, **edges, **weights, relations=np.array(relations))
         for method in ("glasu", "simulated", "centralized"):
             config = run_config(method, name=name, root=str(tmp_path))
-            expected = load(config, cache=unused)
+            expected = load_data(config, cache=unused)
             for _ in range(2):
-                loaded = load(config, cache=cache)
+                loaded = load_data(config, cache=cache)
                 assert loaded.statistics == expected.statistics
                 for after, before in zip(loaded.parties, expected.parties, strict=True):
                     assert_same_party(after, before)
@@ -434,18 +436,18 @@ class UntouchableCache(Cache):
 
 def test_opening_reads_no_edge_and_no_feature(cache):
     config = run_config(**{**SIZES, "num_nodes": 4000, "average_degree": 60.0, "num_features": 30})
-    load(config, cache=cache)
-    parties = load(config, cache=UntouchableCache(cache.root, min_bytes=0)).parties
+    load_data(config, cache=cache)
+    parties = load_data(config, cache=UntouchableCache(cache.root, min_bytes=0)).parties
     assert all(isinstance(owner.features, Untouchable) for owner in parties)
     assert all(isinstance(owner.graph.indices, Untouchable) for owner in parties)
 
 
 def test_opening_allocates_some_bytes_per_node_for_any_number_of_edges(cache):
     config = run_config(**{**SIZES, "num_nodes": 20_000, "average_degree": 60.0, "num_features": 30})
-    load(config, cache=cache)  # makes the entries, and imports modules that are loaded on first use
+    load_data(config, cache=cache)  # makes the entries, and imports modules that are loaded on first use
     tracemalloc.start()
     try:
-        parties = load(config, cache=cache).parties
+        parties = load_data(config, cache=cache).parties
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -457,7 +459,7 @@ def print_memory_of_a_partition(folder: str) -> None:
     """Make and divide a graph in small pieces; print the peak of the memory, and the size of the graph."""
     cache = Cache(Path(folder), min_bytes=0, piece_bytes=1 << 17)
     config = run_config(**{**SIZES, "num_nodes": 3000, "average_degree": 400.0, "num_features": 300})
-    load(run_config(**SIZES), cache=cache)  # imports modules that are loaded on first use
+    load_data(run_config(**SIZES), cache=cache)  # imports modules that are loaded on first use
     tracemalloc.start()
     (whole,) = compute_once(cache, {"kind": "test"}, lambda workspace: [draw_graph(config, workspace, chunk=1 << 14)])
     parties = partition_once(cache, whole, 3, 0.8, 0)

@@ -11,8 +11,8 @@ from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData
 from glasu.data.sources import SOURCES, Statistics, find_source
-from glasu.data.sources.catalog import load
-from glasu.data.statistics import compare_with_paper, describe, describe_size
+from glasu.data.sources.catalog import load_data
+from glasu.data.statistics import compare_with_paper, count_statistics, describe_size
 
 CORA = Statistics(2_708, 10_556, 1_433, 7)
 
@@ -24,7 +24,7 @@ def config(name, root=None, *, method="glasu", **data):
 def test_one_graph_is_counted_by_directed_edges():
     graph = Graph.from_edges(np.array([0, 1, 1]), np.array([1, 0, 2]), 4)
     whole = PartyData("all", np.arange(4), np.ones((4, 3), np.float32), graph, np.arange(4) % 2, ("x", "y"))
-    assert describe([whole], divided=True) == Statistics(4, 3, 3, 2, "directed")
+    assert count_statistics([whole], divided=True) == Statistics(4, 3, 3, 2, "directed")
 
 
 def test_several_graphs_are_counted_by_the_pairs_that_any_of_them_links():
@@ -32,14 +32,14 @@ def test_several_graphs_are_counted_by_the_pairs_that_any_of_them_links():
     second = Graph.from_edges(np.array([2, 3]), np.array([1, 0]), 4)
     parties = [PartyData(name, np.arange(4), np.ones((4, 3), np.float32), graph) for name, graph in
                (("a", first), ("b", second))]  # fmt: skip
-    assert describe(parties) == Statistics(4, 3, 6, 0, "undirected")  # 0-1, 1-2, 0-3
+    assert count_statistics(parties) == Statistics(4, 3, 6, 0, "undirected")  # 0-1, 1-2, 0-3
 
 
 def test_the_statistics_are_of_the_whole_whatever_the_method_shows():
     sizes = {"num_nodes": 200, "num_features": 9}
     methods = ("glasu", "centralized", "standalone", "simulated")
-    assert len({load(config("synthetic", method=method, **sizes)).statistics for method in methods}) == 1
-    assert len({load(config("demo", method=method)).statistics for method in methods}) == 1
+    assert len({load_data(config("synthetic", method=method, **sizes)).statistics for method in methods}) == 1
+    assert len({load_data(config("demo", method=method)).statistics for method in methods}) == 1
 
 
 def test_the_papers_table_has_seven_sets():
@@ -63,12 +63,12 @@ def test_differences_name_what_differs_and_by_how_much():
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
 def test_planetoid_equals_the_papers_table(data_root, name):
-    assert compare_with_paper(load(config(name, data_root)).statistics, name) == {}
+    assert compare_with_paper(load_data(config(name, data_root)).statistics, name) == {}
 
 
 @pytest.mark.parametrize("name", ["venice", "suzhou"])
 def test_herigraph_has_the_papers_nodes_edges_and_classes(data_root, name):
-    found = load(config(f"heri_{name}", data_root)).statistics
+    found = load_data(config(f"heri_{name}", data_root)).statistics
     assert set(compare_with_paper(found, f"heri_{name}")) == {"features"}
 
 

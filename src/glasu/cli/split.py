@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.progress import print_lines
     from glasu.data.folders import refuse_existing, write_party
-    from glasu.data.sources.catalog import load
+    from glasu.data.sources.catalog import load_data
     from glasu.data.statistics import describe_size
 
-    loaded = load(config)
+    loaded = load_data(config)
     out = make_output_folder(args.out)
     for party in loaded.parties:
         refuse_existing(out / party.name)

@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> None:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)
 
-        from glasu.data.sources.catalog import load
+        from glasu.data.sources.catalog import load_data
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
         from glasu.runtime.checkpointing import checkpoint_folder
         from glasu.runtime.simulation import SimulationOptions, simulate
         from glasu.runtime.trained_model import TrainedModel, remove_model
 
-        loaded = load(config)
+        loaded = load_data(config)
         about = (describe_size(loaded.statistics, config.data.name), *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
             if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one

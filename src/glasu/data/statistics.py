@@ -10,7 +10,7 @@ from glasu.data.party import PartyData
 from glasu.data.sources import Statistics, find_source
 
 
-def describe(parties: Sequence[PartyData], cache: Cache | None = None, *, divided: bool = False) -> Statistics:
+def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *, divided: bool = False) -> Statistics:
     """Count as the paper does.
 
     Args:

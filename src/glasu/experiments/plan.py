@@ -111,7 +111,7 @@ class Plan:
             "backbones": self._backbones,
         }[table]
         return [
-            Run(dataset, method, describe(method, config), config.train.seed, config)
+            Run(dataset, method, describe_setting(method, config), config.train.seed, config)
             for dataset in datasets
             for method, config in cells(dataset)
         ]
@@ -154,7 +154,7 @@ class Plan:
         return self.settings(dataset, "glasu-4", "gcnii")
 
 
-def describe(method: str, config: RunConfig) -> str:
+def describe_setting(method: str, config: RunConfig) -> str:
     """Return the settings that the name of a method leaves open, as text."""
     model, train = config.model, config.train
     parts = [] if method == "centralized" else [f"M={config.data.num_clients}"]

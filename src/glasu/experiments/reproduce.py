@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu import train
-from glasu.data.sources.catalog import load
+from glasu.data.sources.catalog import load_data
 from glasu.data.statistics import describe_size
 from glasu.errors import DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
@@ -126,7 +126,7 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
             log.info("%s: skipped: it has no target accuracy, or consists of several parties", dataset)
             continue
         try:
-            loaded = load(runs[0].config)
+            loaded = load_data(runs[0].config)
         except GlasuError as error:
             if datasets is not None:
                 raise

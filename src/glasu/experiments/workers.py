@@ -128,6 +128,6 @@ def load_once(config: RunConfig) -> Loaded:
 
 @functools.lru_cache(maxsize=KEPT_DATASETS)
 def _load(config: RunConfig) -> Loaded:
-    from glasu.data.sources.catalog import load
+    from glasu.data.sources.catalog import load_data
 
-    return load(config)
+    return load_data(config)

@@ -181,7 +181,7 @@ class Steps:
         self.model = model
         self._fused: StepMaker | None = None
         if target := model.backbone.fused_step:
-            self._fused = registry.resolve(target, "the fused step")(model, optimizer)
+            self._fused = registry.import_attribute(target, "the fused step")(model, optimizer)
 
     def make(self, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> Step:
         """Return a step; `recording=False` if there is no backward pass."""

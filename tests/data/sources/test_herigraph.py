@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
-from glasu.data.sources.catalog import load, load_parties
+from glasu.data.sources.catalog import load_data, load_parties
 from glasu.data.sources.herigraph import read_herigraph
 from glasu.errors import DataError
 
@@ -113,7 +113,7 @@ def test_all_relations_together_are_what_centralized_and_simulated_see(root):
     for method in ("centralized", "simulated"):
         for party in load_parties(config(root, method=method)):
             assert set(map(tuple, party.graph.edge_index().T.tolist())) == pairs
-    loaded = load(config(root))
+    loaded = load_data(config(root))
     assert (loaded.statistics.nodes, loaded.statistics.edges) == (NODES, len(pairs) // 2)
     assert loaded.notes == ()
 
@@ -194,8 +194,8 @@ def test_missing_files_are_named_with_where_to_get_and_put_them(root):
 def test_without_the_csv_files_the_graphs_below_the_root_are_used_with_a_note(data_root, name, relations, widths):
     if (data_root / "heri").exists():
         pytest.skip("the CSV files are there")
-    loaded = load(config(data_root, name))
+    loaded = load_data(config(data_root, name))
     assert [party.graph.num_edges // 2 for party in loaded.parties] == relations
     assert [party.num_features for party in loaded.parties] == widths
     assert "cannot reproduce the paper's accuracy" in loaded.notes[0]
-    assert load(config(data_root, f"heri_{name}")).notes != ()
+    assert load_data(config(data_root, f"heri_{name}")).notes != ()

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.graph import make_undirected
-from glasu.data.sources.catalog import load, load_parties
+from glasu.data.sources.catalog import load_data, load_parties
 from glasu.data.sources.npz import read_npz
 from glasu.errors import ConfigError, DataError
 from support.whole import load_whole
@@ -145,7 +145,7 @@ def test_a_name_without_a_file_says_where_to_put_one_and_which_there_are(tmp_pat
 
 
 def test_dblp_has_its_relations(data_root):
-    loaded = load(config("dblp_authors", data_root))
+    loaded = load_data(config("dblp_authors", data_root))
     assert [party.graph.num_edges // 2 for party in loaded.parties] == [3528, 2498219, 3519757]
     assert [party.num_features for party in loaded.parties] == [112, 112, 110]
     found = loaded.statistics
@@ -155,7 +155,7 @@ def test_dblp_has_its_relations(data_root):
 
 
 def test_imdb_and_facebook_have_their_numbers(data_root):
-    movies = load(config("imdb_movies", data_root))
+    movies = load_data(config("imdb_movies", data_root))
     assert [party.graph.num_edges // 2 for party in movies.parties] == [46615, 8119, 404536]
     assert (movies.statistics.nodes, movies.statistics.edges, movies.statistics.features) == (4780, 456199, 1232)
     pages = load_whole(config("facebook_pages", data_root))

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, RunConfig
-from glasu.data.sources.catalog import load, load_parties
+from glasu.data.sources.catalog import load_data, load_parties
 from glasu.errors import ConfigError, DataError
 from support.whole import load_whole
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_reported_with_where_it_lies(cache):
 
 
 def test_a_set_without_files_needs_no_folder_and_may_have_a_public_split(cache):
-    loaded = load(config("pyg:KarateClub", split=(0.5, 0.25, 0.25)))
+    loaded = load_data(config("pyg:KarateClub", split=(0.5, 0.25, 0.25)))
     assert (loaded.statistics.nodes, loaded.statistics.edges, loaded.statistics.classes) == (34, 156, 4)
     assert len(load_whole(config("pyg:KarateClub", split="public")).splits.train) == 4
     assert not cache.exists()

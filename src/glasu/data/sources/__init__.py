@@ -77,11 +77,11 @@ def find_source(name: str) -> DataSource:
     """Return the source of a data set. Any other name means a file of the user, whose `read` reports unknown names."""
     source: DataSource
     if name.startswith(PYG_PREFIX):
-        source = registry.resolve("glasu.data.sources.pyg:PYG", name)
+        source = registry.import_attribute("glasu.data.sources.pyg:PYG", name)
     elif registry.is_choice("data", name):
         source = registry.load("data", name)
     else:
-        source = registry.resolve("glasu.data.sources.npz:OWN_FILE", name)
+        source = registry.import_attribute("glasu.data.sources.npz:OWN_FILE", name)
     return source
 
 

@@ -15,7 +15,7 @@ from glasu.data.methods import method_of, override_settings
 from glasu.data.partition import draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
-from glasu.data.statistics import describe
+from glasu.data.statistics import count_statistics
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
         config: the settings.
         for_prediction: do not require labels and splits.
     """
-    return load(config, for_prediction=for_prediction).parties
+    return load_data(config, for_prediction=for_prediction).parties
 
 
-def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> Loaded:
+def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> Loaded:
     """Return the parties as `load_parties` does, with statistics and notes on the data set."""
     cache = cache or Cache()
     data, notes = _read(config, cache, with_labels=not for_prediction)
@@ -54,7 +54,7 @@ def load(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None
     if not for_prediction:
         used, _ = override_settings(config)
         check_parties(parties, used.train.labels, used.train.task)
-    return Loaded(parties, describe(data, cache, divided=_is_one_graph(config, data)), notes)
+    return Loaded(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
