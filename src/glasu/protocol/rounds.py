@@ -56,7 +56,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if not client.is_alone:
+        if client.config.model.aggregation_layers:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:
