@@ -144,18 +144,6 @@ class PrivacySummary(JsonRecord):
         return cls(config.privacy.secure_aggregation, found)
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """Results and cost of a run, as telemetry recorded them."""
-
-    test: SplitScores
-    validation: SplitScores
-    history: tuple[HistoryEntry, ...]
-    losses: tuple[float, ...]  # the mean training loss of every round
-    traffic: Traffic
-    seconds: Seconds
-
-
 def versions(config: RunConfig | None = None) -> dict[str, str]:
     """Return the versions that determine the bits of a run: of packages, and of the extensions that `config` uses.
 

@@ -9,10 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from glasu.config import RunConfig
 from glasu.model.task import ACCURACY
+from glasu.privacy.ledger import Ledger
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Evaluated
+from glasu.protocol.state import Identity
 from glasu.records import read_record, to_plain
 from glasu.report import Seconds, Traffic
 from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
@@ -123,10 +126,23 @@ def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
     assert telemetry.evaluations == []
 
 
+def report_of(telemetry, losses, **options):
+    return telemetry.build_report(RunConfig(), losses=losses, parties=(), weights_sha256=(), overridden={}, **options)
+
+
+def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
+    telemetry, identity = recorded(), Identity(("a", "b"), "a", 1, bytes(12))
+    report = telemetry.build_party_report(RunConfig(), identity, {}, "digest", Ledger())
+    assert (report.party, report.parties, report.run) == ("b", ("a", "b"), bytes(12).hex())
+    assert (report.traffic, report.seconds) == (telemetry.cost().traffic, telemetry.cost().seconds)
+    assert report.test is None  # only party "a" has labels
+    assert [ledger.party for ledger in report.privacy.ledger] == ["b"]
+
+
 def test_an_entry_of_the_history_has_the_cost_until_then():
     telemetry = recorded()
     telemetry.observe(final(0.5))
-    (entry,) = telemetry.measurements([[0.7]]).history
+    (entry,) = report_of(telemetry, [[0.7]]).history
     size = len(encode(tensor(Partial, 0)))
     assert entry.to_dict() == {
         "round": 1, "loss": 0.5, "val_accuracy": 0.5, "val_macro_f1": 0.5, "val_loss": 0.5, "bytes": size,
@@ -141,7 +157,7 @@ def test_parties_alone_are_averaged_and_listed_in_their_order():
     telemetry.observe(validation(2, 0.6, "a", improved=True))
     telemetry.observe(final(0.9, "a"))
     telemetry.observe(final(0.5, "b"))
-    measured = telemetry.measurements([[1.0, 2.0], [3.0]], ["a", "b"], per_client=True)
+    measured = report_of(telemetry, [[1.0, 2.0], [3.0]], alone=["a", "b"], per_client=True)
     assert measured.validation.per_client == (0.6, 0.8)
     assert measured.validation.accuracy == pytest.approx(0.7)
     assert measured.validation.round is None  # each has its own

@@ -32,7 +32,6 @@ from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
 from glasu.registry import Extension
-from glasu.report import PartyReport, PrivacySummary, SplitScores, versions
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
@@ -216,20 +215,10 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
 
     def finish(self, result: dict[str, float]) -> Finished:
         """Write the selected weights and report.json."""
-        client, party, weights = self.client, self.client.party, self.client.progress.best_weights
+        client, digest = self.client, weights_digest(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
-        digest, cost = weights_digest(weights), self.telemetry.cost()
-        report = PartyReport(
-            config=client.config,
-            party=party.name,
-            parties=client.identity.names,
-            run=client.identity.run.hex(),
-            test=SplitScores(result) if result else None,  # none at a client without labels
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            weights_sha256=(digest,),
-            privacy=PrivacySummary.of(client.config, {party.name: client.release.ledger}),
-            versions=versions(client.config),
+        report = self.telemetry.build_party_report(
+            client.config, client.identity, result, digest, client.release.ledger
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = Finished(weights_sha256=digest)

@@ -21,7 +21,7 @@ from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
-from glasu.report import PartySummary, PrivacySummary, RunReport, versions
+from glasu.report import PartySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState
 from glasu.wire.message_key import RUN_BYTES
@@ -169,14 +169,12 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
-        return RunReport(
-            config=server.config,
-            **vars(self.telemetry.measurements([server.progress.losses])),
-            parties=tuple(parties),
+        return self.telemetry.build_report(
+            server.config,
+            losses=[server.progress.losses],
+            parties=parties,
+            weights_sha256=weights_sha256,
             overridden=overridden,
-            weights_sha256=tuple(weights_sha256),
-            privacy=PrivacySummary.of(server.config),
-            versions=versions(server.config),
         )
 
     def close(self, *, finished: bool) -> None:

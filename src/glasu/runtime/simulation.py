@@ -22,7 +22,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
-from glasu.report import PartySummary, PrivacySummary, RunReport, versions
+from glasu.report import PartySummary, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.telemetry import Telemetry, TrafficCounter
@@ -243,22 +243,17 @@ def _build_report(
     telemetry: Telemetry,
     notes: Sequence[str],
 ) -> RunReport:
-    config = prepared.config
-    if server is not None:
-        measured = telemetry.measurements([server.progress.losses])
-    else:
-        losses, names = [client.progress.losses for client in clients], [client.name for client in clients]
-        one_party = method_of(config).one_party
-        measured = telemetry.measurements(losses, names, per_client=not one_party)
-    return RunReport(
-        config=config,
-        **vars(measured),
-        parties=tuple(_summarize(party) for party in prepared.parties),
+    config, together = prepared.config, server is not None
+    return telemetry.build_report(
+        config,
+        losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
+        alone=None if together else [client.name for client in clients],
+        per_client=not together and not method_of(config).one_party,
+        parties=map(_summarize, prepared.parties),
+        weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
-        notes=tuple(notes),
-        weights_sha256=tuple(weights_digest(client.progress.best_weights) for client in clients),
-        privacy=PrivacySummary.of(config, {client.name: client.release.ledger for client in clients}),
-        versions=versions(config),
+        ledgers={client.name: client.release.ledger for client in clients},
+        notes=notes,
     )
 
 

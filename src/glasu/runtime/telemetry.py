@@ -1,7 +1,7 @@
-"""Telemetry of a run: messages and bytes, evaluations and losses, seconds. Torch is not loaded here.
+"""Telemetry of a run: messages and bytes, evaluations and losses, seconds; and the reports of all roles.
 
-`TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry`
-adds evaluations and seconds. A resumed run restores the state of its checkpoint and adds to it.
+`TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry` adds evaluations and
+seconds, and builds the report. A resumed run restores the state of its checkpoint and adds to it. Torch is not loaded.
 
 The logger `glasu.wire` writes one line per message and per exchange at level DEBUG, in the order of counting.
 """
@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from glasu.config import Override, RunConfig
+from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluated, Event
-from glasu.report import HistoryEntry, Measurements, Seconds, SplitScores, Traffic
+from glasu.protocol.state import Identity
+from glasu.report import (
+    HistoryEntry,
+    PartyReport,
+    PartySummary,
+    PrivacySummary,
+    RunReport,
+    Seconds,
+    SplitScores,
+    Traffic,
+    versions,
+)
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
@@ -194,25 +207,81 @@ class Telemetry:
         """Return to the evaluations of a state, because later rounds are repeated. Keep their cost."""
         self.evaluations = list(state.evaluations)
 
-    def measurements(
-        self, losses: Sequence[Sequence[float]], parties: Sequence[str | None] = (None,), *, per_client: bool = False
-    ) -> Measurements:
-        """Return the parts of a report.
+    def build_report(
+        self,
+        config: RunConfig,
+        *,
+        losses: Sequence[Sequence[float]],
+        parties: Iterable[PartySummary],
+        weights_sha256: Iterable[str],
+        overridden: Mapping[str, Override],
+        alone: Sequence[str] | None = None,
+        per_client: bool = False,
+        ledgers: Mapping[str, Ledger] | None = None,
+        notes: Iterable[str] = (),
+    ) -> RunReport:
+        """Build the report of a simulation or of a server.
 
         Args:
+            config: the settings, as they ran.
             losses: the losses of every round: at the server, or at each party that trained alone.
-            parties: the parties that were evaluated alone; [None] if they were evaluated together.
+            parties: the data of each party.
+            weights_sha256: the digest of the selected weights of each party.
+            overridden: the settings that the method or the sampler replaced.
+            alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
+            ledgers: by party; None: a server has none.
+            notes: about the data.
         """
-        by_party = [[entry for entry in self.evaluations if entry.event.party == party] for party in parties]
+        names: Sequence[str | None] = [None] if alone is None else alone
+        by_party = [[entry for entry in self.evaluations if entry.event.party == name] for name in names]
         longest = max(map(len, losses), default=0)
-        return Measurements(
+        cost = self.cost()
+        return RunReport(
+            config=config,
             test=_score(by_party, "test", per_client=per_client),
             validation=_score(by_party, "validation", per_client=per_client),
             history=_list_history(by_party),
             losses=tuple(_mean([own[index] for own in losses if index < len(own)]) for index in range(longest)),
-            traffic=self.traffic.snapshot(),
-            seconds=self.seconds(),
+            traffic=cost.traffic,
+            seconds=cost.seconds,
+            parties=tuple(parties),
+            overridden=overridden,
+            notes=tuple(notes),
+            weights_sha256=tuple(weights_sha256),
+            privacy=PrivacySummary.of(config, ledgers),
+            versions=versions(config),
+        )
+
+    def build_party_report(
+        self,
+        config: RunConfig,
+        identity: Identity,
+        metrics: Mapping[str, float],
+        weights_sha256: str,
+        ledger: Ledger,
+    ) -> PartyReport:
+        """Build the report of one party of a run between machines.
+
+        Args:
+            config: the settings, as they ran.
+            identity: of the party.
+            metrics: on the test split; empty at a party without labels.
+            weights_sha256: the digest of its selected weights.
+            ledger: its releases.
+        """
+        cost, party = self.cost(), identity.names[identity.index]
+        return PartyReport(
+            config=config,
+            party=party,
+            parties=identity.names,
+            run=identity.run.hex(),
+            test=SplitScores(metrics) if metrics else None,
+            traffic=cost.traffic,
+            seconds=cost.seconds,
+            weights_sha256=(weights_sha256,),
+            privacy=PrivacySummary.of(config, {party: ledger}),
+            versions=versions(config),
         )
 
 
