@@ -32,7 +32,6 @@ from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import check_answer, drive
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.telemetry import Telemetry
-from glasu.wire.message_key import Key
 
 Result = TypeVar("Result")
 
@@ -161,14 +160,12 @@ class PartyPerformer:
 
     def __init__(self, session: ClientSession, purpose: PartyPurpose[Any]) -> None:
         self.session, self.purpose = session, purpose
-        self._exchange: Key | None = None  # the last answer of the exchange that is not counted yet
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
         purpose, telemetry = self.purpose, self.purpose.telemetry
         if isinstance(request, Receive):
             return self._receive(request)
-        self.count_exchange()
         match request:
             case Send(message):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
@@ -186,15 +183,8 @@ class PartyPerformer:
         with telemetry.watch.measure("communication"):
             message = check_answer(request, self.session.receive(request))
         telemetry.traffic.sent_to_clients(message)
-        if request.key.chunk == 0:  # in an exchange with a rider, the answer to the main script comes last
-            self._exchange = request.key
+        telemetry.traffic.exchange(request.key, rides=request.rides)
         return message
-
-    def count_exchange(self) -> None:
-        """Count the exchange whose answers have all arrived. Called after the script's end, too."""
-        if self._exchange is not None:
-            self.purpose.telemetry.traffic.exchange(self._exchange)
-            self._exchange = None
 
 
 def join(
@@ -252,7 +242,6 @@ def _run_attempt(
         script = purpose.begin(attempt)
         session.confirm(attempt)
         result = drive(script, perform, purpose.watch)
-        perform.count_exchange()
         session.finish(attempt, to_plain(purpose.finish(result)))
         return session.await_attempt()
     except NewAttempt as proposed:

@@ -27,7 +27,6 @@ from glasu.protocol.server import Server, Sizes
 from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
 from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
-from glasu.wire.message_key import Key
 
 Report = TypeVar("Report")
 
@@ -142,14 +141,14 @@ class ServerPerformer:
             case Broadcast(message, rides):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
                 telemetry.traffic.sent_to_clients(message, self.session.num_parties)
-                self._count_exchange(message.key, rides=rides)
+                telemetry.traffic.exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages, rides):
                 purpose.settle()
                 for message in messages:
                     telemetry.traffic.sent_to_clients(message)
-                self._count_exchange(messages[0].key, rides=rides)
+                telemetry.traffic.exchange(messages[0].key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
             case Save(take_state):
@@ -157,10 +156,6 @@ class ServerPerformer:
             case _:
                 purpose.observe(request)
         return None
-
-    def _count_exchange(self, key: Key, *, rides: bool) -> None:
-        if key.chunk == 0 and not rides:
-            self.purpose.telemetry.traffic.exchange(key)
 
 
 def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = ServerPerformer) -> Report:

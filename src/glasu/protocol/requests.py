@@ -34,6 +34,7 @@ class Receive:
 
     kinds: tuple[type[Message], ...]
     key: Key
+    rides: bool = False  # part of another script's exchange, set by `Interleave`
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Broadcast:
     """Server: send one message to every client. The result is None."""
 
     message: Message
-    rides: bool = False  # part of another script's exchange, set by `Interleave`
+    rides: bool = False  # as in `Receive`
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Scatter:
     """Server: send a different message to every client, in client order. The result is None."""
 
     messages: tuple[Message, ...]
-    rides: bool = False
+    rides: bool = False  # as in `Receive`
 
 
 @dataclass(frozen=True)

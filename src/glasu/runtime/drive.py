@@ -94,10 +94,9 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
             joined = True
         elif isinstance(action, Receive) and action.key.chunk == 0 and joined is not at_server:
             if isinstance(riding, Receive):
-                riding = advance(rider, (yield riding))
+                riding = advance(rider, (yield replace(riding, rides=True)))
             while isinstance(riding, ANSWERS) or _is_later_chunk(riding):
-                ride = riding if isinstance(riding, Receive) else replace(riding, rides=True)
-                riding = advance(rider, (yield ride))
+                riding = advance(rider, (yield replace(riding, rides=True)))
             joined = at_server
         elif isinstance(action, ANSWERS):
             joined = False

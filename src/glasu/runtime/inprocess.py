@@ -144,8 +144,7 @@ def run_together(
         for outbox, message in zip(outboxes, messages, strict=True):
             traffic.sent_to_clients(message)
             outbox.append(message if carry is None else carry(message))
-        if not rides and messages[0].key.chunk == 0:
-            traffic.exchange(messages[0].key)
+        traffic.exchange(messages[0].key, rides=rides)
 
     action = server.advance()
     while not isinstance(action, Finished):
