@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.fields import Array
 from glasu.protocol.inference import client_inference
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
 from glasu.protocol.update import check_loss, walk_backward
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:

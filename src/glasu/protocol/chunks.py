@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError, TrainingError
-from glasu.protocol.fields import Array
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,9 @@ from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Kind, encodings_of
+from glasu.wire.encodings import Array, Encoding, Kind, encodings_of
 from glasu.wire.message_key import KEY_BYTES, Phase
 
-Array = NDArray[Any]
 HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
 SECTION = struct.Struct("<BBxxII")
 

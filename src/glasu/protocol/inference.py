@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.fields import Array
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Broadcast, Evaluating, Script
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import owner_gradient, share_gradient
 from glasu.protocol.chunks import answer_rows
-from glasu.protocol.fields import Array
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from glasu.protocol.fields import (
     HEADER,
     SECTION,
-    Array,
     Content,
     FlagField,
     NodeSetsField,
@@ -25,6 +24,7 @@ from glasu.protocol.fields import (
     Shapes,
     TensorField,
 )
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 

@@ -12,11 +12,11 @@ from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import Mean
 from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.fields import Array
 from glasu.protocol.inference import client_inference, exchange_partial, server_inference, walk_forward
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
 from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
