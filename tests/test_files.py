@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from glasu.errors import ConfigError, DataError
-from glasu.files import hold_folder, put_in_place, raise_descriptor_limit, retry_without_descriptors, write_atomically
+from glasu.files import (
+    hold_folder,
+    put_in_place,
+    raise_descriptor_limit,
+    read_descriptor_limit,
+    retry_without_descriptors,
+    write_atomically,
+)
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
@@ -125,6 +132,7 @@ def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one():
     with descriptor_limit(256):
         raise_descriptor_limit()
         soft, same = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert read_descriptor_limit() == soft
     assert same == hard
     assert soft == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
 

@@ -1,4 +1,4 @@
-"""Write files durably, and lock a folder for one process."""
+"""Write files durably, lock a folder for one process, and set the limits of the process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # limit of the process, of the system; both errors are temporary
 DESCRIPTORS_WITHIN = 10.0  # seconds
 MANY_DESCRIPTORS = 1 << 16
+M_ARENA_MAX = -8  # of malloc.h
 
 
 def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPTORS_WITHIN) -> T:
@@ -44,6 +45,28 @@ def raise_descriptor_limit() -> None:
     wanted = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def read_descriptor_limit() -> int:
+    """Return how many files and connections this process may open, at most 65,536."""
+    try:
+        import resource
+    except ImportError:
+        return MANY_DESCRIPTORS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MANY_DESCRIPTORS)
+
+
+def share_one_heap() -> None:
+    """Let all threads allocate from one heap, where the C library is glibc; other libraries have no such setting.
+
+    glibc gives each thread a heap, and a freed block stays in the heap that it came from. So a server under a flood of
+    connections, which several threads of gRPC accept, would use three times the memory.
+    """
+    import ctypes
+
+    if os.name == "posix" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(M_ARENA_MAX, 1)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -20,6 +20,7 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
 from glasu.protocol.requests import Receive
 from support.controls import numbered, read_control, unnumbered
+from support.raw_party import wait_for
 from support.roles import Role
 from support.toy_run import RUN, Toy, ToyClientHandshake, digest, key, logger
 
@@ -77,13 +78,24 @@ def open_and_wait(session):
     return session.await_attempt()
 
 
-@pytest.mark.parametrize("events", [(), (welcome(),)], ids=["none", "welcome"])
-def test_a_server_that_lets_parties_in_and_drops_them_is_asked_less_and_less_often(events):
-    server = Server(*[(*events, CLOSED)] * 9, (unnumbered("stopped", code="x", reason="enough"),))
+BACKOFF = [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("visit", "pauses"),
+    [
+        ((Disconnection(ConnectionCode.NOTHING_LISTENS),), BACKOFF),
+        ((welcome(), CLOSED), BACKOFF),
+        ((CLOSED,), [FIRST_DELAY] * 9),  # as in a flood of connections
+    ],
+    ids=["absent", "dropped", "crowded out"],
+)
+def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_places(visit, pauses):
+    server = Server(*[visit] * 9, (unnumbered("stopped", code="x", reason="enough"),))
     session = server.session()
     with pytest.raises(TrainingError):
         open_and_wait(session)
-    assert server.pauses == [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
+    assert server.pauses == pauses
 
 
 def test_a_stream_that_served_is_opened_again_at_once():
@@ -361,6 +373,7 @@ def test_a_party_that_the_server_has_stopped_reports_no_failure():
     assert caught.value.code == "party_failed"
     session.fail(caught.value)
     session.close()
+    wait_for(lambda: server.lines[0].sent)
     assert len(server.lines[0].sent) == 1  # the hello
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -40,6 +41,7 @@ class Processes:
         for party in self.parties:
             write_party(party, folder / "parties" / party.name)
         self.words = ["--quiet"]  # of all commands
+        self.descriptors: int | None = None  # that the server may open; None: as many as this process
         self.running: dict[str, subprocess.Popen[str] | WarmProcess] = {}
         self.started: dict[str, int] = {}
 
@@ -60,7 +62,13 @@ class Processes:
             self.running[called] = WarmProcess(command, log)
             return
         with log.open("a") as file:
-            self.running[called] = subprocess.Popen([*GLASU, *command], stdout=file, stderr=file, text=True)
+            self.running[called] = subprocess.Popen(
+                [*GLASU, *command], stdout=file, stderr=file, text=True, preexec_fn=self._limit_descriptors
+            )
+
+    def _limit_descriptors(self) -> None:
+        if self.descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptors, self.descriptors))
 
     def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""

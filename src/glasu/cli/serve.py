@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
     from glasu.cli.log import Log
-    from glasu.files import hold_folder, raise_descriptor_limit
+    from glasu.files import hold_folder, raise_descriptor_limit, share_one_heap
     from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
     from glasu.network.options import ServeOptions, Serving
     from glasu.network.prediction_server import PredictionServer
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     if args.metrics is not None:
         refuse_shared_address(args.metrics, address)
     raise_descriptor_limit()
+    share_one_heap()
     out = make_output_folder(args.out)
     views: list[Callable[[], View | None]] = []
 

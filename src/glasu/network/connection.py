@@ -103,6 +103,8 @@ class Connection:
                 long = f" since {waited:.0f} s" if waited >= TOLD_EVERY else ""
                 dialing.log.info("waiting for the server at %s%s: %s.", address, long, why)
                 said, at = ended, dialing.clock()
+            if ended.code is ConnectionCode.CLOSED:
+                self._delay = FIRST_DELAY  # a flood may hold all places at the server: the next attempt may get one
             if waited + self._delay > dialing.wait:
                 raise AbsenceError(
                     f"waited {dialing.wait:.0f} s for the server at {address}: {why}; saved work is kept. "

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
 from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.files import read_descriptor_limit
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import SENTENCES, printable
@@ -32,8 +33,10 @@ import grpc  # noqa: E402 - it reads both variables once, when it is loaded
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
 ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
-HANDSHAKE_WITHIN = 5.0  # seconds: a connection without a complete TLS handshake is dropped then
-SPARE_CONNECTIONS = 64  # TCP connections at the server, beside twice the streams that its parties may open
+# A flood takes every free place immediately. PLACES / HANDSHAKE_WITHIN become free per second. A party gets one with
+# the probability of that rate over the rate of the flood. Each place costs up to 50 KB of memory.
+HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
+PLACES = 1024  # for TCP connections at the server, beside twice the streams that its parties may open
 UNHEARD, OPEN = 2, 4  # concurrent streams of one party: not accepted yet, and in all
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 HIGHEST_PORT = 65535
@@ -160,20 +163,21 @@ class Listener(AbstractContextManager["Listener"]):
             host: receives the streams.
             kit: the server's.
             address: host:port.
-            max_connections: of TCP, so that idle ones cannot use up the file descriptors; None: enough for all parties.
+            max_connections: of TCP; None: as many as memory and file descriptors allow.
         """
         _refuse_older_tls()
         self._host, self._kit = host, kit
         self._guests: set[_Guest] = set()
         self._lock, self._over = threading.Lock(), threading.Event()
         streams = OPEN * len(kit.roster)
+        places = min(PLACES, read_descriptor_limit() // 2) + 2 * streams
         self._server = grpc.server(
             ThreadPoolExecutor(streams + 4, "glasu-stream"),
             options=[
                 *OPTIONS,
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", OPEN),
-                ("grpc.max_allowed_incoming_connections", max_connections or SPARE_CONNECTIONS + 2 * streams),
+                ("grpc.max_allowed_incoming_connections", max_connections or places),
                 ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
             ],
         )
