@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -134,6 +134,8 @@ def name_file(path: Path) -> Iterator[None]:
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Lock a folder for this process. The system releases the lock when the process ends, also after kill -9.
 
+    If nothing was written to the folder, the lock file is removed too.
+
     Args:
         folder: created if it does not exist.
         advice: what to do if another process holds the folder.
@@ -158,4 +160,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     try:
         yield
     finally:
+        with suppress(OSError):  # filelock makes sure that a process that waits does not lock the removed file
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
         lock.release()

@@ -225,7 +225,15 @@ def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file
     *before, result.stderr = result.stderr.splitlines()
     assert all("removed" in line and "round-00000001.checkpoint" in line for line in before)
     refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["glasu", "standalone", "centralized"])
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(run_file, tmp_path, method):
+    overrides = ["--set", "model.hidden=1000000000", "--set", f"train.method={method}"]
+    result = glasu("train", run_file, *overrides, "--out", tmp_path / "deep" / "run", "--quiet")
+    refused(result, "glasu train: model.hidden=1000000000, ", "the model needs at least", "Choose smaller values.")
+    assert not (tmp_path / "deep").exists()
 
 
 def test_a_folder_in_the_place_of_the_report_is_refused_before_training(run_file, tmp_path):

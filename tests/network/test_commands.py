@@ -43,6 +43,13 @@ def test_a_bad_listen_address_leaves_no_folder(folder, kits, capsys):
             assert not (folder / "out").exists()
 
 
+def test_a_prediction_without_a_training_leaves_no_folder(folder, kits, capsys):
+    assert serve(folder, kits, "--listen", "127.0.0.1:0", "--predict") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds no finished training" in line
+    assert not (folder / "out").exists()
+
+
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", "127.0.0.1:\N{ARABIC-INDIC DIGIT THREE}"])
 def test_a_bad_metrics_address_leaves_no_folder(address, folder, kits, capsys):
     assert serve(folder, kits, "--listen", "127.0.0.1:0", "--metrics", address) == 2

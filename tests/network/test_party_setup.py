@@ -7,7 +7,7 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
 from glasu.network.handshake import RefusalError, Welcome
-from glasu.network.party_setup import check_memory, check_place
+from glasu.network.party_setup import check_place, resolve_for_party
 from support.cluster import Cluster
 from support.tiny import tiny
 
@@ -28,14 +28,14 @@ def test_settings_that_do_not_fit_into_memory_are_refused_before_anything_is_bui
     changes, expected = ABSURD[name]
     _, parties = tiny()
     with pytest.raises(ConfigError, match=f"{expected}.* this party allows 8.0 GiB.*--max-memory"):
-        check_memory(RunConfig().replace(**changes), parties[0], 8 * GIB)
+        resolve_for_party(RunConfig().replace(**changes), parties[0], 8 * GIB)
 
 
 @pytest.mark.parametrize("hidden", [64, 512])
 def test_an_ordinary_model_fits(hidden):
     config, parties = tiny(hidden=hidden)
-    check_memory(config, parties[0], GIB)
-    check_memory(config, parties[0])
+    resolve_for_party(config, parties[0], GIB)
+    resolve_for_party(config, parties[0], None)
 
 
 def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_is_raised(kits, tmp_path):

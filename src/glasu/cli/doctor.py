@@ -58,12 +58,11 @@ def _at_server(args: argparse.Namespace) -> Verdict:
     from glasu.network.findings import Verdict
     from glasu.network.options import ServeOptions
     from glasu.network.serve import serve
-    from glasu.network.transport import check_address, check_listen_address
+    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
     refuse_contents_of_others(args.out, "server")
-    check_listen_address(address)
     with Log(args, "server"):
         kit, certificate = check_kit(args.kit, "server", logging.getLogger("glasu.server"))
         own = [certificate, *([] if args.metrics is None else [_check_metrics(args.metrics, address)])]

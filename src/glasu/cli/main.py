@@ -6,7 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import FrameType
 from typing import NoReturn, Protocol
@@ -85,13 +86,28 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
     """Run one command; return 0 (success), 1 (the run failed), 2 (invalid input), 130 or 143 (interrupted)."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _run(build_parser(commands).parse_args(argv))
+        args = build_parser(commands).parse_args(argv)
+        with _leave_no_empty_folder(args):
+            return _run(args)
     except KeyboardInterrupt as interruption:  # before the command started, or while it ended
         return _find_exit_code(interruption)
 
 
 def _find_exit_code(interruption: KeyboardInterrupt) -> int:
     return 143 if isinstance(interruption, Terminated) else 130
+
+
+@contextmanager
+def _leave_no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
+    """Remove what a command created of --out if nothing is in it at the end."""
+    out = getattr(args, "out", None)
+    created = [] if out is None else [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in created:
+            with suppress(OSError):  # it is not empty, or was never created
+                folder.rmdir()
 
 
 def _run(args: argparse.Namespace) -> int:

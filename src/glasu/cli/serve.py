@@ -45,15 +45,13 @@ def run(args: argparse.Namespace) -> None:
     from glasu.network.prediction_server import PredictionServer
     from glasu.network.serve import serve
     from glasu.network.training_server import TrainingServer
-    from glasu.network.transport import check_address, check_listen_address
+    from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.listen, "--listen")
     kit, log = open_kit(args.kit, "server"), Log(args, "server")
     refuse_contents_of_others(args.out, "server")
-    # Before the folder is created: a wrong address must leave no folder.
-    check_listen_address(address)
     if args.metrics is not None:
         refuse_shared_address(args.metrics, address)
     raise_descriptor_limit()

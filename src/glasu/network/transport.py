@@ -191,7 +191,10 @@ class Listener(AbstractContextManager["Listener"]):
         except RuntimeError:
             self.port = 0
         if not self.port:
-            raise _listen_error(address, _why_not_bound(address))
+            raise ConfigError(
+                f"--listen {address}: the address cannot be used{_why_not_bound(address)}; give a free port, and an "
+                "address of this machine."
+            )
 
     def start(self) -> None:
         """Serve from now on."""
@@ -419,18 +422,6 @@ def check_address(address: str, option: str) -> str:
     if int(port) > HIGHEST_PORT:
         raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible one.")
     return address
-
-
-def check_listen_address(address: str) -> None:
-    """Refuse an address that is in use or invalid, before anything is written for a run."""
-    if why := _why_not_bound(address):
-        raise _listen_error(address, why)
-
-
-def _listen_error(address: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"--listen {address}: the address cannot be used{why}; give a free port, and an address of this machine."
-    )
 
 
 def _why_not_bound(address: str) -> str:

@@ -25,6 +25,7 @@ from glasu.protocol.server import Server, Sizes
 from glasu.report import PartySummary, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
+from glasu.runtime.memory import check_memory, total_memory
 from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
@@ -66,6 +67,7 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     options = options or SimulationOptions()
     prepared = prepare_run(config, as_parties(parties))
     config, parties = prepared.config, prepared.parties
+    check_memory(config, parties, total_memory(), "this machine has {limit}. Choose smaller values.")
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution)
