@@ -8,8 +8,8 @@ from glasu.network.admission import Admission
 from glasu.network.facts import server_facts
 from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
 from glasu.network.frames import CONTROL_BYTES
-from glasu.network.handshake import Code, Hello, Prepared, Process, RefusalError
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from support.controls import pack_control
@@ -26,7 +26,7 @@ def admission(tmp_path):
 
 
 def hello(**changes):
-    return to_plain(Hello(**{"facts": FACTS, "process": Process(incarnation=1, name="p"), **changes}))
+    return to_plain(HelloPayload(**{"facts": FACTS, "process": Process(incarnation=1, name="p"), **changes}))
 
 
 def refusal_of(admission, payload):
@@ -50,8 +50,8 @@ def test_a_party_without_an_intact_checkpoint_is_told_that_it_has_none(admission
 def test_a_refusal_is_short_for_any_number_of_checkpoints_that_a_party_states(count, admission):
     error = refusal_of(admission, hello(rounds={10**9 + index: "x" * 64 for index in range(count)}))
     assert error.code == (Code.NO_COMMON_CHECKPOINT if count < 100 else Code.INVALID_PAYLOAD)
-    assert len(str(error)) <= 2 * SENTENCES
-    assert len(printable(error.public_message, SENTENCES)) <= SENTENCES + 3  # what is sent
+    assert len(str(error)) <= 2 * MAX_REASON
+    assert len(printable(error.public_message, MAX_REASON)) <= MAX_REASON + 3  # what is sent
 
 
 def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_of_control_messages(tmp_path):
@@ -60,7 +60,7 @@ def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_
         count_start(state)
         note_welcome(state)
     rounds = dict.fromkeys(range(10), "0" * 64)
-    said = to_plain(Prepared(digest="0" * 64, settings=config.flatten(), rounds=rounds, facts=FACTS))
+    said = to_plain(StatementPayload(digest="0" * 64, settings=config.flatten(), rounds=rounds, facts=FACTS))
     greeting = hello(process=describe_process(state.value), rounds=rounds)
-    sizes = [len(pack_control(kind, payload=payload)) for kind, payload in (("hello", greeting), ("prepared", said))]
+    sizes = [len(pack_control(kind, payload=payload)) for kind, payload in (("Hello", greeting), ("Statement", said))]
     assert max(sizes) < CONTROL_BYTES / 4

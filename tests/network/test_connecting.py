@@ -14,7 +14,7 @@ from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.control import PROTOCOL, ProposedAttempt
-from glasu.network.frames import ACK, CONTROL, HEADER, Channel, pack_frame
+from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, Channel, pack_frame
 from glasu.network.handshake import Code, RefusalError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
@@ -30,7 +30,7 @@ CLOSED = Disconnection(ConnectionCode.CLOSED)
 
 def welcome(**changes):
     fields = {"protocol": PROTOCOL, "run": RUN, "server": "s1", "resumed": False, "received": 0, "payload": {}}
-    return unnumbered("welcome", **{**fields, **changes})
+    return unnumbered("Welcome", **{**fields, **changes})
 
 
 class FakeLine:
@@ -70,7 +70,7 @@ class Server:
         return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
 
 
-BEGIN = ("begin", {"number": 1, "round": 0, "digest": digest(Toy().start(0))})
+BEGIN = ("ProposedAttempt", {"number": 1, "round": 0, "digest": digest(Toy().start(0))})
 
 
 def open_and_wait(session):
@@ -91,7 +91,7 @@ BACKOFF = [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
     ids=["absent", "dropped", "crowded out"],
 )
 def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_places(visit, pauses):
-    server = Server(*[visit] * 9, (unnumbered("stopped", code="x", reason="enough"),))
+    server = Server(*[visit] * 9, (unnumbered("Stopped", code="x", reason="enough"),))
     session = server.session()
     with pytest.raises(TrainingError):
         open_and_wait(session)
@@ -99,8 +99,8 @@ def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_place
 
 
 def test_a_stream_that_served_is_opened_again_at_once():
-    notice = unnumbered("notice", line="waiting for b")
-    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (unnumbered("stopped", code="x", reason="enough"),)]
+    notice = unnumbered("Notice", line="waiting for b")
+    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (unnumbered("Stopped", code="x", reason="enough"),)]
     server = Server(*visits)
     session = server.session()
     session.open()
@@ -146,7 +146,7 @@ def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
 
 def test_a_refusal_ends_the_session_without_another_try():
     server = Server(
-        (unnumbered("refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),)
+        (unnumbered("Refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),)
     )
     with pytest.raises(RefusalError, match="other nodes"):
         server.session().open()
@@ -187,7 +187,7 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any("answers again" in line for line in server.log)
-    server.lines[0].deliver(unnumbered("stopped", code="x", reason="enough"))
+    server.lines[0].deliver(unnumbered("Stopped", code="x", reason="enough"))
     role.join(10)
     assert isinstance(role.error(), TrainingError)
 
@@ -211,8 +211,8 @@ def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     server = Server(
         (welcome(), *numbered(BEGIN)),
         (welcome(run="cd" * 12, server="s2"),),
-        (unnumbered("refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
-        (unnumbered("stopped", code="x", reason="enough"),),
+        (unnumbered("Refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
+        (unnumbered("Stopped", code="x", reason="enough"),),
     )
     session = server.session()
     session.open()
@@ -250,10 +250,16 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([unnumbered("x")], "control message of unknown kind 'x'"),
         (numbered(BEGIN), "a frame came before the welcome"),
         ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
-        ([welcome(), *numbered(("begin", {"number": 1}))], "control message 'begin': round: is missing"),
-        ([welcome(), *numbered(("goodbye", {"payload": 7}))], "'goodbye': payload=7: must be an object"),
-        ([welcome(), *numbered(("ready", {"attempt": 1}))], "control message 'ready': it is not expected now"),
-        ([unnumbered("stopped", reason="x")], "control message 'stopped': code: is missing"),
+        (
+            [welcome(), *numbered(("ProposedAttempt", {"number": 1}))],
+            "control message 'ProposedAttempt': round: is missing",
+        ),
+        ([welcome(), *numbered(("Goodbye", {"payload": 7}))], "'Goodbye': payload=7: must be an object"),
+        (
+            [welcome(), *numbered(("Confirmation", {"attempt": 1}))],
+            "control message 'Confirmation': it is not expected now",
+        ),
+        ([unnumbered("Stopped", reason="x")], "control message 'Stopped': code: is missing"),
         ([welcome(), *numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
         ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "frame 2 came, but 1 is the next one"),
         ([welcome(), pack_frame(ACK, acknowledged=9)], "frame 9 is acknowledged"),
@@ -272,8 +278,8 @@ def test_what_the_server_says_reaches_a_terminal_as_one_short_printable_line():
     server = Server(
         (
             welcome(),
-            unnumbered("notice", line=escapes),
-            unnumbered("refused", reason=escapes, code=escapes, table=table),
+            unnumbered("Notice", line=escapes),
+            unnumbered("Refused", reason=escapes, code=escapes, table=table),
         )
     )
     session = server.session()
@@ -338,7 +344,7 @@ def heard_by(server):
     deadline = time.monotonic() + 10
     while len(server.lines[0].sent) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    return read_control(server.lines[0].sent[1][HEADER.size :])
+    return read_control(server.lines[0].sent[1][FRAME_HEADER.size :])
 
 
 def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
@@ -348,7 +354,7 @@ def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
     session.fail(CheckpointError("/home/x: full", public="its disk is full"))
     word = heard_by(server)
     assert (word.kind, word.fields) == (
-        "failed",
+        "Failed",
         {"code": "checkpoint_failed", "reason": "its disk is full", "table": []},
     )
 
@@ -359,14 +365,14 @@ def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
     session.fail(caught.value)  # changes nothing: the server knows the reason
     word = heard_by(server)
     assert (word.kind, word.fields) == (
-        "declined",
+        "Declined",
         {"code": "different_settings", "reason": "the reason", "table": ["a  b"]},
     )
     assert "a  b" in server.log
 
 
 def test_a_party_that_the_server_has_stopped_reports_no_failure():
-    server = Server((welcome(), unnumbered("stopped", code="party_failed", reason="enough")))
+    server = Server((welcome(), unnumbered("Stopped", code="party_failed", reason="enough")))
     session = server.session()
     with pytest.raises(TrainingError) as caught:
         open_and_wait(session)
@@ -379,7 +385,7 @@ def test_a_party_that_the_server_has_stopped_reports_no_failure():
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
     begin = {"round": 0, "digest": BEGIN[1]["digest"]}
-    frames = numbered(BEGIN, ("report", {}), ("begin", {"number": 2, **begin}))
+    frames = numbered(BEGIN, ("StatementRequest", {}), ("ProposedAttempt", {"number": 2, **begin}))
     server = Server((welcome(), frames[0]))
     session = server.session()
     session.open()
@@ -392,8 +398,8 @@ def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
 
 
 def test_notices_of_a_server_cannot_fill_the_log_of_a_party():
-    notices = [unnumbered("notice", line=f"line {number}") for number in range(500)]
-    server = Server((welcome(), *notices, unnumbered("stopped", code="x", reason="enough")))
+    notices = [unnumbered("Notice", line=f"line {number}") for number in range(500)]
+    server = Server((welcome(), *notices, unnumbered("Stopped", code="x", reason="enough")))
     with pytest.raises(TrainingError, match="enough"):
         open_and_wait(server.session())
     assert 1 <= sum(line.startswith("line ") for line in server.log) <= 20

@@ -18,11 +18,11 @@ from glasu.network.frames import (
     ACK,
     CONTROL,
     CONTROL_BYTES,
-    HEADER,
+    FRAME_HEADER,
     MAX_FRAME,
+    MAX_PIECE,
     OVERHEAD,
     PIECE,
-    PIECE_BYTES,
     ROOM,
     WINDOW,
     Assembler,
@@ -130,7 +130,7 @@ def test_acknowledged_frames_are_freed_and_the_window_opens():
     while (frame := sender.take_next(0)) is not None:
         receiver.accept(read_frame(frame))
         count += 1
-    assert count == WINDOW // (PIECE_BYTES + OVERHEAD) + 1
+    assert count == WINDOW // (MAX_PIECE + OVERHEAD) + 1
     sender.acknowledge(receiver.received)
     assert sender.held < 2 * len(message) - WINDOW + MAX_FRAME
     assert sender.take_next(0) is not None
@@ -150,7 +150,7 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
             acknowledged = read_frame(ack).acknowledged
             sender.accept(read_frame(ack))
     assert ROOM <= receiver.waiting <= ROOM + WINDOW + 2 * MAX_FRAME
-    assert acknowledged <= ROOM // PIECE_BYTES + 1
+    assert acknowledged <= ROOM // MAX_PIECE + 1
     assert not receiver.is_overrun
     receiver.clear()  # the window is used up: an ack is due immediately
     ack = receiver.take_next()
@@ -162,10 +162,10 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
     [
         (b"", "expected at least 17"),
         (b"\x00" * 16, "expected at least 17"),
-        (HEADER.pack(3, 1, 0), "unknown kind 3"),
-        (HEADER.pack(255, 1, 0), "unknown kind 255"),
-        (HEADER.pack(PIECE, 0, 0), "pieces are numbered"),
-        (HEADER.pack(ACK, 1, 0), "acks are not"),
+        (FRAME_HEADER.pack(3, 1, 0), "unknown kind 3"),
+        (FRAME_HEADER.pack(255, 1, 0), "unknown kind 255"),
+        (FRAME_HEADER.pack(PIECE, 0, 0), "pieces are numbered"),
+        (FRAME_HEADER.pack(ACK, 1, 0), "acks are not"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused(data, words):
@@ -185,9 +185,9 @@ def test_a_frame_that_cannot_be_is_refused(data, words):
         (b"null", "unknown kind 'None'"),
         (b"{}", "unknown kind 'None'"),
         (b'{"kind": 7}', "unknown kind '7'"),
-        (b'{"kind": ["hello"]}', "unknown kind"),
-        (b'{"kind": "notice", "line": "x", "kind": "notice"}', "same key twice"),
-        (b'{"kind": "goodbye", "payload": {"y": NaN}}', "must be a finite number"),
+        (b'{"kind": ["Hello"]}', "unknown kind"),
+        (b'{"kind": "Notice", "line": "x", "kind": "Notice"}', "same key twice"),
+        (b'{"kind": "Goodbye", "payload": {"y": NaN}}', "must be a finite number"),
     ],
 )
 def test_a_control_message_that_is_no_json_object_with_a_kind_is_refused(body, words):
@@ -245,7 +245,7 @@ def test_pieces_make_the_message_again(rows):
 
 
 def test_pieces_in_another_order_are_refused():
-    first, second, third = bodies(encode(partial(2 * PIECE_BYTES // 16 + 1)))
+    first, second, third = bodies(encode(partial(2 * MAX_PIECE // 16 + 1)))
     for order in ([second], [first, third], [first, first], [first, second, second]):
         assembler = Assembler()
         for body in order[:-1]:

@@ -6,7 +6,7 @@ import pytest
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError
-from glasu.network.handshake import RefusalError, Welcome
+from glasu.network.handshake import RefusalError, WelcomePayload
 from glasu.network.party_setup import check_place, resolve_for_party
 from support.cluster import Cluster
 from support.tiny import tiny
@@ -63,7 +63,7 @@ def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_
 )
 def test_a_roster_with_impossible_names_is_refused(roster, labels, words):
     config = RunConfig().replace(data={"num_clients": 3}, train={"labels": labels})
-    offered = Welcome(config={}, roster=roster, index=0, run="ab")
+    offered = WelcomePayload(config={}, roster=roster, index=0, run="ab")
     with pytest.raises(RefusalError, match=words) as refusal:
         check_place("a", offered, config)
     assert str(refusal.value).isprintable()

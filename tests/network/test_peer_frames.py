@@ -21,9 +21,9 @@ from glasu.network.frames import (
     ACK,
     CONTROL,
     CONTROL_BYTES,
-    HEADER,
+    FRAME_HEADER,
+    MAX_PIECE,
     PIECE,
-    PIECE_BYTES,
     pack_frame,
 )
 from glasu.network.handshake import Code, RefusalError
@@ -56,7 +56,7 @@ def receiving(desk, round_index=0, chunk=0):
 # --- hello ------------------------------------------------------------------------------------
 
 HELLOS = {
-    "not a hello": unnumbered("prepared", payload={}),
+    "not a hello": unnumbered("Statement", payload={}),
     "an ack": pack_frame(ACK),
     "a piece": pack_frame(PIECE, b"x" * 30, number=1),
     "another protocol": hello(protocol=99),
@@ -69,7 +69,7 @@ HELLOS = {
     "a count beyond all": hello(received=10**30),
     "a truth as a count": hello(received=True),
     "no payload": hello(payload=None),
-    "numbered": pack_frame(CONTROL, pack_control("hello"), number=1),
+    "numbered": pack_frame(CONTROL, pack_control("Hello"), number=1),
     "noise": b"\x00" * 100,
     "nothing": b"",
 }
@@ -79,7 +79,7 @@ HELLOS = {
 def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
     desk = Desk()
     party = desk.connect("a", HELLOS[name])
-    assert party.last_word().kind == "refused"
+    assert party.last_word().kind == "Refused"
     assert party.last_word().fields["code"] == "invalid_hello"
     assert any(line.startswith("a: not accepted: ") for line in desk.log)
     assert desk.session.connected() == {"a": False, "b": False}
@@ -96,7 +96,7 @@ def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason(
     wait_for(lambda: desk.session.connected()["b"])
     for _ in range(3):
         word = desk.connect("a", hello(payload={"bad": 1})).last_word()
-        assert (word.kind, word.fields["code"], word.fields["reason"]) == ("refused", "other_settings", "it differs: x")
+        assert (word.kind, word.fields["code"], word.fields["reason"]) == ("Refused", "other_settings", "it differs: x")
         assert word.fields["table"] == ["server  a", "1       2"]
         assert word.fields["run"] == RUN
     assert desk.session.refused == 3
@@ -128,7 +128,7 @@ def test_a_statement_that_is_refused_withdraws_the_process():
 
     desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
     party = desk.connect("a")
-    party.send_control("prepared", payload={"rounds": "bad"})
+    party.send_control("Statement", payload={"rounds": "bad"})
     assert party.last_word().fields["reason"] == "other nodes"
     assert desk.handshake.withdrawn == ["a"]
 
@@ -154,7 +154,7 @@ def test_a_new_process_voids_the_attempt():
 def test_the_same_process_goes_on_where_it_was_over_another_stream():
     desk = Desk()
     a, b = desk.run()
-    server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
+    server = next(control for control in a.controls() if control.kind == "Welcome").fields["server"]
     a.send_message(partial(0))
     wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     a.end()
@@ -171,12 +171,12 @@ def test_the_same_process_goes_on_where_it_was_over_another_stream():
 def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received):
     desk = Desk()
     a, _ = desk.run()
-    server = next(control for control in a.controls() if control.kind == "welcome").fields["server"]
+    server = next(control for control in a.controls() if control.kind == "Welcome").fields["server"]
     if received == 0:  # it acknowledged the proposal before
         a.send(pack_frame(ACK, acknowledged=1))
     a.end()
     word = desk.connect("a", hello(server=server, received=received)).last_word()
-    assert word.kind == "refused"
+    assert word.kind == "Refused"
     assert "acknowledged" in word.fields["reason"]
 
 
@@ -184,18 +184,18 @@ def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received)
 
 CONTROLS = {
     "of unknown kind": ("x", {}, "control message of unknown kind 'x'"),
-    "of the server": ("report", {}, "control message 'report': it is not expected now"),
-    "a last word in the sequence": ("failed", {"code": "x", "reason": "y"}, "message 'failed': it is not expected now"),
-    "too long": ("prepared", {"payload": "x" * CONTROL_BYTES}, f"expected at most {CONTROL_BYTES} bytes, got"),
-    "without a statement": ("prepared", {}, "control message 'prepared': payload: is missing"),
-    "a statement that is none": ("prepared", {"payload": [1]}, "payload=[1]: must be an object"),
-    "a second statement": ("prepared", {"payload": STATEMENT}, "'prepare' cannot follow the state 'running'"),
+    "of the server": ("StatementRequest", {}, "control message 'StatementRequest': it is not expected now"),
+    "a last word in the sequence": ("Failed", {"code": "x", "reason": "y"}, "message 'Failed': it is not expected now"),
+    "too long": ("Statement", {"payload": "x" * CONTROL_BYTES}, f"expected at most {CONTROL_BYTES} bytes, got"),
+    "without a statement": ("Statement", {}, "control message 'Statement': payload: is missing"),
+    "a statement that is none": ("Statement", {"payload": [1]}, "payload=[1]: must be an object"),
+    "a second statement": ("Statement", {"payload": STATEMENT}, "'prepare' cannot follow the state 'running'"),
     "a second confirmation": (
-        "ready",
+        "Confirmation",
         {"attempt": 1, "digest": "start"},
         "'confirm' cannot follow the state 'running'",
     ),
-    "no result": ("finished", {"attempt": 1}, "control message 'finished': payload: is missing"),
+    "no result": ("PartyResult", {"attempt": 1}, "control message 'PartyResult': payload: is missing"),
 }
 
 
@@ -210,17 +210,17 @@ def test_a_control_message_that_nobody_sends_aborts_the_run(name):
     assert isinstance(role.error(), ProtocolError)
     assert words in str(role.error())
     assert role.error().party == "a"
-    assert a.last_word().kind == "stopped"
+    assert a.last_word().kind == "Stopped"
 
 
 def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     desk = Desk("a")
     party = desk.connect("a")
-    party.send_control("prepared", payload=STATEMENT)
+    party.send_control("Statement", payload=STATEMENT)
     desk.session.gather()
     role = Role("beginning", lambda: desk.session.begin_attempt(Attempt(1, 4, ("right",), desk.toy.check_limits)))
-    wait_for(lambda: any(control.kind == "begin" for control in party.controls()))
-    party.send_control("ready", attempt=1, digest="wrong")
+    wait_for(lambda: any(control.kind == "ProposedAttempt" for control in party.controls()))
+    party.send_control("Confirmation", attempt=1, digest="wrong")
     role.join(20)
     assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error())
 
@@ -229,16 +229,16 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     desk = Desk("a")
     (a,) = desk.run()
     gathering = Role("gathering", desk.session.gather)
-    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
-    a.send_control("finished", attempt=1, payload={"of": "attempt 1"})
+    wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
+    a.send_control("PartyResult", attempt=1, payload={"of": "attempt 1"})
     a.send_message(partial(0))
-    a.send_control("prepared", payload=STATEMENT)
+    a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
     role = Role("begin", lambda: desk.session.begin_attempt(Attempt(2, 0, ("start",), desk.toy.check_limits)))
-    wait_for(lambda: sum(control.kind == "begin" for control in a.controls()) == 2)
-    a.send_control("ready", attempt=2, digest="start")
+    wait_for(lambda: sum(control.kind == "ProposedAttempt" for control in a.controls()) == 2)
+    a.send_control("Confirmation", attempt=2, digest="start")
     role.outcome(20)
-    a.send_control("finished", attempt=2, payload={"of": "attempt 2"})
+    a.send_control("PartyResult", attempt=2, payload={"of": "attempt 2"})
     assert desk.session.collect_results() == [{"of": "attempt 2"}]
 
 
@@ -246,7 +246,7 @@ def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
     desk = Desk()
     a, _ = desk.run()
     role = receiving(desk)
-    a.send(unnumbered("failed", code="invalid_data", reason="its data cannot be used"))
+    a.send(unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
     role.join(20)
     assert isinstance(role.error(), TrainingError)
     assert str(role.error()) == "party 'a' failed: its data cannot be used"
@@ -261,11 +261,11 @@ def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
 
 def finish(parties):
     for party in parties:
-        party.send_control("finished", attempt=1, payload={})
+        party.send_control("PartyResult", attempt=1, payload={})
 
 
 def has_goodbye(party):
-    return any(control.kind == "goodbye" for control in party.controls())
+    return any(control.kind == "Goodbye" for control in party.controls())
 
 
 def test_a_process_that_restarts_before_the_results_are_collected_voids_the_attempt():
@@ -277,14 +277,14 @@ def test_a_process_that_restarts_before_the_results_are_collected_voids_the_atte
         desk.session.collect_results()
     gathering = Role("gathering", desk.session.gather)
     wait_for(lambda: not gathering.is_alive() or desk.session.roster.run.state is RunState.GATHERING)
-    again.send_control("prepared", payload=STATEMENT)
+    again.send_control("Statement", payload=STATEMENT)
     wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
 
 
 def test_a_failure_before_the_results_are_collected_is_reported_as_it_is():
     desk = Desk()
     a, _ = desk.run()
-    a.send(unnumbered("failed", code="invalid_data", reason="its data cannot be used"))
+    a.send(unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
     wait_for(lambda: desk.session.roster.failure is not None)
     with pytest.raises(TrainingError, match="party 'a' failed: its data cannot be used"):
         desk.session.collect_results()
@@ -299,7 +299,7 @@ def test_a_process_that_restarts_after_the_results_are_collected_hears_the_goodb
     again = desk.connect("b", hello(process="p2"))
     wait_for(lambda: again.controls())
     if stated:
-        again.send_control("prepared", payload=STATEMENT)
+        again.send_control("Statement", payload=STATEMENT)
         wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
     desk.session.dismiss(0.0)
     wait_for(lambda: has_goodbye(a) and has_goodbye(again))
@@ -312,7 +312,7 @@ def test_a_failure_that_crosses_the_goodbye_does_not_fail_a_complete_run(when):
     a, b = desk.run()
     finish([a, b])
     desk.session.collect_results()
-    word = unnumbered("failed", code="x", reason="too late")
+    word = unnumbered("Failed", code="x", reason="too late")
     if when == "after the goodbye":
         desk.session.dismiss(0.0)
         wait_for(lambda: has_goodbye(b))
@@ -340,7 +340,7 @@ def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
     a = desk.connect("a")
     other = desk.connect("b")
     wait_for(lambda: all(desk.session.connected().values()))
-    a.send(unnumbered("declined", code="x", reason="other settings", table=["x", "y"]))
+    a.send(unnumbered("Declined", code="x", reason="other settings", table=["x", "y"]))
     wait_for(lambda: not desk.session.connected()["a"])
     assert desk.handshake.withdrawn == ["a"]
     wait_for(lambda: "a: declines to take part: other settings" in desk.log)
@@ -368,7 +368,7 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
     role = receiving(desk)
     about = key(0, 0, 1, attempt=1)._replace(**fields)
     content = encode(Partial(about, np.zeros((300_000, 4), np.float32)))  # several pieces; one is sent
-    b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:PIECE_BYTES], number=3))
+    b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:MAX_PIECE], number=3))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
         raise role.error()
@@ -444,12 +444,12 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
     else:
         assert desk.session.set_aside(error)
     word = b.last_word()
-    assert (word.kind, word.fields["code"]) == ("refused", "invalid_message")
+    assert (word.kind, word.fields["code"]) == ("Refused", "invalid_message")
     assert desk.session.connected() == {"a": True, "b": False}
     gathering = Role("gathering", desk.session.gather)
-    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
-    a.send_control("prepared", payload=STATEMENT)
-    desk.connect("b", hello(process="p2")).send_control("prepared", payload=STATEMENT)
+    wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
+    a.send_control("Statement", payload=STATEMENT)
+    desk.connect("b", hello(process="p2")).send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
 
 
@@ -462,7 +462,7 @@ def test_without_waiting_an_error_of_the_script_is_not_set_aside():
 NOISE = st.one_of(
     st.binary(max_size=200),
     st.builds(
-        lambda kind, number, acknowledged, body: HEADER.pack(kind, number, acknowledged) + body,
+        lambda kind, number, acknowledged, body: FRAME_HEADER.pack(kind, number, acknowledged) + body,
         st.integers(0, 4),
         st.integers(0, 6) | st.integers(0, 2**64 - 1),
         st.integers(0, 3) | st.integers(0, 2**64 - 1),
@@ -472,7 +472,7 @@ NOISE = st.one_of(
             *[st.integers(0, 2**64 - 1)] * 2,
             st.sampled_from([partial(0), partial(1), partial(0)[:60], b""]),
         )
-        | st.sampled_from(["prepared", "ready", "finished", "failed", "declined", "hello", "\x1b[2J"]).map(
+        | st.sampled_from(["Statement", "Confirmation", "PartyResult", "Failed", "Declined", "Hello", "\x1b[2J"]).map(
             pack_control
         ),
     ),
@@ -492,7 +492,7 @@ def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, gre
     assert all(line.isprintable() for line in desk.log)
     assert desk.session.roster.peers["a"].channel.waiting < 10_000
     if desk.session.roster.failure is None:
-        other.send_control("prepared", payload=STATEMENT)
+        other.send_control("Statement", payload=STATEMENT)
         wait_for(lambda: "b: prepared." in desk.log)
     else:
         assert str(desk.session.roster.failure).startswith("party 'a' failed")
@@ -505,9 +505,9 @@ ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
 @pytest.mark.parametrize(
     "frame",
     [
-        unnumbered("declined", code="x", reason=ESCAPES, table=[ESCAPES] * 5),
-        unnumbered("declined", code="x", reason=ESCAPES, table=7),
-        unnumbered("failed", code="invalid_data", reason=ESCAPES),
+        unnumbered("Declined", code="x", reason=ESCAPES, table=[ESCAPES] * 5),
+        unnumbered("Declined", code="x", reason=ESCAPES, table=7),
+        unnumbered("Failed", code="invalid_data", reason=ESCAPES),
         unnumbered(ESCAPES),
         pack_frame(CONTROL, ESCAPES.encode()),
     ],
@@ -533,7 +533,7 @@ def test_one_party_cannot_fill_the_logs_of_the_others():
     for index in range(300):
         desk.connect("a", hello(process=f"p{index}")).end()
     assert sum(line.startswith("a: ") for line in desk.log) <= 20
-    told = [control for control in other.controls() if control.kind == "notice"]
+    told = [control for control in other.controls() if control.kind == "Notice"]
     assert len(told) <= 20
     now[0] += 60.0
     with pytest.raises(AbsenceError):
@@ -559,7 +559,7 @@ def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_pat
     desk = Desk(handshake=Broken())
     word = desk.connect("a").last_word()
     expected = "the server failed when party 'a' connected: OSError in the program (No space left on device)"
-    assert (word.kind, word.fields["reason"]) == ("stopped", expected)
+    assert (word.kind, word.fields["reason"]) == ("Stopped", expected)
     with pytest.raises(TrainingError, match="No space left"):
         desk.session.gather()
 
@@ -570,7 +570,7 @@ def test_a_process_that_cannot_be_remembered_does_not_replace_the_present_one():
     first = desk.connect("a")
     wait_for(lambda: desk.session.connected()["a"])
     desk.handshake.error = failing
-    assert desk.connect("a", hello(process="p2")).last_word().kind == "stopped"
+    assert desk.connect("a", hello(process="p2")).last_word().kind == "Stopped"
     assert first.stream.is_open
 
 
@@ -592,7 +592,7 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
     party = desk.connect("a")
     party.end()
     assert state.value.attempt == 0
-    assert not any(control.kind == "refused" for control in party.controls())
+    assert not any(control.kind == "Refused" for control in party.controls())
     assert str(tmp_path) not in str([control.fields for control in party.controls()])
     if number == errno.ENOSPC:
         assert "serving.json cannot be written there (No space left on device)" in party.last_word().fields["reason"]
@@ -653,7 +653,7 @@ def waking(session):
 def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_until_time_is_up():
     desk = Desk(wait=1800.0, clock=QuickClock())
     a = desk.connect("a")
-    a.send_control("prepared", payload=STATEMENT)
+    a.send_control("Statement", payload=STATEMENT)
     with waking(desk.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
         desk.session.gather()
     times = [float(line.split("since ")[1].split(" s")[0]) for line in desk.log if "waiting for b" in line]
@@ -669,7 +669,7 @@ def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives()
     with waking(desk.session):
         role = Role("gathering", desk.session.gather)
         wait_for(lambda: clock() > 1400.0)
-        desk.connect("a").send_control("prepared", payload=STATEMENT)
+        desk.connect("a").send_control("Statement", payload=STATEMENT)
         role.join(20)
     with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
         raise role.error()
@@ -695,7 +695,7 @@ def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up
     wait_for(lambda: desk.session.connected()["a"])
     ending = Role("ending", lambda: desk.session.announce_failure(AbsenceError("waited 1 s for b"), 20.0))
     assert first.last_word().fields["reason"] == "waited 1 s for b"
-    assert desk.connect("b").last_word().kind == "stopped"
+    assert desk.connect("b").last_word().kind == "Stopped"
     first.end()
     ending.outcome(20)
     assert not any("waiting for it to return" in line for line in desk.log)
@@ -753,7 +753,7 @@ def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausi
     begun, go_on = pausing(name)
     if name == "json.loads":
         a.reader.name = "slow"
-        a.send_control("finished", attempt=1, payload={})
+        a.send_control("PartyResult", attempt=1, payload={})
     else:
         role = receiving(desk)
         role.name = "slow"
@@ -789,9 +789,9 @@ def test_a_message_of_an_attempt_that_is_over_is_not_used():
     a.send_message(partial(0))
     wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
     gathering = Role("gathering", desk.session.gather)  # voids the attempt
-    wait_for(lambda: any(control.kind == "report" for control in a.controls()))
+    wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
     a.send_message(partial(0, chunk=1))
-    a.send_control("prepared", payload=STATEMENT)
+    a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
     assert not desk.session.roster.peers["a"].channel.inbox
     assert desk.session.roster.peers["a"].channel.waiting == 0

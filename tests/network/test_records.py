@@ -11,7 +11,16 @@ import pytest
 
 from glasu.errors import CheckpointError, DataError
 from glasu.network.facts import server_facts
-from glasu.network.handshake import Code, Finished, Hello, Prepared, Process, RefusalError, Welcome, read_payload
+from glasu.network.handshake import (
+    Code,
+    HelloPayload,
+    Process,
+    RefusalError,
+    ResultPayload,
+    StatementPayload,
+    WelcomePayload,
+    read_payload,
+)
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from glasu.registry import Extension
@@ -19,11 +28,11 @@ from glasu.registry import Extension
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
 FACTS = replace(server_facts("training", parties=3), extensions=(EXTENSION,))
 PAYLOADS = [
-    Hello(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
-    Hello(facts=FACTS, process=None, finished=Finished(weights_sha256="ab"), only="00", fresh=True),
-    Welcome(config={"train": {"seed": 1}}, roster=("a", "b"), index=1, run="00"),
-    Prepared(digest="ab", settings={"train.seed": 1}, rounds={}, facts=FACTS),
-    Finished(received=3),
+    HelloPayload(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
+    HelloPayload(facts=FACTS, process=None, finished=ResultPayload(weights_sha256="ab"), only="00", fresh=True),
+    WelcomePayload(config={"train": {"seed": 1}}, roster=("a", "b"), index=1, run="00"),
+    StatementPayload(digest="ab", settings={"train.seed": 1}, rounds={}, facts=FACTS),
+    ResultPayload(received=3),
 ]
 
 
@@ -48,9 +57,9 @@ def test_every_payload_survives_the_wire(payload):
 )
 def test_a_malformed_welcome_is_refused_with_a_code_and_one_line(change):
     welcome = {"config": {}, "roster": ["a", "b"], "index": 0, "run": "00"}
-    assert read_payload(Welcome, welcome, "the welcome").index == 0
+    assert read_payload(WelcomePayload, welcome, "the welcome").index == 0
     with pytest.raises(RefusalError) as refused:
-        read_payload(Welcome, {**welcome, **change}, "the welcome")
+        read_payload(WelcomePayload, {**welcome, **change}, "the welcome")
     assert (refused.value.code, refused.value.exit_code) == (Code.INVALID_PAYLOAD, 2)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 2000
@@ -91,7 +100,7 @@ def test_a_state_file_keeps_every_field(tmp_path):
     serving.update(run="00", digest="d", settings={"train.seed": 1}, roster=("a",), attempt=4, processes={"a": process})
     assert open_serving(tmp_path).value == serving.value
     joining = open_joining(tmp_path, "a")
-    joining.update(run="00", starts=("x", "y"), finished=Finished(weights_sha256="ab"), closed=True)
+    joining.update(run="00", starts=("x", "y"), finished=ResultPayload(weights_sha256="ab"), closed=True)
     assert open_joining(tmp_path, "b").value == joining.value
 
 

@@ -21,15 +21,15 @@ from types import SimpleNamespace
 import pytest
 
 from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
-from glasu.network.frames import PIECE, PIECE_BYTES, WINDOW, pack_frame
-from glasu.network.log_lines import SENTENCES as LONGEST
+from glasu.network.frames import MAX_PIECE, PIECE, WINDOW, pack_frame
+from glasu.network.log_lines import MAX_REASON
 from glasu.network.transport import (
     AMBIGUOUS,
     CODE_KEY,
     HELLO_WITHIN,
+    FrameStream,
     Line,
     Listener,
-    Stream,
     read_details,
     read_status,
 )
@@ -168,7 +168,7 @@ def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
     ended: SimpleQueue = SimpleQueue()
     own = open_kit(kits / "a")
     silent = [
-        Line(own, f"localhost:{desk.port}", Stream(Condition()), lambda line, event: ended.put(event))
+        Line(own, f"localhost:{desk.port}", FrameStream(Condition()), lambda line, event: ended.put(event))
         for _ in range(12)
     ]
     assert ended.get(timeout=60).code is ConnectionCode.BUSY
@@ -252,13 +252,13 @@ from types import SimpleNamespace
 import grpc
 from glasu.errors import TransportError
 from glasu.pki.kit import open_kit
-from glasu.network.transport import Line, Listener, Stream
+from glasu.network.transport import Line, Listener, FrameStream
 kit = open_kit(Path(sys.argv[1]))
 try:
     if kit.role == "server":
         Listener(None, kit, "127.0.0.1:0")
     else:
-        Line(kit, "localhost:1", Stream(Condition()), print)
+        Line(kit, "localhost:1", FrameStream(Condition()), print)
 except TransportError as error:
     print(error)
 """
@@ -296,7 +296,7 @@ def test_the_words_of_a_server_that_aborts_a_call_reach_a_terminal_as_one_short_
     shown = describe(ended, "localhost:1", "AA")
     assert shown.startswith("?[2Jno?xxx")
     assert shown.isprintable()
-    assert len(shown) <= LONGEST + len(" (permission_denied)")
+    assert len(shown) <= MAX_REASON + len(" (permission_denied)")
 
 
 def test_codes_that_a_probe_can_refine_are_not_the_clear_ones():
@@ -312,7 +312,7 @@ class SlowReader:
         self.reads.set()
 
     def open_stream(self):
-        return Stream(self.changed)
+        return FrameStream(self.changed)
 
     def attach(self, party, stream, frames):
         for _ in frames:
@@ -325,14 +325,14 @@ class SlowReader:
         raise AssertionError(reason)
 
 
-class Endless(Stream):
+class Endless(FrameStream):
     """A stream that sends large frames as fast as gRPC takes them."""
 
     num_sent = 0
 
     def outgoing(self):
         while self.is_open:
-            yield pack_frame(PIECE, bytes(PIECE_BYTES), number=1)
+            yield pack_frame(PIECE, bytes(MAX_PIECE), number=1)
             self.num_sent += 1
 
 
@@ -346,7 +346,7 @@ def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
             wait_for(lambda: host.num_read > 400, 60)  # gRPC would widen its window meanwhile
             host.reads.clear()
             time.sleep(3.0)
-            assert (stream.num_sent - host.num_read) * PIECE_BYTES <= 3 * WINDOW
+            assert (stream.num_sent - host.num_read) * MAX_PIECE <= 3 * WINDOW
         finally:
             host.over.set()
             line.close()

@@ -35,7 +35,7 @@ def unnumbered(kind: str, **fields: object) -> bytes:
 def hello(**changes: object) -> bytes:
     """Return the first frame of a party."""
     fields = {"protocol": PROTOCOL, "process": "p1", "server": None, "received": 0, "payload": {}}
-    return unnumbered("hello", **{**fields, **changes})
+    return unnumbered("Hello", **{**fields, **changes})
 
 
 def numbered(*bodies: tuple[str, dict[str, Any]], first: int = 1) -> list[bytes]:

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from glasu.network.connection_codes import Disconnection
-from glasu.network.frames import CONTROL, PIECE, PIECE_BYTES, Frame, pack_frame, read_frame
+from glasu.network.frames import CONTROL, MAX_PIECE, PIECE, Frame, pack_frame, read_frame
 from glasu.network.roster import Attempt
 from glasu.network.server_session import ServerSession
-from glasu.network.transport import Line, Stream
+from glasu.network.transport import FrameStream, Line
 from glasu.pki.kit import Kit
 from support.controls import Control, hello, pack_control, read_control
 from support.roles import Role
@@ -48,8 +48,8 @@ class RawParty:
 
     def send_message(self, message: bytes) -> None:
         """Send an encoded message in the sequence."""
-        for offset in range(0, len(message), PIECE_BYTES):
-            piece = message[offset : offset + PIECE_BYTES]
+        for offset in range(0, len(message), MAX_PIECE):
+            piece = message[offset : offset + MAX_PIECE]
             self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece)
 
     def _send_numbered(self, kind: int, body: bytes) -> None:
@@ -94,13 +94,13 @@ class Desk:
         parties = [self.connect(name) for name in self.toy.parties]
         gathering = Role("gathering", self.session.gather)
         for party in parties:
-            party.send_control("prepared", payload=STATEMENT)
+            party.send_control("Statement", payload=STATEMENT)
         gathering.outcome(20)
         proposed = Attempt(attempt, 0, ("start",) * len(parties), self.toy.check_limits)
         beginning = Role("beginning", lambda: self.session.begin_attempt(proposed))
         for party in parties:
-            wait_for(lambda party=party: any(control.kind == "begin" for control in party.controls()))
-            party.send_control("ready", attempt=attempt, digest="start")
+            wait_for(lambda party=party: any(control.kind == "ProposedAttempt" for control in party.controls()))
+            party.send_control("Confirmation", attempt=attempt, digest="start")
         beginning.outcome(20)
         return parties
 
@@ -118,7 +118,7 @@ def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
 def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnection:
     """Connect with a kit over gRPC, send a hello, and return the first answer."""
     arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
-    stream = Stream(threading.Condition())
+    stream = FrameStream(threading.Condition())
     stream.send(hello())
     line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
     try:

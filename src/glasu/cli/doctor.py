@@ -1,7 +1,7 @@
 """glasu doctor: check before a run that all parties and the server are ready.
 
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
-certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same verdict everywhere and
+certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same diagnosis everywhere and
 exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
 """
 
@@ -15,7 +15,7 @@ from glasu.cli.arguments import add_overrides, add_party_options, add_role_optio
 from glasu.errors import ConfigError, GlasuError
 
 if TYPE_CHECKING:
-    from glasu.network.findings import Finding, Verdict
+    from glasu.network.findings import Diagnosis, Finding
 
 INTERRUPTED = "nothing was changed"
 EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out runs/a"
@@ -43,19 +43,19 @@ def run(args: argparse.Namespace) -> int:
     for name, option in elsewhere.items():
         if getattr(args, name) is not None:
             raise ConfigError(f"{option} is an option of the {where}; remove it here.")
-    verdict = _at_party(args) if args.server else _at_server(args)
-    for line in verdict.lines():
+    diagnosis = _at_party(args) if args.server else _at_server(args)
+    for line in diagnosis.lines():
         print(line)
-    print(verdict.summary())
-    return 0 if verdict.is_ready else 1
+    print(diagnosis.summary())
+    return 0 if diagnosis.is_ready else 1
 
 
-def _at_server(args: argparse.Namespace) -> Verdict:
+def _at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.doctor.machine import check_kit
     from glasu.network.doctor.server import DryRunServer
-    from glasu.network.findings import Verdict
+    from glasu.network.findings import Diagnosis
     from glasu.network.options import ServeOptions
     from glasu.network.serve import serve
     from glasu.network.transport import check_address
@@ -67,7 +67,7 @@ def _at_server(args: argparse.Namespace) -> Verdict:
         kit, certificate = check_kit(args.kit, "server", logging.getLogger("glasu.server"))
         own = [certificate, *([] if args.metrics is None else [_check_metrics(args.metrics, address)])]
         if kit is None:
-            return Verdict({"server": tuple(own)})
+            return Diagnosis({"server": tuple(own)})
         options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, fresh=args.fresh, wait=args.wait)
         return serve(DryRunServer(options, own))
 
@@ -86,12 +86,12 @@ def _check_metrics(text: str, listen: str) -> Finding:
         return Finding("metrics", "bad", str(error).rstrip("."))
 
 
-def _at_party(args: argparse.Namespace) -> Verdict:
+def _at_party(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once
     from glasu.network.doctor.machine import check_kit, explain_error
-    from glasu.network.findings import Verdict
+    from glasu.network.findings import Diagnosis
     from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
@@ -110,7 +110,7 @@ def _at_party(args: argparse.Namespace) -> Verdict:
         except GlasuError as error:
             own.append(explain_error("data", error, log, "its files cannot be used; see that party's log"))
         if kit is None:
-            return Verdict({folder_name: tuple(own)})
+            return Diagnosis({folder_name: tuple(own)})
 
         from glasu.network.doctor.party import DryRunParty, join_dry_run
         from glasu.network.options import JoinOptions

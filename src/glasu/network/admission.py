@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from glasu.config import RunConfig, resolve
 from glasu.errors import ConfigError
 from glasu.network.compatibility import (
-    SERVER,
+    THE_SERVER,
     compare_settings,
     describe_builds,
     refuse_differences,
@@ -17,7 +17,16 @@ from glasu.network.compatibility import (
 )
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import SAME_VERSION, Code, Hello, Payload, Prepared, RefusalError, Welcome, read_payload
+from glasu.network.handshake import (
+    SAME_VERSION,
+    Code,
+    HelloPayload,
+    Payload,
+    RefusalError,
+    StatementPayload,
+    WelcomePayload,
+    read_payload,
+)
 from glasu.network.log_lines import printable
 from glasu.network.roster import RestartAttempt
 from glasu.records import to_plain
@@ -51,12 +60,12 @@ class Admission:
         self._facts, self._config, self._roster, self._run = facts, config, tuple(roster), run
         self._fence, self._rounds = fence, rounds
         self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
-        self.statements: dict[str, Prepared] = {}  # by party
+        self.statements: dict[str, StatementPayload] = {}  # by party
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process, durably, and return its welcome, or raise RefusalError."""
-        stated = read_payload(Hello, hello, f"the hello of party {party!r}")
-        refuse_differences(party, stated.facts, {SERVER: self._facts}, ("purpose",))
+        stated = read_payload(HelloPayload, hello, f"the hello of party {party!r}")
+        refuse_differences(party, stated.facts, {THE_SERVER: self._facts}, ("purpose",))
         if self._fence is not None:
             if stated.process is None:
                 raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
@@ -73,7 +82,7 @@ class Admission:
         self._stated[party] = stated.facts
         self.statements.pop(party, None)
         return to_plain(
-            Welcome(
+            WelcomePayload(
                 config=self._config.to_dict(),
                 roster=self._roster,
                 index=self._roster.index(party),
@@ -84,19 +93,19 @@ class Admission:
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
         """Check what a party states when it is ready to run, or raise RefusalError; return warnings for the logs."""
-        stated = read_payload(Prepared, statement, f"the statement of party {party!r}")
+        stated = read_payload(StatementPayload, statement, f"the statement of party {party!r}")
         lines: Sequence[str] = ()
         if self._fence is not None:
             refuse_differences(party, stated.facts, self._others(party))
             refuse_missing_facts(party, stated.facts, self._facts)
             self._check_settings(party, stated)
             if party not in self.statements:
-                known = {SERVER: self._facts, **{name: each.facts for name, each in self.statements.items()}}
+                known = {THE_SERVER: self._facts, **{name: each.facts for name, each in self.statements.items()}}
                 lines = describe_builds(party, stated.facts, known)
         self._stated[party], self.statements[party] = stated.facts, stated
         return lines
 
-    def collect_statements(self) -> dict[str, Prepared]:
+    def collect_statements(self) -> dict[str, StatementPayload]:
         """Return the statements of all parties, in client order.
 
         Raises:
@@ -120,9 +129,9 @@ class Admission:
             self._fence.settle()
 
     def _others(self, party: str) -> dict[str, Facts]:
-        return {SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}
+        return {THE_SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}
 
-    def _check_run(self, hello: Hello) -> None:
+    def _check_run(self, hello: HelloPayload) -> None:
         if hello.only not in (None, self._run):
             raise RefusalError(
                 Code.UNWANTED_RUN,
@@ -137,7 +146,7 @@ class Admission:
                 "party, or start over there with --fresh.",
             )
 
-    def _check_rounds(self, hello: Hello) -> None:
+    def _check_rounds(self, hello: HelloPayload) -> None:
         own = self._rounds()
         if hello.fresh and (saved := max(own, default=0)):
             raise RefusalError(
@@ -153,7 +162,7 @@ class Admission:
                 "--out folder that lost them, or start over with --fresh at the server and at every party.",
             )
 
-    def _check_settings(self, party: str, stated: Prepared) -> None:
+    def _check_settings(self, party: str, stated: StatementPayload) -> None:
         assert stated.facts.nodes is not None  # refuse_missing_facts has checked it
         try:
             config, _ = resolve(self._config, stated.facts.nodes)
@@ -161,6 +170,6 @@ class Admission:
             raise RefusalError(Code.INVALID_SETTINGS, error.public_message) from None
         if stated.digest == config.digest():
             return
-        differences = compare_settings({SERVER: config.flatten(), party: stated.settings})
+        differences = compare_settings({THE_SERVER: config.flatten(), party: stated.settings})
         refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}")
         raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")

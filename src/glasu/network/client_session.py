@@ -123,7 +123,7 @@ class ClientSession:
     def finish(self, attempt: ProposedAttempt, result: Payload) -> None:
         """Report that this party's results are written."""
         self._machine.advance(PeerEvent.FINISH)
-        self._send_control(control.Result(attempt.number, result))
+        self._send_control(control.PartyResult(attempt.number, result))
 
     def fail(self, error: BaseException) -> None:
         """Report this party's failure to everyone. Only the public part of the message is sent."""
@@ -146,7 +146,7 @@ class ClientSession:
             self.connection.channel.outbox.put_control(message)
             self.connection.changed.notify_all()
 
-    def _renew(self, welcome: control.SessionWelcome) -> None:
+    def _renew(self, welcome: control.Welcome) -> None:
         """Begin with a server process that knows nothing of this party."""
         self._machine.advance(PeerEvent.ADMIT)
         try:
@@ -176,7 +176,7 @@ class ClientSession:
     def _take_frame(self, expected: Receive | None, what: str) -> Message | None:
         """Take the next frame; return the message that it completes, if one is expected."""
         frame = self.connection.take(what)
-        if isinstance(frame, control.SessionWelcome):
+        if isinstance(frame, control.Welcome):
             self._renew(frame)
             return None
         if frame.control is not None:

@@ -18,10 +18,10 @@ from glasu.errors import ConfigError
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 
-SERVER = "the server"
-MISSING = "(nothing)"
+THE_SERVER = "the server"
+NOT_STATED = "(nothing)"
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -121,7 +121,7 @@ def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
     required = [*(name for name in LABELS if getattr(server, name) is not None), *EVERY_PARTY_STATES]
     missing = [name for name in dict.fromkeys(required) if getattr(facts, name) is None]
     if missing:
-        differences = [Difference(LABELS[name], {SERVER: getattr(server, name), party: None}) for name in missing]
+        differences = [Difference(LABELS[name], {THE_SERVER: getattr(server, name), party: None}) for name in missing]
         raise RefusalError(
             Code.DIFFERENT_FACTS,
             f"it does not state {', '.join(item.name for item in differences)}; {SAME_VERSION}",
@@ -193,7 +193,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
     """Compare a party's --expect with the server's settings. The number of clients may differ."""
     agreed = agreed.replace(data={"num_clients": server.data.num_clients})
-    return compare_settings({f"{party} expects": agreed.flatten(), SERVER: server.flatten()})
+    return compare_settings({f"{party} expects": agreed.flatten(), THE_SERVER: server.flatten()})
 
 
 def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
@@ -214,7 +214,7 @@ def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.from_dict(settings, "the server's settings")
         refuse_unfit_for_network(config)
     except ConfigError as error:
-        raise RefusalError(Code.INVALID_SETTINGS, printable(error, SENTENCES)) from None
+        raise RefusalError(Code.INVALID_SETTINGS, printable(error, MAX_REASON)) from None
     return config
 
 
@@ -268,6 +268,6 @@ def _describe(values: Mapping[str, Any]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        return ", ".join(printable(str(each), 64) for each in value) or MISSING
-    text = MISSING if value is None else printable(value, 64)
+        return ", ".join(printable(str(each), 64) for each in value) or NOT_STATED
+    text = NOT_STATED if value is None else printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text

@@ -1,7 +1,7 @@
 """A party's connection to the server: opened with backoff, opened again when it breaks, with a bounded inbound queue.
 
-Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `Stream.outgoing`, the thread of the party calls everything
-else. `changed` is the only lock.
+Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.outgoing`, the thread of the party calls the
+rest. `changed` is the only lock.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCod
 from glasu.network.frames import Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
-from glasu.network.transport import Line, Stream
+from glasu.network.transport import FrameStream, Line
 from glasu.pki.kit import Kit
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short `wait` is
 SILENT_AFTER = 10.0  # seconds without a frame, also without a sign of life, after which the party says so
 TOLD_EVERY = 30.0  # seconds between two lines about the same absence
-SILENCE = 300.0  # seconds: a server that waits for a party says so every minute
-LINE = Callable[[Kit, str, Stream, Callable[[Line, bytes | Disconnection], None]], Line]
+LONGEST_SILENCE = 300.0  # seconds: a server that waits for a party says so every minute
+LINE = Callable[[Kit, str, FrameStream, Callable[[Line, bytes | Disconnection], None]], Line]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Inbound:
         self.begin_line()
 
     def begin_line(self) -> None:
-        self.welcome: control.SessionWelcome | None = None
+        self.welcome: control.Welcome | None = None
         self.ended: Disconnection | None = None  # the present line
         self.heard = self.served = self._clock()  # when anything came, and when more than a sign of life came
 
@@ -78,7 +78,7 @@ class Connection:
 
     # --- for the thread of the party --------------------------------------------------------
 
-    def connect(self, broken: Disconnection | None = None) -> control.SessionWelcome:
+    def connect(self, broken: Disconnection | None = None) -> control.Welcome:
         """Open a stream, as often as it takes, and return the server's welcome.
 
         Args:
@@ -89,7 +89,7 @@ class Connection:
         while True:
             self._pause()
             ended = self._try_once()
-            if isinstance(ended, control.SessionWelcome):
+            if isinstance(ended, control.Welcome):
                 if at > -math.inf:
                     dialing.log.info("connected to the server.")
                 return ended
@@ -117,7 +117,7 @@ class Connection:
             if self._inbound.welcome is not None:
                 self._run = self._inbound.welcome.run
 
-    def take(self, what: str) -> Frame | control.SessionWelcome:
+    def take(self, what: str) -> Frame | control.Welcome:
         """Return the next numbered frame, or the welcome of a server process that knows nothing of earlier frames."""
         renewed = self.wait_until(lambda: bool(self.channel.inbox), what)
         if renewed is not None:
@@ -127,9 +127,9 @@ class Connection:
             self.changed.notify_all()  # an acknowledgement may be due
             return frame
 
-    def wait_until(self, done: Callable[[], bool], what: str) -> control.SessionWelcome | None:
+    def wait_until(self, done: Callable[[], bool], what: str) -> control.Welcome | None:
         """Wait until `done`, and connect again as often as it takes; return a welcome as `take` does."""
-        inbound, patience = self._inbound, max(self._dialing.wait, SILENCE)
+        inbound, patience = self._inbound, max(self._dialing.wait, LONGEST_SILENCE)
         told = SILENT_AFTER
         while True:
             with self.changed:
@@ -169,15 +169,15 @@ class Connection:
             self._dialing.sleep(self._delay * self._dialing.jitter())
         self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
 
-    def _try_once(self) -> control.SessionWelcome | Disconnection:
+    def _try_once(self) -> control.Welcome | Disconnection:
         """Open one stream; return the welcome, or why there is none."""
         payload = self._hello()  # before the stream: the server does not wait long for it
         inbound, dialing = self._inbound, self._dialing
         with self.changed:
             inbound.begin_line()
-            stream = Stream(self.changed)
+            stream = FrameStream(self.changed)
             received, server = self.channel.received, self.channel.process or None
-            hello = control.SessionHello(process=self._process, server=server, received=received, payload=payload)
+            hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
             stream.send(control_frame(hello))
             self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
             told, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
@@ -225,7 +225,7 @@ class Connection:
                     self._inbound.error = kind(f"from the server: {error}")
                     self.changed.notify_all()
 
-    def _take(self, stream: Stream, frame: Frame) -> None:
+    def _take(self, stream: FrameStream, frame: Frame) -> None:
         inbound = self._inbound
         inbound.heard = self._dialing.clock()
         if frame.control is not None and frame.number == 0:
@@ -238,9 +238,9 @@ class Connection:
             if not isinstance(frame.control, control.StatementRequest):  # it comes with every welcome
                 self._delay = 0.0  # the server really serves
 
-    def _take_unnumbered(self, stream: Stream, word: Any) -> None:
+    def _take_unnumbered(self, stream: FrameStream, word: Any) -> None:
         inbound = self._inbound
-        if isinstance(word, control.SessionWelcome | control.Refused) and self._run not in (None, word.run):
+        if isinstance(word, control.Welcome | control.Refused) and self._run not in (None, word.run):
             inbound.ended = Disconnection(ConnectionCode.ANOTHER_RUN, str(self._run))
             return
         match word:
@@ -252,12 +252,12 @@ class Connection:
                 inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # this party's input is good
             case control.Refused(code, reason, table):
                 inbound.error = RefusalError(code, f"the server does not accept this party: {reason}", table)
-            case control.SessionWelcome() if inbound.welcome is None:
+            case control.Welcome() if inbound.welcome is None:
                 self._take_welcome(stream, word)
             case _:
                 raise control.refuse_control(word)
 
-    def _take_welcome(self, stream: Stream, welcome: control.SessionWelcome) -> None:
+    def _take_welcome(self, stream: FrameStream, welcome: control.Welcome) -> None:
         if not welcome.resumed:
             self.channel = Channel(welcome.server)
         elif welcome.server == self.channel.process:

@@ -1,12 +1,12 @@
 """Control messages of a session: one frozen dataclass for each kind, read by the strict reader.
 
     party                       server
-    SessionHello     ------>
-                     <------    SessionWelcome
+    Hello            ------>
+                     <------    Welcome
     Statement        ------>
                      <------    ProposedAttempt    (StatementRequest: state again first)
     Confirmation     ------>
-    Result           ------>
+    PartyResult      ------>
                      <------    Goodbye
 
 Hello, welcome, notices and last words are outside the numbered sequence and may be lost.
@@ -20,34 +20,34 @@ from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
 from glasu.network.handshake import Payload
-from glasu.network.log_lines import MAX_LINES, SENTENCES, printable
+from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
 PROTOCOL = 2  # of frames and control messages; other versions are refused
-Name = Annotated[str, Length(64)]
-Count = Annotated[int, Bounds(0, 2**63 - 1)]
+ProcessName = Annotated[str, Length(64)]
+FrameCount = Annotated[int, Bounds(0, 2**63 - 1)]
 Digest = Annotated[str, Length(200)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionHello:
+class Hello:
     """The first frame of a party on every stream."""
 
-    process: Name  # the name that this session gave itself
-    received: Count  # frames of the server process that it talked to before
+    process: ProcessName  # the name that this session gave itself
+    received: FrameCount  # frames of the server process that it talked to before
     payload: Payload
-    server: Name | None = None  # that server process
+    server: ProcessName | None = None  # that server process
     protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionWelcome:
+class Welcome:
     """The first frame of the server, if it accepts the party."""
 
-    run: Name
-    server: Name  # the name that this process gave itself
+    run: ProcessName
+    server: ProcessName  # the name that this process gave itself
     resumed: bool  # both sides continue the numbering
-    received: Count  # frames of the party
+    received: FrameCount  # frames of the party
     payload: Payload
     protocol: int = PROTOCOL
 
@@ -77,15 +77,15 @@ class ProposedAttempt:
 class Confirmation:
     """Party: the proposed checkpoint is loaded."""
 
-    attempt: Count
+    attempt: FrameCount
     digest: Digest | None = None
 
 
 @dataclass(frozen=True)
-class Result:
+class PartyResult:
     """Party: its results are written."""
 
-    attempt: Count
+    attempt: FrameCount
     payload: Payload
 
 
@@ -103,7 +103,7 @@ class Notice:
     line: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "line", printable(self.line, SENTENCES))
+        object.__setattr__(self, "line", printable(self.line, MAX_REASON))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class LastWord:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", printable(self.code, 60))
-        object.__setattr__(self, "reason", printable(self.reason, SENTENCES))
+        object.__setattr__(self, "reason", printable(self.reason, MAX_REASON))
         object.__setattr__(self, "table", tuple(map(printable, self.table[:MAX_LINES])))
 
 
@@ -134,7 +134,7 @@ class Declined(LastWord):
 class Refused(LastWord):
     """Server: this process cannot take part."""
 
-    run: Name = ""
+    run: ProcessName = ""
 
 
 @dataclass(frozen=True)
@@ -142,27 +142,29 @@ class Stopped(LastWord):
     """Server: the run failed."""
 
 
-KINDS: dict[str, type[Any]] = {
-    "hello": SessionHello,
-    "welcome": SessionWelcome,
-    "prepared": Statement,
-    "report": StatementRequest,
-    "begin": ProposedAttempt,
-    "ready": Confirmation,
-    "finished": Result,
-    "goodbye": Goodbye,
-    "notice": Notice,
-    "failed": Failed,
-    "declined": Declined,
-    "refused": Refused,
-    "stopped": Stopped,
+CONTROLS: dict[str, type[Any]] = {  # by the name that travels
+    cls.__name__: cls
+    for cls in (
+        Hello,
+        Welcome,
+        Statement,
+        StatementRequest,
+        ProposedAttempt,
+        Confirmation,
+        PartyResult,
+        Goodbye,
+        Notice,
+        Failed,
+        Declined,
+        Refused,
+        Stopped,
+    )
 }
-NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def pack_control(message: object) -> bytes:
     """Return the body of a control frame."""
-    return json.dumps({**to_plain(message), "kind": NAMES[type(message)]}).encode()
+    return json.dumps({**to_plain(message), "kind": type(message).__name__}).encode()
 
 
 def read_control(body: bytes | memoryview, most: int) -> Any:
@@ -172,22 +174,22 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
     try:
         fields = parse_json(bytes(body), "control frame")
         kind = fields.pop("kind", None) if isinstance(fields, dict) else None
-        if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in KINDS:
+        if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in CONTROLS:
             raise ProtocolError(f"control message of unknown kind {printable(kind, 60)!r}.")
-        cls = KINDS[kind]
-        if cls in (SessionHello, SessionWelcome) and (found := fields.get("protocol")) != PROTOCOL:
+        cls = CONTROLS[kind]
+        if cls in (Hello, Welcome) and (found := fields.get("protocol")) != PROTOCOL:
             raise ProtocolError(
                 f"the other side speaks session protocol {printable(found, 20)!r}, this side {PROTOCOL}; use the same "
                 "version of GLASU at the server and at every party."
             )
         return read_record(cls, fields, f"control message {kind!r}")
     except RecordError as error:
-        raise ProtocolError(printable(error, SENTENCES)) from None
+        raise ProtocolError(printable(error, MAX_REASON)) from None
 
 
 def refuse_control(message: object) -> ProtocolError:
     """Return the error for a control message that cannot come now, or not from this side."""
-    return ProtocolError(f"control message {NAMES[type(message)]!r}: it is not expected now.")
+    return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
 
 
 def describe_start(round_index: int) -> str:

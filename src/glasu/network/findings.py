@@ -1,4 +1,4 @@
-"""Findings of a dry run and the verdict. Every role reads the same text, so it holds nothing private."""
+"""Findings of a dry run and the diagnosis. Every role reads the same text, so it holds nothing private."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.records import Length
 
 TOGETHER = "server/parties"  # the findings of a comparison; no party can have this name
@@ -27,8 +27,8 @@ Findings = Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """All findings by role, the server's first. Every role receives the same verdict."""
+class Diagnosis:
+    """All findings by role, the server's first. Every role receives the same diagnosis."""
 
     findings: Mapping[str, Findings]
 
@@ -50,7 +50,7 @@ class Verdict:
         ]
 
     def summary(self) -> str:
-        """Return the verdict in one or two sentences."""
+        """Return the diagnosis in one or two sentences."""
         bad, warnings = self._select("bad"), len(self._select("warning"))
         noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
         if not bad:
@@ -63,4 +63,4 @@ class Verdict:
 
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings of another role as they may be printed."""
-    return tuple(Finding(printable(each.check), each.level, printable(each.said, SENTENCES)) for each in findings)
+    return tuple(Finding(printable(each.check), each.level, printable(each.said, MAX_REASON)) for each in findings)

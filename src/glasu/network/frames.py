@@ -2,7 +2,7 @@
 
 frame     kind (1 byte), number (8), last number received from the other side (8), body
 control   a JSON object, see `control.py`
-piece     total length and offset (8 bytes each), then at most PIECE_BYTES of one message; pieces come in order
+piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order
 ack       no body: only the number received
 
 Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
@@ -25,13 +25,13 @@ from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
 CONTROL, PIECE, ACK = 0, 1, 2
-PIECE_BYTES = 1 << 20
-MAX_FRAME = PIECE_BYTES + (1 << 12)  # gRPC refuses a longer one before it is here
+MAX_PIECE = 1 << 20
+MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses a longer one before it is here
 CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
 WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
 ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
-HEADER = struct.Struct("<BQQ")
+FRAME_HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
 
 CheckLimits = Callable[[Head, int], None]  # raises ProtocolError for a message that is too long for its kind
@@ -62,19 +62,19 @@ def control_frame(message: object) -> bytes:
 
 def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -> bytes:
     """Return a frame as bytes; its body may come in parts."""
-    return b"".join((HEADER.pack(kind, number, acknowledged), *body))
+    return b"".join((FRAME_HEADER.pack(kind, number, acknowledged), *body))
 
 
 def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
     """Return a frame's parts, or refuse it; a control message of more than `max_control` bytes is not parsed."""
-    if len(data) < HEADER.size:
-        raise ProtocolError(f"frame of {len(data)} bytes: expected at least {HEADER.size}, for its header.")
-    kind, number, acknowledged = HEADER.unpack_from(data)
+    if len(data) < FRAME_HEADER.size:
+        raise ProtocolError(f"frame of {len(data)} bytes: expected at least {FRAME_HEADER.size}, for its header.")
+    kind, number, acknowledged = FRAME_HEADER.unpack_from(data)
     if kind not in (CONTROL, PIECE, ACK):
         raise ProtocolError(f"frame of unknown kind {kind}.")
     if kind != CONTROL and (number == 0) != (kind == ACK):
         raise ProtocolError(f"frame of kind {kind} with number {number}: pieces are numbered, acks are not.")
-    body = memoryview(data)[HEADER.size :]
+    body = memoryview(data)[FRAME_HEADER.size :]
     control = read_control(body, max_control) if kind == CONTROL else None
     return Frame(kind, number, acknowledged, body, control)
 
@@ -99,8 +99,8 @@ class Outbox:
     def put_message(self, message: bytes) -> None:
         """Append an encoded message, in pieces. The pieces refer to `message`: one copy serves many outboxes."""
         view = memoryview(message)
-        for offset in range(0, max(1, len(message)), PIECE_BYTES):
-            self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + PIECE_BYTES])
+        for offset in range(0, max(1, len(message)), MAX_PIECE):
+            self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + MAX_PIECE])
 
     def _put(self, kind: int, head: Body, rest: Body) -> None:
         self._frames.append((kind, head, rest))
@@ -253,7 +253,7 @@ class Assembler:
 
 def check_expected(expected: Receive, kind: type[Message], key: Key) -> None:
     """Refuse a message of another kind, or about another run, phase, round, layer or chunk, than the request's."""
-    if kind not in expected.kinds or (key.run, *_about(key)) != (expected.key.run, *_about(expected.key)):
+    if kind not in expected.kinds or key.topic != expected.key.topic:
         other = "" if key.run == expected.key.run else f" of run {key.run.hex()}, not {expected.key.run.hex()}"
         raise ProtocolError(f"expected {describe_expected(expected)}, got {kind.__name__} for {key}{other}.")
 
@@ -262,7 +262,3 @@ def describe_expected(expected: Receive) -> str:
     """Return what a request waits for."""
     key, names = expected.key, " or ".join(kind.__name__ for kind in expected.kinds)
     return f"{names} for {key.phase.name.lower()} round {key.round} layer {key.layer} chunk {key.chunk}"
-
-
-def _about(key: Key) -> tuple[int, int, int, int]:
-    return int(key.phase), key.round, key.layer, key.chunk

@@ -5,12 +5,12 @@ dry run) implements one of the two protocols below and decides which processes t
 objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
 
     party                                   server
-    ClientHandshake.hello        ------>    ServerHandshake.admit      Hello; may raise RefusalError
-    ClientHandshake.welcome      <------    the payload that `admit` returned: Welcome
-    ClientSession.prepare        ------>    ServerHandshake.prepare    Prepared; may raise RefusalError
+    ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
+    ClientHandshake.welcome      <------    the payload that `admit` returned: WelcomePayload
+    ClientSession.prepare        ------>    ServerHandshake.prepare    StatementPayload; may raise RefusalError
     ClientSession.await_attempt  <------    ServerSession.begin_attempt
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
-    ClientSession.finish         ------>    ServerSession.collect_results: Finished
+    ClientSession.finish         ------>    ServerSession.collect_results: ResultPayload
 
 A stream that breaks and is opened again by the same two processes goes through none of this: both sides resend the
 frames that were not acknowledged.
@@ -24,16 +24,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 from glasu.errors import ConfigError
-from glasu.network.facts import Facts
+from glasu.network.facts import Facts, Short
 from glasu.network.findings import Findings
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.records import Bounds, Length, RecordError, read_record
 
 Payload = Mapping[str, Any]  # a JSON object
 Record = TypeVar("Record")
 Number = Annotated[int, Bounds(0, 2**32 - 1)]
-Name = Annotated[str, Length(200)]
-Rounds = Annotated[Mapping[Number, Name], Length(100)]  # checkpoints and their digests
+Rounds = Annotated[Mapping[Number, Short], Length(100)]  # checkpoints and their digests
 SAME_VERSION = "do both sides run the same version of GLASU?"
 
 
@@ -77,48 +76,48 @@ class Process:
     """One process of a party: the fencing token."""
 
     incarnation: Annotated[int, Bounds(1, 2**32 - 1)]  # counts the starts of the command in one folder, from 1
-    name: Name  # random
-    before: Annotated[tuple[Name, ...], Length(1000)] = ()  # earlier processes of the same folder
+    name: Short  # random
+    before: Annotated[tuple[Short, ...], Length(1000)] = ()  # earlier processes of the same folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class ResultPayload:
     """Party: its results are written."""
 
-    weights_sha256: Name = ""  # training
+    weights_sha256: Short = ""  # training
     received: Number = 0  # prediction: the number of nodes whose class probabilities it received
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hello:
+class HelloPayload:
     """Party: who connects."""
 
     facts: Facts
     process: Process | None  # None in a dry run, which takes no part in fencing
-    run: Name | None = None  # the run whose part its folder holds
-    only: Name | None = None  # the only run that it wants to join
+    run: Short | None = None  # the run whose part its folder holds
+    only: Short | None = None  # the only run that it wants to join
     fresh: bool = False  # it starts over once the run begins
-    finished: Finished | None = None  # set once its results are written
+    finished: ResultPayload | None = None  # set once its results are written
     rounds: Rounds = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Welcome:
+class WelcomePayload:
     """Server: the party is admitted to this run."""
 
     config: Mapping[str, Any]
-    roster: tuple[Name, ...]
+    roster: tuple[Short, ...]
     index: Number  # the party's place in the roster
-    run: Name
+    run: Short
     now: float | None = None  # dry run: the server's clock
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class StatementPayload:
     """Party: it is ready to run these settings. Now it states all facts."""
 
     facts: Facts
-    digest: Name = ""  # of the settings; empty in a dry run
+    digest: Short = ""  # of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
     findings: Findings = ()  # dry run
@@ -129,7 +128,7 @@ def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
     try:
         return read_record(cls, payload, source)
     except RecordError as error:
-        why = printable(error, SENTENCES).rstrip(".")
+        why = printable(error, MAX_REASON).rstrip(".")
         raise RefusalError(Code.INVALID_PAYLOAD, f"{why}; {SAME_VERSION}") from None
 
 

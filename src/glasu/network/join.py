@@ -18,7 +18,7 @@ from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
-from glasu.network.handshake import Finished, Payload, Prepared, Welcome, read_payload
+from glasu.network.handshake import Payload, ResultPayload, StatementPayload, WelcomePayload, read_payload
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client
 from glasu.network.run_folder import open_joining
@@ -29,14 +29,14 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Receive, Save, Script, Send
 from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
-from glasu.runtime.drive import check_answer, drive
+from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.telemetry import Telemetry
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
-class PartyPurpose(ABC, Generic[Result]):
+class PartyPurpose(ABC, Generic[ResultT]):
     """The work of a party in a session. The methods here compute and save nothing."""
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
@@ -55,10 +55,10 @@ class PartyPurpose(ABC, Generic[Result]):
 
     def welcome(self, welcome: Payload) -> None:
         """Take the offer of a server process, or raise GlasuError: the session declines it then."""
-        self.accept(read_payload(Welcome, welcome, "the server's welcome"))
+        self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
     @abstractmethod
-    def accept(self, offered: Welcome) -> None:
+    def accept(self, offered: WelcomePayload) -> None:
         """Check what a server process offers and prepare for it, or raise GlasuError."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Refuse a message of the server, by its header and size, that is too long for this run."""
         raise ProtocolError("the server sent a message, and this purpose has none.")
 
-    def find_earlier_result(self) -> Result | None:
+    def find_earlier_result(self) -> ResultT | None:
         """Return the result of an earlier process, if the run is finished everywhere."""
         return None
 
@@ -91,7 +91,7 @@ class PartyPurpose(ABC, Generic[Result]):
         """Pass an event of the script on."""
         self.options.emit(event)
 
-    def finish(self, result: Any) -> Finished:
+    def finish(self, result: Any) -> ResultPayload:
         """Write the results of this party. A purpose with a script implements this."""
         raise NotImplementedError
 
@@ -102,11 +102,11 @@ class PartyPurpose(ABC, Generic[Result]):
         """Stop threads and close files; `finished`: every party is finished."""
 
     @abstractmethod
-    def result(self) -> Result | None:
+    def result(self) -> ResultT | None:
         """Return the results of this party; None until they are complete."""
 
 
-class ClientPurpose(PartyPurpose[Result]):
+class ClientPurpose(PartyPurpose[ResultT]):
     """A purpose in which this party computes with its client: training, prediction."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
@@ -122,7 +122,9 @@ class ClientPurpose(PartyPurpose[Result]):
         assert self._client is not None
         return self._client
 
-    def build_client(self, config: RunConfig, party: PartyData, offered: Welcome, scale: float | None = None) -> None:
+    def build_client(
+        self, config: RunConfig, party: PartyData, offered: WelcomePayload, scale: float | None = None
+    ) -> None:
         """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
         client = build_client(config, party, offered.index, offered.roster, self.options.clock, scale)
         client.identity.incarnation = self.state.value.incarnation
@@ -142,7 +144,9 @@ class ClientPurpose(PartyPurpose[Result]):
         """Return the facts, settings and checkpoints with which this party is ready to run."""
         config = self.client.config
         return to_plain(
-            Prepared(digest=config.digest(), settings=config.flatten(), rounds=self.rounds(), facts=self.facts())
+            StatementPayload(
+                digest=config.digest(), settings=config.flatten(), rounds=self.rounds(), facts=self.facts()
+            )
         )
 
     def check_limits(self, head: Head, size: int) -> None:
@@ -181,15 +185,15 @@ class PartyPerformer:
     def _receive(self, request: Receive) -> Message:
         telemetry = self.purpose.telemetry
         with telemetry.watch.measure("communication"):
-            message = check_answer(request, self.session.receive(request))
+            message = self.session.receive(request)
         telemetry.traffic.sent_to_clients(message)
         telemetry.traffic.exchange(request.key, rides=request.rides)
         return message
 
 
 def join(
-    purpose: PartyPurpose[Result], performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
-) -> Result:
+    purpose: PartyPurpose[ResultT], performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
+) -> ResultT:
     """Take part in one session to its end and return the results of this party.
 
     Args:

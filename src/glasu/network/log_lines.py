@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SENTENCES = 1200  # greatest length of a reason
+MAX_REASON = 1200  # greatest length of a reason
 MAX_LINES = 50  # of a table
 BURST, EVERY = 10, 6.0  # lines without a pause, and seconds after which a further one is free
 

@@ -89,7 +89,7 @@ class Listening:
 
 
 RoleEvent = Event | Serving | Listening | Status
-Observer = Callable[[RoleEvent], None]
+RoleObserver = Callable[[RoleEvent], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class RoleOptions:
     out: Path  # folder of the results and checkpoints
     fresh: bool = False  # start over; earlier checkpoints are removed once the run begins
     wait: float = DEFAULT_WAIT  # seconds that the other side may be without a connection
-    observer: Observer | None = None
+    observer: RoleObserver | None = None
     clock: Clock = time.perf_counter
 
     @property

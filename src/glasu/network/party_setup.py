@@ -12,8 +12,8 @@ from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
-from glasu.network.handshake import Code, RefusalError, Welcome
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.handshake import Code, RefusalError, WelcomePayload
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.protocol.client import Client
 from glasu.runtime.memory import check_memory, total_memory
 from glasu.timing import Clock, Stopwatch
@@ -24,10 +24,10 @@ TOO_LARGE = (
 BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
-def check_place(name: str, offered: Welcome, config: RunConfig) -> None:
+def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
     """Refuse a roster with invalid names, or with another name for this party, or that does not fit the settings."""
     roster, index, num_clients = offered.roster, offered.index, config.data.num_clients
-    listed = printable(", ".join(roster), SENTENCES)
+    listed = printable(", ".join(roster), MAX_REASON)
     if len(roster) != num_clients or index >= num_clients:
         raise RefusalError(
             Code.WRONG_ROSTER,
@@ -44,7 +44,7 @@ def check_place(name: str, offered: Welcome, config: RunConfig) -> None:
         for each in roster:
             check_party_name(each)
     except DataError as error:
-        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {printable(error, SENTENCES)}") from None
+        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {printable(error, MAX_REASON)}") from None
     if len(set(roster)) < len(roster):
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster ({listed}) lists a party twice.")
     if config.train.labels not in ("all", *roster):

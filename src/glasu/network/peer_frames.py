@@ -6,7 +6,6 @@ run is aborted, as the policy says. A process that was never admitted is refused
 
 from __future__ import annotations
 
-import errno
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -19,18 +18,18 @@ from glasu.errors import (
     TrainingError,
     get_public_message,
 )
+from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
 from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, control_frame, read_frame
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import OnInvalidMessage
 from glasu.network.roster import Attempt, Peer, Receipts, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
-from glasu.network.transport import Stream
+from glasu.network.transport import FrameStream
 from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
-OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of the process, of the system; both pass
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.FAILED)
 OVER = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
@@ -56,15 +55,15 @@ class PeerFrames:
 
     # --- Host -----------------------------------------------------------------------------
 
-    def open_stream(self) -> Stream:
-        return Stream(self._roster.changed)
+    def open_stream(self) -> FrameStream:
+        return FrameStream(self._roster.changed)
 
     def turn_away(self, party: str, caller: str, reason: str) -> None:
         with self._roster.changed:
             self.refused += 1
-            self._roster.log.write(f"{caller}: not served: {printable(reason, SENTENCES)}.", party or "strangers")
+            self._roster.log.write(f"{caller}: not served: {printable(reason, MAX_REASON)}.", party or "strangers")
 
-    def attach(self, party: str, stream: Stream, frames: Iterator[bytes]) -> None:
+    def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
         peer, changed = self._roster.peers[party], self._roster.changed
         try:
@@ -86,10 +85,10 @@ class PeerFrames:
 
     # --- frames; from here on, everything is called with the lock ----------------------------
 
-    def _take(self, peer: Peer, stream: Stream, frame: Frame) -> None:
+    def _take(self, peer: Peer, stream: FrameStream, frame: Frame) -> None:
         """Take a frame; the stream is closed if it was the last one."""
         if peer.stream is not stream:
-            if not isinstance(frame.control, control.SessionHello) or frame.number:
+            if not isinstance(frame.control, control.Hello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
             self._greet(peer, stream, frame.control)
             return
@@ -122,7 +121,7 @@ class PeerFrames:
 
     # --- hello ----------------------------------------------------------------------------
 
-    def _greet(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> None:
+    def _greet(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         """Resume a known process, admit a new one, or refuse it."""
         if self._roster.failure is not None:
             self._roster.stop(stream)
@@ -140,7 +139,7 @@ class PeerFrames:
             except RefusalError as refusal:
                 self._refuse(peer, stream, refusal)
 
-    def _admit_process(self, peer: Peer, stream: Stream, hello: control.SessionHello) -> None:
+    def _admit_process(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         state = self._roster.run.state
         welcome = self._handshake.admit(peer.name, hello.payload, closing=state in OVER)
         if peer.stream is not None:
@@ -154,12 +153,12 @@ class PeerFrames:
         if state is RunState.CLOSED:  # a process that comes earlier hears the end with the others
             self.dismiss(peer)
 
-    def _seat(self, peer: Peer, stream: Stream, payload: Payload, *, resumed: bool) -> None:
+    def _seat(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
         """Make this the party's stream."""
         if peer.stream is not None:
             peer.stream.close()
         channel = peer.channel
-        welcome = control.SessionWelcome(
+        welcome = control.Welcome(
             run=self._run, server=self._process, resumed=resumed, received=channel.received, payload=payload
         )
         stream.send(control_frame(welcome))
@@ -173,12 +172,12 @@ class PeerFrames:
         if isinstance(message, control.Statement):
             self._take_statement(peer, message.payload)
             return
-        if not isinstance(message, control.Confirmation | control.Result):
+        if not isinstance(message, control.Confirmation | control.PartyResult):
             raise control.refuse_control(message)
         attempt = self._roster.attempt
         if attempt is None or message.attempt != attempt.number or peer.state is PeerState.CONNECTED:
             return  # of an attempt that is over
-        if isinstance(message, control.Result):
+        if isinstance(message, control.PartyResult):
             peer.machine.advance(PeerEvent.FINISH)
             peer.result = message.payload
         else:
@@ -234,7 +233,7 @@ class PeerFrames:
         self._refuse(peer, peer.stream, RefusalError(Code.INVALID_MESSAGE, reason))
         self._roster.restart()
 
-    def _refuse(self, peer: Peer, stream: Stream | None, refusal: RefusalError) -> None:
+    def _refuse(self, peer: Peer, stream: FrameStream | None, refusal: RefusalError) -> None:
         """Tell a process, and everyone, why it cannot take part."""
         word = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
         self.refused += 1
@@ -253,9 +252,9 @@ class PeerFrames:
         elif stream is not None:
             stream.close(control_frame(word))
 
-    def _reject(self, peer: Peer, stream: Stream, error: Exception) -> None:
+    def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
-        why = printable(get_public_message(error), SENTENCES)
+        why = printable(get_public_message(error), MAX_REASON)
         fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
             self._roster.log.write(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", peer.name)
@@ -271,7 +270,7 @@ class PeerFrames:
             kind = type(error) if isinstance(error, ProtocolError) else ProtocolError
             self._abort(stream, kind(f"party {peer.name!r}: {why}", party=peer.name))
 
-    def _abort(self, stream: Stream, error: GlasuError) -> None:
+    def _abort(self, stream: FrameStream, error: GlasuError) -> None:
         self._roster.fail(error)
         self._roster.stop(stream)
 
@@ -284,7 +283,7 @@ class PeerFrames:
             peer.send_control(control.Goodbye(self._roster.farewell))
             self._roster.changed.notify_all()
 
-    def _detach(self, peer: Peer, stream: Stream) -> None:
+    def _detach(self, peer: Peer, stream: FrameStream) -> None:
         stream.close()
         if peer.stream is stream:
             peer.stream, peer.away_since = None, self._roster.clock()

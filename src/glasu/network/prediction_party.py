@@ -14,13 +14,13 @@ from glasu.config import resolve
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.model.blocks import NodeSet
-from glasu.network.compatibility import SERVER, compare_settings, read_offered_config, refuse_settings
+from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts, class_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
+from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions
 from glasu.network.prediction_server import PredictionReport, derive_attempt_run
 from glasu.network.run_folder import read_report
@@ -87,21 +87,23 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
-        return to_plain(Hello(facts=self.facts(), process=describe_process(self.state.value), rounds=self.rounds()))
+        return to_plain(
+            HelloPayload(facts=self.facts(), process=describe_process(self.state.value), rounds=self.rounds())
+        )
 
-    def accept(self, offered: Welcome) -> None:
+    def accept(self, offered: WelcomePayload) -> None:
         """Check that the server predicts with the training of this model, and build the client."""
         note_welcome(self.state)
         if offered.roster != self.roster:
             raise RefusalError(
                 Code.WRONG_ROSTER,
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{printable(', '.join(offered.roster), SENTENCES)}. Restore the server's kit.toml of that time, or "
+                f"{printable(', '.join(offered.roster), MAX_REASON)}. Restore the server's kit.toml of that time, or "
                 "change the roster with `glasu provision --add` or `--remove`.",
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
-            compare_settings({f"{self.party.name} trained": self.model.config.flatten(), SERVER: config.flatten()}),
+            compare_settings({f"{self.party.name} trained": self.model.config.flatten(), THE_SERVER: config.flatten()}),
             "the server's settings are not those of the training: {}.",
         )
         self._run = offered.run
@@ -120,7 +122,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         identity.run = derive_attempt_run(self._run, attempt.number)
         return _request(self.client, self.query.nodes)
 
-    def finish(self, result: tuple[NodeSet, NDArray[Any]]) -> Finished:
+    def finish(self, result: tuple[NodeSet, NDArray[Any]]) -> ResultPayload:
         """Write predictions.<format> and prediction.json."""
         nodes, probabilities = result
         client, requested, file = self.client, self.query.nodes, None
@@ -147,7 +149,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
         self._predicted = Predicted(nodes, probabilities, file)
-        return Finished(received=len(nodes))
+        return ResultPayload(received=len(nodes))
 
     def result(self) -> Predicted | None:
         """Return the class probabilities, once they are written."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
-from glasu.network.handshake import Finished
+from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
@@ -77,7 +77,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         server, limits = self.build_server(statements.values(), derive_attempt_run(self.run, number))
         return Attempt(number, 0, (START,) * len(statements), limits.check), server_request(server)
 
-    def finish(self, result: int, finished: Sequence[Finished]) -> PredictionReport:
+    def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:
         """Write prediction.json."""
         cost = self.telemetry.cost()
         report = PredictionReport(

@@ -25,7 +25,7 @@ from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import LimitedLog
 from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
-from glasu.network.transport import Stream
+from glasu.network.transport import FrameStream
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
@@ -74,7 +74,7 @@ class Peer:
     name: str
     index: int
     away_since: float  # when it lost its last stream, or the run began
-    stream: Stream | None = None
+    stream: FrameStream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
     channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
     receipts: Receipts = field(default_factory=Receipts)
@@ -146,7 +146,7 @@ class Roster:
         if self.run.state is RunState.RESTARTING:
             raise RestartAttempt
 
-    def stop(self, stream: Stream) -> None:
+    def stop(self, stream: FrameStream) -> None:
         """Close a stream with the reason of the failure as its last frame."""
         if self.failure is not None:
             stream.close(control_frame(Stopped(self.failure.code, self.failure.public_message)))

@@ -15,7 +15,7 @@ from glasu.network.admission import Admission
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Finished, Payload, Prepared, RefusalError, read_payload
+from glasu.network.handshake import Payload, RefusalError, ResultPayload, StatementPayload, read_payload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -28,10 +28,10 @@ from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
 from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
 
-Report = TypeVar("Report")
+ReportT = TypeVar("ReportT")
 
 
-class ServerPurpose(ABC, Generic[Report]):
+class ServerPurpose(ABC, Generic[ReportT]):
     """The work of a server in a session. The methods here save nothing."""
 
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
@@ -66,7 +66,7 @@ class ServerPurpose(ABC, Generic[Report]):
         """Begin the run in the folder. Called after the address is bound, before parties can connect."""
 
     @abstractmethod
-    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
         """Lead the conversation with the parties, and return the report."""
 
     def save(self, state: Any) -> None:
@@ -80,7 +80,7 @@ class ServerPurpose(ABC, Generic[Report]):
         """Pass an event of the script on."""
         self.options.emit(event)
 
-    def build_farewell(self, report: Report) -> Payload:
+    def build_farewell(self, report: ReportT) -> Payload:
         """Return what goes with the goodbye to every party."""
         return {}
 
@@ -92,10 +92,10 @@ class ServerPurpose(ABC, Generic[Report]):
         return None
 
 
-class ScriptPurpose(ServerPurpose[Report]):
+class ScriptPurpose(ServerPurpose[ReportT]):
     """A purpose that runs a script with the parties, in attempts: training, prediction."""
 
-    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Report:
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
         """Run attempts until one succeeds."""
         return run_attempts(self, session, perform)
 
@@ -104,10 +104,10 @@ class ScriptPurpose(ServerPurpose[Report]):
         """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
 
     @abstractmethod
-    def finish(self, result: Any, finished: Sequence[Finished]) -> Report:
+    def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and from what the parties state."""
 
-    def build_server(self, statements: Iterable[Prepared], run: bytes) -> tuple[Server, Limits]:
+    def build_server(self, statements: Iterable[StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for the counts that all parties state; return it and the greatest sizes of messages."""
         facts, roster = [stated.facts for stated in statements], self.options.kit.roster
 
@@ -158,7 +158,7 @@ class ServerPerformer:
         return None
 
 
-def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = ServerPerformer) -> Report:
+def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = ServerPerformer) -> ReportT:
     """Serve one session to its end and return its report.
 
     Args:
@@ -198,7 +198,7 @@ def serve(purpose: ServerPurpose[Report], performer: type[ServerPerformer] = Ser
         return report
 
 
-def run_attempts(purpose: ScriptPurpose[Report], session: ServerSession, perform: ServerPerformer) -> Report:
+def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perform: ServerPerformer) -> ReportT:
     """Run attempts until one succeeds."""
     log, watch = purpose.options.log, purpose.telemetry.watch
     while True:
@@ -220,12 +220,12 @@ def run_attempts(purpose: ScriptPurpose[Report], session: ServerSession, perform
                 raise
 
 
-def _read_results(results: Mapping[str, Payload]) -> list[Finished]:
+def _read_results(results: Mapping[str, Payload]) -> list[ResultPayload]:
     """Read the results, by party in client order; the error of a malformed one names its party."""
     finished = []
     for party, payload in results.items():
         try:
-            finished.append(read_payload(Finished, payload, f"the result of party {party!r}"))
+            finished.append(read_payload(ResultPayload, payload, f"the result of party {party!r}"))
         except RefusalError as error:
             raise ProtocolError(str(error), party=party) from None
     return finished

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from glasu.errors import CheckpointError, DataError
 from glasu.files import write_atomically
-from glasu.network.handshake import Finished, Process
+from glasu.network.handshake import Process, ResultPayload
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
 Record = TypeVar("Record")
@@ -42,7 +42,7 @@ class JoiningRecord:
     run: str | None = None
     digest: str | None = None  # of the settings
     data: str | None = None  # digest of the party's data
-    finished: Finished | None = None  # set once its results are written
+    finished: ResultPayload | None = None  # set once its results are written
     closed: bool = False  # the server has said goodbye
 
 

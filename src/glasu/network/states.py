@@ -109,25 +109,25 @@ RUN_TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     **{(state, _V.FAIL): _R.FAILED for state in (*_OPEN, _R.CLOSED, _R.LEAVING, _R.FAILED)},
 }
 
-State = TypeVar("State", bound=enum.Enum)
-Event = TypeVar("Event", bound=enum.Enum)
+StateT = TypeVar("StateT", bound=enum.Enum)
+EventT = TypeVar("EventT", bound=enum.Enum)
 
 
-class StateMachine(Generic[State, Event]):
+class StateMachine(Generic[StateT, EventT]):
     """A state that changes by events only, as its table says."""
 
-    def __init__(self, start: State, table: Mapping[tuple[State, Event], State]) -> None:
+    def __init__(self, start: StateT, table: Mapping[tuple[StateT, EventT], StateT]) -> None:
         self._state, self._table = start, table
 
     @property
-    def state(self) -> State:
+    def state(self) -> StateT:
         return self._state
 
-    def allows(self, event: Event) -> bool:
+    def allows(self, event: EventT) -> bool:
         """Return whether the event can happen now."""
         return (self._state, event) in self._table
 
-    def advance(self, event: Event) -> State:
+    def advance(self, event: EventT) -> StateT:
         """Change the state, or refuse an event that cannot happen now."""
         if not self.allows(event):
             raise ProtocolError(f"'{event.value}' cannot follow the state '{self._state.value}'.")

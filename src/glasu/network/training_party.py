@@ -20,9 +20,9 @@ from glasu.network.compatibility import (
 from glasu.network.control import ProposedAttempt, describe_start
 from glasu.network.facts import Facts, label_facts, party_facts
 from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Code, Finished, Hello, Payload, RefusalError, Welcome
+from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
@@ -63,7 +63,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         if not self.fresh:
             continues_part(options.out, self.state.value, self._data, options.run)
         self._saver: Saver | None = None  # None until the run begins
-        self._offered: Welcome | None = None
+        self._offered: WelcomePayload | None = None
         self._first: ClientState | None = None  # before the first round
 
     # --- the handshake ----------------------------------------------------------------------
@@ -88,7 +88,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Return the hello of this process."""
         held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
-            Hello(
+            HelloPayload(
                 facts=party_facts(self.party, "training"),
                 process=describe_process(held),
                 run=held.run,
@@ -99,7 +99,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             )
         )
 
-    def accept(self, offered: Welcome) -> None:
+    def accept(self, offered: WelcomePayload) -> None:
         """Check the run that the server offers, and build the client for it."""
         try:
             run = bytes.fromhex(offered.run)
@@ -117,14 +117,14 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             )
         self.client.identity.run = run  # a restarted server has a new run id if the run had not begun
 
-    def _resolve(self, offered: Welcome) -> tuple[RunConfig, PartyData]:
+    def _resolve(self, offered: WelcomePayload) -> tuple[RunConfig, PartyData]:
         """Check the offered settings, and resolve them for this party."""
         options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
         check_place(name, offered, config)
         shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
-        options.log.info("the run: %s.", printable(listed, SENTENCES))
+        options.log.info("the run: %s.", printable(listed, MAX_REASON))
         if options.expect is not None:
             refuse_settings(
                 compare_with_agreed(name, options.expect, config),
@@ -213,7 +213,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             num_rounds, attempt = client.config.train.num_rounds, client.identity.attempt
             self.options.emit(Status.of(self.telemetry, client.progress.round, num_rounds, attempt, event.loss))
 
-    def finish(self, result: dict[str, float]) -> Finished:
+    def finish(self, result: dict[str, float]) -> ResultPayload:
         """Write the selected weights and report.json."""
         client, digest = self.client, weights_digest(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
@@ -221,7 +221,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             client.config, client.identity, result, digest, client.release.ledger
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
-        finished = Finished(weights_sha256=digest)
+        finished = ResultPayload(weights_sha256=digest)
         self.state.update(finished=finished)
         return finished
 

@@ -10,7 +10,7 @@ from glasu.config import resolve
 from glasu.errors import CheckpointError
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
-from glasu.network.handshake import Finished
+from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
@@ -154,7 +154,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         elif isinstance(event, RoundDone):
             self.options.emit(self._status())
 
-    def finish(self, result: None, finished: Sequence[Finished]) -> RunReport:
+    def finish(self, result: None, finished: Sequence[ResultPayload]) -> RunReport:
         """Write report.json; the run is finished then."""
         report = self._build_report([each.weights_sha256 for each in finished])
         write_named(self.options.out / "report.json", report.to_json().encode())

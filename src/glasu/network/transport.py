@@ -20,7 +20,7 @@ from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import read_descriptor_limit
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
-from glasu.network.log_lines import SENTENCES, printable
+from glasu.network.log_lines import MAX_REASON, printable
 from glasu.pki.kit import Kit, reload_revocations
 from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
 from glasu.pki.refusal import find_refusal, read_peer_name
@@ -58,7 +58,7 @@ OPTIONS = [
 ]
 
 
-class Stream:
+class FrameStream:
     """One gRPC stream at either end: the frames that go out on it, until it is closed.
 
     Frames outside the sequence (`send`) go first. Numbered frames come from the channel that the session attaches when
@@ -115,11 +115,11 @@ class Stream:
 class Host(Protocol):
     """The session that receives the parties."""
 
-    def open_stream(self) -> Stream:
+    def open_stream(self) -> FrameStream:
         """Return an outgoing stream that uses the session's lock."""
         ...
 
-    def attach(self, party: str, stream: Stream, frames: Iterator[bytes]) -> None:
+    def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read what a party sends, until it ends."""
         ...
 
@@ -134,7 +134,7 @@ class _Guest:
 
     name: str
     context: Any
-    stream: Stream
+    stream: FrameStream
     since: float = field(default_factory=time.monotonic)
     closed: float | None = None  # when it was seen to be closed
     signed: float = field(default_factory=time.monotonic)  # when the last sign of life was sent
@@ -291,7 +291,7 @@ class Line:
     """A party's end of one stream. A separate thread gives incoming frames to the session."""
 
     def __init__(
-        self, kit: Kit, address: str, stream: Stream, arrive: Callable[[Line, bytes | Disconnection], None]
+        self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[Line, bytes | Disconnection], None]
     ) -> None:
         """Connect in the background.
 
@@ -362,7 +362,7 @@ def read_status(error: Any) -> Disconnection:
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
-        return Disconnection(ConnectionCode(stated), printable(details, SENTENCES))
+        return Disconnection(ConnectionCode(stated), printable(details, MAX_REASON))
     return read_details(error.code().name, details)
 
 
@@ -373,7 +373,7 @@ def read_details(status: str, details: str) -> Disconnection:
     for text, code in GRPC_TEXTS:
         if text in details:
             return Disconnection(code)
-    return Disconnection(ConnectionCode.OTHER, f"{printable(details, SENTENCES)} ({status.lower()})")
+    return Disconnection(ConnectionCode.OTHER, f"{printable(details, MAX_REASON)} ({status.lower()})")
 
 
 VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*

@@ -35,7 +35,7 @@ _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class KitManifest:
     """kit.toml: the contents of the certificate in plain text and, at the server, the roster."""
 
     schema: int = SCHEMA
@@ -50,7 +50,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kit(Manifest):
+class Kit(KitManifest):
     """A checked kit: its files belong together and are valid."""
 
     folder: Path
@@ -60,11 +60,11 @@ class Kit(Manifest):
     revoked: frozenset[str] = frozenset()  # at the server: serial numbers, hexadecimal
 
 
-def make_manifest(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> Manifest:
+def make_manifest(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> KitManifest:
     """Return kit.toml for the certificate of a server or a party."""
     assert own.role is not None
     assert own.name is not None
-    return Manifest(
+    return KitManifest(
         role=own.role,
         name=own.name,
         expires=own.expires,
@@ -89,7 +89,7 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     """
     now = now or datetime.now(UTC)
     _check_folder(folder)
-    manifest = read_document(Manifest, folder / MANIFEST, SCHEMA, _ADVICE)
+    manifest = read_document(KitManifest, folder / MANIFEST, SCHEMA, _ADVICE)
     authority, own = (open_certificate(folder / name) for name in (CA, CERTIFICATE))
     key_pem = check_key(folder / KEY, own)
     _check_certificates(folder, authority, own, now)
@@ -197,7 +197,7 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
             raise TransportError(f"{folder / name}: {reason}; {advice}")
 
 
-def _check_manifest(path: Path, manifest: Manifest, authority: CertificateInfo, own: CertificateInfo) -> None:
+def _check_manifest(path: Path, manifest: KitManifest, authority: CertificateInfo, own: CertificateInfo) -> None:
     for key, actual in vars(make_manifest(own, authority.certificate, manifest.roster)).items():
         written = getattr(manifest, key)
         if _normalize(key, written) != _normalize(key, actual):

@@ -12,7 +12,7 @@ from glasu.errors import ConfigError
 from glasu.protocol.limits import Limits
 from glasu.wire.encodings import compute_dtype
 
-UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
@@ -54,4 +54,4 @@ def total_memory() -> int:
 
 def _describe_size(count: int) -> str:
     """Return a number of bytes in the largest unit of which there is at least one."""
-    return next((f"{count / size:.1f} {unit}" for unit, size in UNITS if count >= size), f"{count} bytes")
+    return next((f"{count / size:.1f} {unit}" for unit, size in BYTE_UNITS if count >= size), f"{count} bytes")

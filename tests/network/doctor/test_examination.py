@@ -1,4 +1,4 @@
-"""A dry run with a server and three parties over real streams: one verdict for all, and nothing private in it."""
+"""A dry run with a server and three parties over real streams: one diagnosis for all, and nothing private in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from glasu.network.connection import Dialing
 from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import server_facts
-from glasu.network.findings import Finding, Verdict
+from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
 from glasu.network.serve import serve
@@ -89,13 +89,13 @@ class Practice:
         return Role(name, work)
 
     def all(self, **changed):
-        """Return the verdict, which must be the same at every role."""
+        """Return the diagnosis, which must be the same at every role."""
         server = self.examine()
         roles = [server, *(self.visit(name, **changed.get(name, {})) for name in "abc")]
-        verdicts = [role.outcome() for role in roles]
-        assert len({tuple(verdict.lines()) for verdict in verdicts}) == 1
-        assert len({verdict.summary() for verdict in verdicts}) == 1
-        return verdicts[0]
+        diagnoses = [role.outcome() for role in roles]
+        assert len({tuple(diagnosis.lines()) for diagnosis in diagnoses}) == 1
+        assert len({diagnosis.summary() for diagnosis in diagnoses}) == 1
+        return diagnoses[0]
 
 
 @pytest.fixture
@@ -103,16 +103,19 @@ def practice(kits, tmp_path):
     return Practice(kits, tmp_path)
 
 
-def bad(verdict):
+def bad(diagnosis):
     return {
-        (role, finding.check) for role, found in verdict.findings.items() for finding in found if finding.level == "bad"
+        (role, finding.check)
+        for role, found in diagnosis.findings.items()
+        for finding in found
+        if finding.level == "bad"
     }
 
 
 def test_every_role_learns_that_all_are_ready(practice):
-    verdict = practice.all()
-    assert verdict.summary() == "ready: the server and a, b, c can train together."
-    checks = {finding.check for found in verdict.findings.values() for finding in found}
+    diagnosis = practice.all()
+    assert diagnosis.summary() == "ready: the server and a, b, c can train together."
+    checks = {finding.check for found in diagnosis.findings.values() for finding in found}
     assert checks == {"disk", "dimensions", "edges", "server", "clock", "settings", "labels", "versions", "ids"}
 
 
@@ -122,9 +125,9 @@ def test_a_dry_run_takes_no_incarnation_and_writes_nothing(practice, tmp_path):
 
 
 def test_a_wrong_clock_is_named_at_every_role(practice):
-    verdict = practice.all(b={"now": lambda: time.time() + 1000})
-    assert bad(verdict) == {("b", "clock")}
-    assert "s ahead of the server's" in verdict.summary()
+    diagnosis = practice.all(b={"now": lambda: time.time() + 1000})
+    assert bad(diagnosis) == {("b", "clock")}
+    assert "s ahead of the server's" in diagnosis.summary()
 
 
 def test_ids_in_another_order_are_named_at_every_role(practice):
@@ -140,8 +143,8 @@ def test_several_problems_are_all_collected(practice):
 
 def test_unreadable_data_is_named_without_its_reason(practice):
     own = [Finding("data", "bad", "its files cannot be used; see that party's log")]
-    verdict = practice.all(a={"party": None, "own": own})
-    assert bad(verdict) == {("a", "data")}
+    diagnosis = practice.all(a={"party": None, "own": own})
+    assert bad(diagnosis) == {("a", "data")}
 
 
 def test_neither_ids_nor_values_leave_a_party(practice):
@@ -160,18 +163,18 @@ def test_neither_ids_nor_values_leave_a_party(practice):
 
 def test_an_absent_party_is_named_at_those_that_came(practice):
     server = practice.examine(wait=4.0)
-    verdicts = [role.outcome() for role in (server, practice.visit("a"))]
-    for verdict in verdicts:
-        assert {("b", "presence"), ("c", "presence")} <= bad(verdict)
-        assert "b: presence: no report" in verdict.summary()
+    diagnoses = [role.outcome() for role in (server, practice.visit("a"))]
+    for diagnosis in diagnoses:
+        assert {("b", "presence"), ("c", "presence")} <= bad(diagnosis)
+        assert "b: presence: no report" in diagnosis.summary()
 
 
 def test_without_a_server_a_party_reports_its_own_findings(practice):
     practice.port = 1
-    verdict = practice.visit("a", own=[Finding("disk", "good", "room enough")], wait=0.1).outcome()
-    assert bad(verdict) == {("a", "server")}
-    assert "is the server running, and do all firewalls open the port?" in verdict.summary()
-    assert ("a", "disk") in {(role, finding.check) for role, found in verdict.findings.items() for finding in found}
+    diagnosis = practice.visit("a", own=[Finding("disk", "good", "room enough")], wait=0.1).outcome()
+    assert bad(diagnosis) == {("a", "server")}
+    assert "is the server running, and do all firewalls open the port?" in diagnosis.summary()
+    assert ("a", "disk") in {(role, finding.check) for role, found in diagnosis.findings.items() for finding in found}
 
 
 def test_a_server_that_is_not_started_yet_is_awaited(practice):
@@ -191,9 +194,9 @@ def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     server = cluster.serve()
     practice = Practice(kits, tmp_path)
     practice.port = cluster.port
-    verdict = practice.visit("a").outcome()
-    assert bad(verdict) == {("a", "server")}
-    assert "purpose: the server training, a dry run; start glasu doctor everywhere" in verdict.summary()
+    diagnosis = practice.visit("a").outcome()
+    assert bad(diagnosis) == {("a", "server")}
+    assert "purpose: the server training, a dry run; start glasu doctor everywhere" in diagnosis.summary()
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
@@ -211,9 +214,9 @@ def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp
 
 def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
     other = practice.config.replace(train={"seed": 5})
-    verdict = practice.all(a={"expect": practice.config}, b={"expect": other})
-    assert bad(verdict) == {("b", "agreed settings")}
-    assert "train.seed: b expects 5, the server 0" in verdict.summary()
+    diagnosis = practice.all(a={"expect": practice.config}, b={"expect": other})
+    assert bad(diagnosis) == {("b", "agreed settings")}
+    assert "train.seed: b expects 5, the server 0" in diagnosis.summary()
 
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):
@@ -237,20 +240,20 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
 
 def test_the_text_of_another_role_cannot_steer_a_terminal(practice):
     hostile = Finding("\x1b[2J\n", "good", "x\x1b" * 2000)
-    verdict = practice.all(a={"own": [hostile]})
-    assert all(line.isprintable() and len(line) < 1500 for line in verdict.lines())
+    diagnosis = practice.all(a={"own": [hostile]})
+    assert all(line.isprintable() and len(line) < 1500 for line in diagnosis.lines())
 
 
 def test_a_verdict_is_ready_unless_a_finding_is_bad():
     good, warning, bad_one = (Finding("disk", level, "words") for level in ("good", "warning", "bad"))
-    ready = Verdict({"server": (good,), "a": (warning,), "b": (good,), "server/parties": (good,)})
+    ready = Diagnosis({"server": (good,), "a": (warning,), "b": (good,), "server/parties": (good,)})
     assert ready.is_ready
     assert ready.summary() == "ready: the server and a, b can train together. 1 warning, see above."
-    not_ready = Verdict({"server": (good,), "a": (bad_one,), "server/parties": (bad_one,)})
+    not_ready = Diagnosis({"server": (good,), "a": (bad_one,), "server/parties": (bad_one,)})
     assert not not_ready.is_ready
     assert not_ready.summary() == "not ready, 2 problems: a: disk: words; server/parties: disk: words."
     assert not_ready.lines()[1].split() == ["a", "bad", "disk:", "words"]
-    asked = Verdict({"server": (Finding("presence", "bad", "no report; is it started?"),)})
+    asked = Diagnosis({"server": (Finding("presence", "bad", "no report; is it started?"),)})
     assert asked.summary() == "not ready, 1 problem: server: presence: no report; is it started?"
 
 

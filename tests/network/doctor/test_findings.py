@@ -19,7 +19,7 @@ from glasu.network.admission import Admission
 from glasu.network.doctor import machine
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.facts import server_facts
-from glasu.network.handshake import Welcome
+from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Listener
@@ -205,7 +205,9 @@ def options(kits, tmp_path):
 
 def tried(party, options, index=0, **keys):
     config = settings(**keys).replace(data={"num_clients": 3})
-    return check_settings(config, party, Welcome(config={}, roster=("a", "b", "c"), index=index, run="00"), options)
+    return check_settings(
+        config, party, WelcomePayload(config={}, roster=("a", "b", "c"), index=index, run="00"), options
+    )
 
 
 def test_data_that_fits_the_settings_is_good(options):

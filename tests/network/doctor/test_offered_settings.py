@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasu.config import RunConfig
 from glasu.network.doctor.party import DryRunParty
-from glasu.network.handshake import Welcome
+from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.pki.kit import open_kit
 from glasu.records import to_plain
@@ -19,7 +19,7 @@ def test_settings_that_name_a_choice_of_an_absent_extension_are_a_finding(kits, 
     config["train"]["sampler"] = "absent"
     role.hello()
     caplog.set_level("INFO", logger="glasu")
-    role.welcome(to_plain(Welcome(config=config, roster=("a", "b", "c"), index=0, run="00" * 16)))
+    role.welcome(to_plain(WelcomePayload(config=config, roster=("a", "b", "c"), index=0, run="00" * 16)))
     (finding,) = [found for found in role.findings if found.check == "settings"]
     assert finding.level == "bad"
     assert (finding.check, "cannot be read here" in finding.said) == ("settings", True)

@@ -15,7 +15,7 @@ from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_disk, explain_error, log_detail
 from glasu.network.facts import label_facts
 from glasu.network.findings import Finding
-from glasu.network.handshake import Welcome
+from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, check_place, resolve_for_party
 
@@ -54,7 +54,7 @@ def _check_edges(graph: Graph) -> Finding:
 
 
 def check_settings(
-    config: RunConfig, party: PartyData, offered: Welcome, options: JoinOptions
+    config: RunConfig, party: PartyData, offered: WelcomePayload, options: JoinOptions
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 

@@ -1,4 +1,4 @@
-"""A party in a dry run: check its own machine and data, state counts and digests, and receive the verdict."""
+"""A party in a dry run: check its own machine and data, state counts and digests, and receive the diagnosis."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from glasu.network.compatibility import compare_with_agreed, in_one_line, read_o
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import check_connection, check_joining_folder, explain_error, judge_clock
 from glasu.network.facts import party_facts
-from glasu.network.findings import Finding, Verdict, sanitize_findings
-from glasu.network.handshake import Hello, Payload, Prepared, RefusalError, Welcome, read_payload
+from glasu.network.findings import Diagnosis, Finding, sanitize_findings
+from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
 from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
 from glasu.records import to_plain
 
 
-class DryRunParty(PartyPurpose[Verdict]):
+class DryRunParty(PartyPurpose[Diagnosis]):
     """A party in a dry run. It takes no incarnation and writes no state."""
 
     def __init__(
@@ -47,14 +47,14 @@ class DryRunParty(PartyPurpose[Verdict]):
         self._party, self._now = party, now
         self._facts = party_facts(party, "dry run")
         self._asked = math.nan  # when the hello was sent
-        self._verdict: Verdict | None = None
+        self._diagnosis: Diagnosis | None = None
 
     def hello(self) -> Payload:
         """Return the versions of this party; its data is part of the statement."""
         self._asked = self._now()
-        return to_plain(Hello(facts=party_facts(None, "dry run"), process=None))
+        return to_plain(HelloPayload(facts=party_facts(None, "dry run"), process=None))
 
-    def accept(self, offered: Welcome) -> None:
+    def accept(self, offered: WelcomePayload) -> None:
         """Check the clock and the settings that the server offers."""
         heard, options = self._now(), self.options
         self.findings = [*self._own, self.check_server()[0]]
@@ -84,24 +84,26 @@ class DryRunParty(PartyPurpose[Verdict]):
 
     def statement(self) -> Payload:
         """Return the facts and findings of this party."""
-        return to_plain(Prepared(facts=self._facts, findings=tuple(self.findings)))
+        return to_plain(StatementPayload(facts=self._facts, findings=tuple(self.findings)))
 
     def take_farewell(self, farewell: Payload) -> None:
-        """Take the verdict, as it may be printed."""
-        verdict = read_payload(Verdict, farewell, "the verdict of the server")
-        self._verdict = Verdict({printable(role): sanitize_findings(found) for role, found in verdict.findings.items()})
+        """Take the diagnosis, as it may be printed."""
+        diagnosis = read_payload(Diagnosis, farewell, "the diagnosis of the server")
+        self._diagnosis = Diagnosis(
+            {printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
+        )
 
-    def result(self) -> Verdict | None:
-        """Return the verdict, once the server has sent it."""
-        return self._verdict
+    def result(self) -> Diagnosis | None:
+        """Return the diagnosis, once the server has sent it."""
+        return self._diagnosis
 
     def check_server(self) -> tuple[Finding, bool]:
         """Try to reach the server; return the finding, and whether waiting may help."""
         return check_connection(self.options.kit, self.options.server, datetime.fromtimestamp(self._now(), UTC))
 
 
-def join_dry_run(purpose: DryRunParty) -> Verdict:
-    """Take part in a dry run and return the verdict; if the server cannot be reached, this party's own findings."""
+def join_dry_run(purpose: DryRunParty) -> Diagnosis:
+    """Take part in a dry run and return the diagnosis; if the server cannot be reached, this party's own findings."""
     finding, may_come = purpose.check_server()
     if finding.level != "bad" or may_come:
         try:
@@ -110,4 +112,4 @@ def join_dry_run(purpose: DryRunParty) -> Verdict:
             finding, _ = purpose.check_server()
             if finding.level != "bad":
                 finding = Finding("server", "bad", str(error).rstrip("."))
-    return Verdict({purpose.options.kit.name: (*purpose.findings, finding)})
+    return Diagnosis({purpose.options.kit.name: (*purpose.findings, finding)})

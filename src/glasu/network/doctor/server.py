@@ -1,4 +1,4 @@
-"""The server of a dry run: collect the statements of all parties, compare them, and send one verdict. No torch here."""
+"""The server of a dry run: collect the statements of all parties, compare them, and send one diagnosis. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glasu.errors import AbsenceError
 from glasu.network.compatibility import collect_findings, config_for_network
 from glasu.network.doctor.machine import check_disk, check_server_folder
 from glasu.network.facts import server_facts
-from glasu.network.findings import TOGETHER, Finding, Verdict, sanitize_findings
+from glasu.network.findings import TOGETHER, Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import Payload
 from glasu.network.options import ServeOptions
 from glasu.network.serve import ServerPerformer, ServerPurpose
@@ -21,7 +21,7 @@ DISK_BYTES = 64 << 20  # checkpoints of the server hold histories, and the repor
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it say?")
 
 
-class DryRunServer(ServerPurpose[Verdict]):
+class DryRunServer(ServerPurpose[Diagnosis]):
     """The server of a dry run. It takes no part in fencing, begins no attempt and writes no state."""
 
     goodbye_seconds = 2.0
@@ -33,8 +33,8 @@ class DryRunServer(ServerPurpose[Verdict]):
         options = dataclasses.replace(options, on_invalid_message="wait")
         super().__init__(options, self._facts, config, DRY_RUN, state=None)
 
-    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Verdict:
-        """Wait for the statements of all parties, or for `options.wait` seconds; return the verdict."""
+    def run_session(self, session: ServerSession, perform: ServerPerformer) -> Diagnosis:
+        """Wait for the statements of all parties, or for `options.wait` seconds; return the diagnosis."""
         try:
             session.gather()
         except AbsenceError as error:
@@ -44,8 +44,8 @@ class DryRunServer(ServerPurpose[Verdict]):
         for name in roster:
             findings[name] = sanitize_findings(statements[name].findings) if name in statements else (ABSENT,)
         stated = {name: statements[name].facts for name in roster if name in statements}
-        return Verdict({**findings, TOGETHER: tuple(collect_findings(self._facts, stated))})
+        return Diagnosis({**findings, TOGETHER: tuple(collect_findings(self._facts, stated))})
 
-    def build_farewell(self, report: Verdict) -> Payload:
-        """Return the verdict, which every party receives."""
+    def build_farewell(self, report: Diagnosis) -> Payload:
+        """Return the diagnosis, which every party receives."""
         return to_plain(report)
