@@ -14,7 +14,7 @@ from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import hold_folder
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, find_valid_predecessors, provision, remove, renew, revoke
-from glasu.pki.refusal import find_refusal
+from glasu.pki.refusal import find_refusal, read_peer_name
 from support.crashes import crash_at_rename
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -152,7 +152,8 @@ def test_names_that_need_care_make_kits_that_open(tmp_path):
     assert [kit.name for kit in kits] == ["server", *names]
     assert kits[0].roster == tuple(names)
     for kit in kits[1:]:
-        assert find_refusal(kit.certificate_pem, kits[0], claimed=kit.name) == ""
+        assert find_refusal(kit.certificate_pem, kits[0]) == ""
+        assert read_peer_name(kit.certificate_pem) == kit.name
     assert [kit.name for kit in renew(tmp_path, names)] == names  # the dated names fit too
 
 

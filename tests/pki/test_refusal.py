@@ -129,13 +129,6 @@ def test_a_revoked_certificate_is_refused_and_the_next_one_of_the_party_is_not()
     assert find_refusal(pem(new), kit, now=NOW) == ""
 
 
-def test_party_b_cannot_speak_for_party_a():
-    assert find_refusal(GOOD, SERVER_KIT, claimed="a", now=NOW) == ""
-    reason = find_refusal(GOOD, SERVER_KIT, claimed="b\n", now=NOW)
-    assert "calls itself 'b\\n'" in reason
-    assert "that of 'a'" in reason
-
-
 def test_a_party_talks_to_the_server_only():
     assert find_refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
     assert "is a party's, and a server's is needed" in find_refusal(GOOD, PARTY_KIT, now=NOW)

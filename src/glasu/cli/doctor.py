@@ -53,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
 def _at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
+    from glasu.network.address import check_address
     from glasu.network.doctor.machine import check_kit
     from glasu.network.doctor.server import DryRunServer
     from glasu.network.findings import Diagnosis
     from glasu.network.options import ServeOptions
     from glasu.network.serve import serve
-    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     config, address = RunConfig.from_toml(args.subject, args.overrides), check_address(args.listen, "--listen")
@@ -90,9 +90,9 @@ def _at_party(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once
+    from glasu.network.address import check_address
     from glasu.network.doctor.machine import check_kit, explain_error
     from glasu.network.findings import Diagnosis
-    from glasu.network.transport import check_address
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address = check_address(args.server, "--server")

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.files import hold_folder, raise_descriptor_limit
-    from glasu.network.transport import check_address
+    from glasu.network.address import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 

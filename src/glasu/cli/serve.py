@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.files import hold_folder, raise_descriptor_limit, share_one_heap
     from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
+    from glasu.network.address import check_address
     from glasu.network.options import ServeOptions, Serving
     from glasu.network.prediction_server import PredictionServer
     from glasu.network.serve import serve
     from glasu.network.training_server import TrainingServer
-    from glasu.network.transport import check_address
     from glasu.pki.kit import open_kit
     from glasu.runtime.output_dir import refuse_contents_of_others
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from glasu.network.address import split_address
+
 
 class ConnectionCode(enum.Enum):
     """Why a stream ended, or none could be opened."""
@@ -98,7 +100,7 @@ def describe(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
         address: of the server, host:port.
         ca_fingerprint: of the party's kit.
     """
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    host, _ = split_address(address)
     hosts = ",".join([*(ended.hosts or ["OTHERS"]), host])
     values = {"host": host, "address": address, "ca_fingerprint": ca_fingerprint, "hosts": hosts}
     return SENTENCES[ended.code].format(**values, detail=ended.detail.rstrip("."))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -18,11 +16,12 @@ from urllib.parse import unquote
 
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import read_descriptor_limit
+from glasu.network.address import split_address
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.probe import probe
 from glasu.pki.kit import Kit, reload_revocations
-from glasu.pki.peer_certificate import TIMEOUT, party_context, read_server_hosts
 from glasu.pki.refusal import find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
@@ -39,7 +38,6 @@ HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake
 PLACES = 1024  # for TCP connections at the server, beside twice the streams that its parties may open
 UNHEARD, OPEN = 2, 4  # concurrent streams of one party: not accepted yet, and in all
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
-HIGHEST_PORT = 65535
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
 CODE_KEY = "glasu-code"  # of the trailing metadata in which the server says why it does not serve a party
@@ -186,14 +184,14 @@ class Listener(AbstractContextManager["Listener"]):
         credentials = grpc.ssl_server_credentials(
             [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
         )
+        why = _why_not_bound(address)  # before gRPC tries, which may print a line
         try:
-            self.port = int(self._server.add_secure_port(address, credentials))
+            self.port = 0 if why else int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
             self.port = 0
         if not self.port:
             raise ConfigError(
-                f"--listen {address}: the address cannot be used{_why_not_bound(address)}; give a free port, and an "
-                "address of this machine."
+                f"--listen {address}: the address cannot be used{why}; give a free port and an address of this machine."
             )
 
     def start(self) -> None:
@@ -322,7 +320,9 @@ class Line:
             if error.code() is not grpc.StatusCode.CANCELLED:
                 ended = read_status(error)
         if ended.code in AMBIGUOUS and not served and not self._ended.is_set():
-            ended = probe(self._kit, self._address, ended)
+            found = probe(self._kit, self._address)
+            if isinstance(found, Disconnection) and found.code not in VAGUE:
+                ended = found
         self.stream.close()
         self._ended.set()
         self._arrive(self, ended)
@@ -355,6 +355,7 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
 AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` knows more
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # `probe` knows less than gRPC
 
 
 def read_status(error: Any) -> Disconnection:
@@ -376,59 +377,10 @@ def read_details(status: str, details: str) -> Disconnection:
     return Disconnection(ConnectionCode.OTHER, f"{printable(details, MAX_REASON)} ({status.lower()})")
 
 
-VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*
-    9: ConnectionCode.SERVER_NOT_YET_VALID,
-    10: ConnectionCode.SERVER_EXPIRED,
-    62: ConnectionCode.SERVER_OF_OTHER_NAME,
-    64: ConnectionCode.SERVER_OF_OTHER_NAME,  # an IP address
-}
-
-
-def probe(kit: Kit, address: str, ended: Disconnection) -> Disconnection:
-    """Connect once without gRPC, and return a more precise reason than gRPC's where there is one.
-
-    With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
-    it sends its HTTP/2 settings immediately. A server that rejects it closes the connection without an alert.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if ended.code is ConnectionCode.SERVER_OF_OTHER_NAME:
-        return Disconnection(ended.code, hosts=read_server_hosts(kit, host, int(port)))
-    try:
-        with (
-            socket.create_connection((host, int(port)), TIMEOUT) as raw,
-            party_context(kit).wrap_socket(raw, server_hostname=host) as tls,
-        ):
-            tls.settimeout(TIMEOUT)
-            return ended if tls.recv(1) else Disconnection(ConnectionCode.OWN_CERTIFICATE_REJECTED)
-    except ssl.SSLCertVerificationError as error:
-        return Disconnection(VERIFY_CODES.get(error.verify_code, ConnectionCode.SERVER_OF_OTHER_CA))
-    except OSError as error:
-        exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
-        return Disconnection(ConnectionCode.OUT_OF_DESCRIPTORS) if exhausted else ended
-
-
-# --- addresses ----------------------------------------------------------------------
-
-
-def check_address(address: str, option: str) -> str:
-    """Return host:port, or refuse it by the name of the option that gave it."""
-    scheme, slashes, _ = address.rpartition("://")
-    if slashes:
-        raise ConfigError(f"{option} {address}: give host:port without {scheme}://, for example localhost:9443.")
-    host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdecimal()):
-        raise ConfigError(f"{option} {address}: must be host:port, for example localhost:9443.")
-    if int(port) > HIGHEST_PORT:
-        raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible one.")
-    return address
-
-
 def _why_not_bound(address: str) -> str:
     """Return the operating system's reason why the address cannot be bound; gRPC does not tell it."""
-    host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
         for family, kind, protocol, _, where in found:
             with socket.socket(family, kind, protocol) as tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

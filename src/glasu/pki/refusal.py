@@ -14,15 +14,12 @@ from glasu.pki.identity import Role, role_of
 from glasu.pki.kit import Kit
 
 
-def find_refusal(
-    peer_certificate_pem: bytes | None, kit: Kit, *, claimed: str | None = None, now: datetime | None = None
-) -> str:
+def find_refusal(peer_certificate_pem: bytes | None, kit: Kit, *, now: datetime | None = None) -> str:
     """Return the reason why the peer is refused, or an empty string if it is accepted.
 
     Args:
         peer_certificate_pem: `auth_context()["x509_pem_cert"][0]`; None if the peer sent no certificate.
         kit: the own kit. A server accepts the parties of its roster, a party accepts the server.
-        claimed: the name that the peer claims to have; it must be the name in the certificate.
         now: the present by default.
     """
     if not peer_certificate_pem:
@@ -36,7 +33,7 @@ def find_refusal(
         return f"the certificate was signed by another CA ({peer.issuer!r})"
     if reason := peer.validity_error(now or datetime.now(UTC)):
         return f"the certificate {reason}"
-    return _find_identity_error(peer, kit, claimed)
+    return _find_identity_error(peer, kit)
 
 
 def read_peer_name(peer_certificate_pem: bytes) -> str | None:
@@ -45,7 +42,7 @@ def read_peer_name(peer_certificate_pem: bytes) -> str | None:
     return None if peer is None else peer.name
 
 
-def _find_identity_error(peer: CertificateInfo, kit: Kit, claimed: str | None) -> str:
+def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
     wanted: Role = "party" if kit.role == "server" else "server"
     if peer.name is None:
         return "the certificate names neither a party nor the server"
@@ -58,6 +55,4 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit, claimed: str | None) -
     if peer.serial in kit.revoked:
         again = f"`glasu provision --renew {peer.name}`"
         return f"the certificate of {peer.name!r} is revoked (serial {peer.serial}); ask for a new kit ({again})"
-    if claimed not in (None, peer.name):
-        return f"the peer calls itself {claimed!r}, but its certificate is that of {peer.name!r}"
     return ""

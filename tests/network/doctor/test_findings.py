@@ -113,7 +113,8 @@ def test_a_server_by_a_name_that_its_certificate_does_not_have_is_bad(kits):
     with doctor_at(kits) as port:
         finding, may_come = machine.check_connection(open_kit(kits / "a"), f"127.0.0.1:{port}", now())
     assert (finding.level, may_come) == ("bad", False)
-    assert "--host 127.0.0.1" in finding.said
+    assert "does not name 127.0.0.1" in finding.said
+    assert "--renew server --host localhost,127.0.0.1" in finding.said
 
 
 def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
@@ -126,7 +127,7 @@ def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
         posing = replace(other, ca_pem=open_kit(kits / "a").ca_pem)  # it trusts the server, which does not trust it
         finding, _ = machine.check_connection(posing, f"localhost:{port}", now())
         assert finding.level == "bad"
-        assert "see the server's log" in finding.said
+        assert "rejects a party's certificate" in finding.said
 
 
 def test_where_nothing_listens_the_server_may_still_come(kits):
@@ -144,7 +145,7 @@ def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
     monkeypatch.setattr(socket, "create_connection", unknown)
     finding, may_come = machine.check_connection(open_kit(kits / "a"), "typo.example:9443", now())
     assert (finding.level, may_come) == ("bad", False)
-    assert "does not know the name typo.example" in finding.said
+    assert "the name typo.example cannot be resolved" in finding.said
 
 
 # --- the data ----------------------------------------------------------------------------------------------------

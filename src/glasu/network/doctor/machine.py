@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
-import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, TransportError
+from glasu.network.connection_codes import ConnectionCode, Disconnection, describe
 from glasu.network.findings import Finding, Level
 from glasu.network.options import JoinOptions, RoleOptions, ServeOptions
+from glasu.network.probe import probe
 from glasu.network.run_folder import (
     CHECKPOINTS,
     NEW_RUN,
@@ -24,16 +24,13 @@ from glasu.network.run_folder import (
     open_serving,
 )
 from glasu.network.state_file import JoiningRecord, ServingRecord
-from glasu.pki.certificate import read_certificate
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
-from glasu.pki.peer_certificate import party_context
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
 CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; certificates are valid from 5 minutes before they are made
-CONNECT_SECONDS = 5.0  # for one connection
 
 
 def log_detail(log: logging.Logger, check: str, detail: str) -> None:
@@ -137,36 +134,17 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
 
 
 def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bool]:
-    """Try the way to the server step by step: its name, a connection, TLS and the certificates.
+    """Try the way to the server.
 
     Returns:
         The finding, and whether waiting may help because the server may not have been started yet.
     """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        raw = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-    except socket.gaierror:
-        return Finding("server", "bad", f"DNS does not know the name {host} here; check its spelling"), False
-    except OSError as error:
-        why = "no answer in time" if isinstance(error, TimeoutError) else (error.strerror or "no connection")
-        said = f"no connection to {address} ({why.lower()}); is the server running, and do all firewalls open the port?"
-        return Finding("server", "bad", said), True
-    with raw:
-        try:
-            with party_context(kit).wrap_socket(raw, server_hostname=host) as tls:
-                certificate = ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
-                if not tls.recv(1):  # TLS 1.3: the server checks our certificate last
-                    raise ConnectionResetError(None, "the server closed the connection")
-        except ssl.SSLCertVerificationError as error:
-            why = error.verify_message.rstrip(".").lower()
-            advice = f"was its kit made with --host {host}, and by the CA of this kit?"
-            return Finding("server", "bad", f"its certificate does not fit {host}: {why}; {advice}"), False
-        except OSError as error:
-            said = f"the TLS handshake failed ({error.strerror or type(error).__name__}); see the server's log"
-            return Finding("server", "bad", said), False
-    server = read_certificate(certificate.encode())
-    if server is None or server.role != "server":
+    found = probe(kit, address)
+    if isinstance(found, Disconnection):
+        may_come = found.code in (ConnectionCode.NOTHING_LISTENS, ConnectionCode.NO_ANSWER)
+        advice = "; is the server running, and do all firewalls open the port?" if may_come else ""
+        return Finding("server", "bad", f"{address}: {describe(found, address, kit.ca_fingerprint)}{advice}"), may_come
+    if found.role != "server":
         return Finding("server", "bad", f"the server at {address} is not a GLASU server"), False
-    whose = f"reached at {address}; its certificate names {', '.join(server.hosts)}"
-    return _judge_validity("server", whose, server.expires, now), False
+    whose = f"reached at {address}; its certificate names {', '.join(found.hosts)}"
+    return _judge_validity("server", whose, found.expires, now), False
