@@ -12,6 +12,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
+from glasu.data.preprocessing import Preparation
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import ConfigError, DataError
 from glasu.network.handshake import Code, RefusalError, Welcome
@@ -73,7 +74,7 @@ def check_memory(config: RunConfig, party: PartyData, max_memory: int | None = N
     """Refuse settings whose model or messages do not fit into this party's memory, before anything is allocated.
 
     The estimate is a lower bound: weights with their gradient, optimizer state and selected copy, and two matrices of
-    hidden rows for all nodes.
+    hidden rows for all nodes. Constant columns count, although the preparation of features drops them.
 
     Args:
         config: the server's settings.
@@ -112,7 +113,12 @@ def total_memory() -> int:
 
 
 def build_client(
-    config: RunConfig, party: PartyData, index: int, roster: Sequence[str], clock: Clock, scale: float | None = None
+    config: RunConfig,
+    party: PartyData,
+    index: int,
+    roster: Sequence[str],
+    clock: Clock,
+    preparation: Preparation | None = None,
 ) -> Client:
     """Build a party's client with its first weights.
 
@@ -122,7 +128,7 @@ def build_client(
         index: its place in the roster.
         roster: the parties in client order.
         clock: measures its computing time.
-        scale: the input scale of a trained model; None: computed from the data.
+        preparation: of the features, from a trained model; None: fitted to the data.
     """
     with BUILDING:
         return Client(
@@ -131,5 +137,5 @@ def build_client(
             index=index,
             names=roster,
             watch=Stopwatch(clock),
-            scale=scale,
+            preparation=preparation,
         )
