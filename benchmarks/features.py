@@ -60,9 +60,10 @@ def run(dataset: str, setting: str, variant: str, rounds: int, seed: int) -> flo
     """Train one model and return its test score in per cent."""
     prepared, _, added = variant.partition(" + ")
     config = glasu.RunConfig(
-        data=glasu.DataConfig(name=dataset, split=(0.6, 0.2, 0.2), features=prepared),
+        data=glasu.DataConfig(name=dataset, split=(0.6, 0.2, 0.2)),
         train=glasu.TrainConfig(num_rounds=rounds, seed=seed, evaluate_every=5),
-    ).replace(**SETTINGS[setting])
+    )
+    config = config.replace(data={"features": prepared}, **SETTINGS[setting])
     parties = glasu.load_parties(config)
     if added:
         parties = [add_timestamps(party, number) for number, party in enumerate(parties)]
@@ -98,16 +99,21 @@ def append_run(path: Path, key: Key, score: float) -> None:
 
 
 def compare(dataset: str, setting: str, scores: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return a table row: the mean scores, and what preparation and timestamps change."""
+    """Return a table row: the mean scores, and the changes by preparation and by timestamps."""
     means = {variant: fmean(values) for variant, values in scores.items()}
-    gain, harm = means["auto"] - means["none"], means["auto + time"] - means["auto"]
-    return [dataset, setting, *(f"{means[variant]:.1f}" for variant in VARIANTS), f"{gain:+.1f}", f"{harm:+.1f}"]
+    shown = [f"{means[variant]:.1f}" if variant in means else "-" for variant in VARIANTS]
+    changes = [
+        f"{means[after] - means[before]:+.1f}" if {after, before} <= set(means) else "-"
+        for before, after in (("none", "auto"), ("auto", "auto + time"))
+    ]
+    return [dataset, setting, str(len(scores["auto"])), *shown, *changes]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--settings", type=lambda text: text.split(","), default=list(SETTINGS), metavar="A,B")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
     parser.add_argument("--rounds", type=positive, default=40)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds 0..N-1")
     parser.add_argument("--quick", action="store_true", help="wisconsin and minesweeper, 5 rounds, one seed")
@@ -120,16 +126,16 @@ def main() -> None:
     rows = []
     for dataset in given.datasets:
         for setting in given.settings:
-            scores: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+            scores: dict[str, list[float]] = {variant: [] for variant in given.variants}
             for seed in range(given.seeds):
-                for variant in VARIANTS:
+                for variant in given.variants:
                     key = (dataset, setting, variant, given.rounds, seed)
                     if key not in done:
                         done[key] = run(*key)
                         append_run(given.runs, key, done[key])
                     scores[variant].append(done[key])
             rows.append(compare(dataset, setting, scores))
-    header = ["data", "setting", *VARIANTS, "auto - none", "time: change"]
+    header = ["data", "setting", "seeds", *VARIANTS, "auto - none", "change by time"]
     show(markdown(header, rows), given.out)
 
 

@@ -123,7 +123,7 @@ class _RowBlock:
         """Add up numbers, one for each value, by column."""
         if self.indices is None:
             return np.asarray(values.sum(axis=0, dtype=np.float64))
-        return np.bincount(self.indices, values.astype(np.float64), self.width)
+        return np.asarray(np.bincount(self.indices, values, self.width), np.float64)
 
 
 def _row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
