@@ -84,7 +84,10 @@ def mean_length(features: Features) -> float:
     """
     columns = np.zeros(features.shape[1])
     for block in _row_blocks(features):
-        columns += block.sum_columns(np.square(block.values, dtype=np.float64))
+        if block.indices is None:
+            columns += np.einsum("ij,ij->j", block.values, block.values, dtype=np.float64)  # without a copy
+        else:
+            columns += block.sum_columns(np.square(block.values, dtype=np.float64))
     large = columns > LARGE_COLUMN * np.median(columns[columns > 0]) if columns.any() else columns > 0
     if isinstance(features, np.ndarray):
         squares = np.empty(len(features))
