@@ -110,7 +110,7 @@ class HistoryEntry(JsonRecord):
 
 @dataclass(frozen=True)
 class PreparedColumns(JsonRecord):
-    """What was done with the feature columns of a party. Only the party knows it."""
+    """The preparation of the feature columns of a party. Only the party knows it."""
 
     unchanged: int
     scaled: int  # zeros stay zeros

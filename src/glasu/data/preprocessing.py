@@ -83,11 +83,11 @@ def mean_length(features: Features) -> float:
     not count: those whose mean square is more than 10,000 times the median of the columns that are not zero.
     """
     columns = np.zeros(features.shape[1])
-    for block in _row_blocks(features):
-        if block.indices is None:
-            columns += np.einsum("ij,ij->j", block.values, block.values, dtype=np.float64)  # without a copy
+    for values, indices in _value_pieces(features):
+        if indices is None:
+            columns += np.einsum("ij,ij->j", values, values, dtype=np.float64)  # without a copy
         else:
-            columns += block.sum_columns(np.square(block.values, dtype=np.float64))
+            columns += np.bincount(indices, np.square(values, dtype=np.float64), len(columns))
     large = columns > LARGE_COLUMN * np.median(columns[columns > 0]) if columns.any() else columns > 0
     if isinstance(features, np.ndarray):
         squares = np.empty(len(features))
@@ -108,49 +108,18 @@ def _mean_root(squares: NDArray[np.float64]) -> float:
     return float(roots.mean()) if len(roots) else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class _RowBlock:
-    """Some neighbouring rows: dense values of shape (n, d), or the stored values of sparse rows."""
-
-    rows: slice
-    values: NDArray[np.float32]
-    width: int
-    indptr: NDArray[Any] | None = None  # of these rows, beginning with 0; None: dense
-    indices: NDArray[Any] | None = None
-
-    def spread(self, per_column: NDArray[Any]) -> NDArray[Any]:
-        """Return the number of its column for each value."""
-        return per_column if self.indices is None else per_column[self.indices]
-
-    def sum_columns(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up numbers, one for each value, by column."""
-        if self.indices is None:
-            return np.asarray(values.sum(axis=0, dtype=np.float64))
-        return np.asarray(np.bincount(self.indices, values, self.width), np.float64)
-
-
 def _row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of each stored value."""
+    """Return the row of each stored value of a sparse matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 
-def _row_blocks(features: Features, piece_bytes: int = ARRAY_PIECE) -> Iterator[_RowBlock]:
-    """Divide features into blocks of rows of bounded size; a memory map is read block by block."""
-    count, width = features.shape
-    if isinstance(features, np.ndarray):
-        for rows in row_pieces(features, piece_bytes):
-            yield _RowBlock(rows, features[rows], width)
-        return
-    indptr = np.asarray(features.indptr)
-    most = max(1, piece_bytes // 32)  # stored values: the callers need some temporary numbers for each
-    start = 0
-    while start < count:
-        stop = max(start + 1, int(np.searchsorted(indptr, indptr[start] + most, "right")) - 1)
-        first, last = indptr[start], indptr[stop]
-        own = indptr[start : stop + 1] - first
-        indices, values = np.asarray(features.indices[first:last]), np.asarray(features.data[first:last])
-        yield _RowBlock(slice(start, stop), values, width, own, indices)
-        start = stop
+def _value_pieces(
+    features: Features, piece_bytes: int = ARRAY_PIECE
+) -> Iterator[tuple[NDArray[np.float32], NDArray[Any] | None]]:
+    """Divide features into pieces: dense rows and None, or the stored values of a sparse matrix and their columns."""
+    stored = features if isinstance(features, np.ndarray) else np.asarray(features.data)
+    for part in row_pieces(stored, piece_bytes):
+        yield stored[part], None if isinstance(features, np.ndarray) else np.asarray(features.indices[part])
 
 
 # Preparation
@@ -158,10 +127,10 @@ def _row_blocks(features: Features, piece_bytes: int = ARRAY_PIECE) -> Iterator[
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done with each feature column of a party before the model reads it. It is saved with the model.
+    """The preparation of each feature column of a party before the model reads it; saved with the model.
 
-    x becomes (x - centre) / spread, clipped to -5..5, in a scaled column, and stays as it is in the others. The columns
-    that are left are then multiplied by the input scale. A column with centre 0 keeps its zeros.
+    In a scaled column x becomes (x - centre) / spread, clipped to -5..5. Dropped columns are removed, the others are
+    unchanged. Then all columns are multiplied by the input scale. A column with centre 0 keeps its zeros.
     """
 
     num_columns: Column  # before the preparation
@@ -309,21 +278,23 @@ def _find_ranges(
     """Return the least and the greatest value of each column, and whether it has no other value."""
     count, width = features.shape
     low, high, stored = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width, np.int64)
-    for block in _row_blocks(features, piece_bytes):
-        if block.indices is None:
-            np.minimum(low, block.values.min(axis=0), out=low)
-            np.maximum(high, block.values.max(axis=0), out=high)
-            stored += len(block.values)
+    for values, indices in _value_pieces(features, piece_bytes):
+        if indices is None:
+            np.minimum(low, values.min(axis=0), out=low)
+            np.maximum(high, values.max(axis=0), out=high)
+            stored += len(values)
         else:
-            np.minimum.at(low, block.indices, block.values)
-            np.maximum.at(high, block.indices, block.values)
-            stored += np.bincount(block.indices, minlength=width)
+            np.minimum.at(low, indices, values)
+            np.maximum.at(high, indices, values)
+            stored += np.bincount(indices, minlength=width)
     partly = stored < count  # the values that are not stored are 0
     low, high = np.where(partly, np.minimum(low, 0), low), np.where(partly, np.maximum(high, 0), high)
     has_two = ~(partly & (low < 0) & (high > 0))
-    for block in _row_blocks(features, piece_bytes):
-        between = (block.values != block.spread(low)) & (block.values != block.spread(high))
-        has_two &= block.sum_columns(between) == 0
+    for values, indices in _value_pieces(features, piece_bytes):
+        if indices is None:
+            has_two &= ((values == low) | (values == high)).all(axis=0)
+        else:
+            has_two[indices[(values != low[indices]) & (values != high[indices])]] = False
     return low, high, has_two
 
 
