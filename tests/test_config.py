@@ -42,7 +42,7 @@ def written(tmp_path, text: str, *overrides: str) -> RunConfig:
 def test_the_defaults_are_those_of_the_specification():
     config = RunConfig().to_dict()
     table = {
-        "data": {"num_clients": 3, "edge_fraction": 0.8, "split": "paper", "seed": None},
+        "data": {"num_clients": 3, "edge_fraction": 0.8, "split": "paper", "seed": None, "features": "auto"},
         "model": {
             "backbone": "gcnii",
             "num_layers": 4,
@@ -78,7 +78,7 @@ def test_the_keys_that_the_specification_fixes_exist():
         "train": "sampling blocks task weight_decay momentum schedule patience evaluate_nodes checkpoint_every",
         "model": "normalization input_scale alpha theta heads",
         "privacy": "delta target_epsilon blind_server allow_two_parties range",
-        "data": "name parties root seed missing",
+        "data": "name parties root seed missing features",
     }
     for section, names in fixed.items():
         known = {item.name for item in dataclasses.fields(SECTIONS[section])}

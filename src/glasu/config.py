@@ -52,6 +52,7 @@ class DataConfig(Checked):
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
     missing: Missing = "refuse"
+    features: Literal["auto", "none"] = "auto"  # how each party prepares its feature columns
     num_nodes: Count = 10_000  # this and the next three: sizes of the "synthetic" graph
     average_degree: Annotated[float, Bounds(0, hint="0 means no edges")] = 10.0
     num_features: Count = 96

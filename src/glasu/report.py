@@ -11,13 +11,16 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
 from glasu.privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from glasu.data.preprocessing import Preparation
 
 
 class JsonRecord(Mapping[str, Any]):
@@ -106,6 +109,23 @@ class HistoryEntry(JsonRecord):
 
 
 @dataclass(frozen=True)
+class PreparedColumns(JsonRecord):
+    """The preparation of the feature columns of a party. Only the party knows it."""
+
+    unchanged: int
+    scaled: int  # zeros stay zeros
+    standardized: int
+    dropped: tuple[str | int, ...]  # columns with one value: their names, or positions if they have none
+
+    @classmethod
+    def of(cls, preparation: Preparation, names: Sequence[str]) -> PreparedColumns:
+        """Summarise the preparation of a party whose columns have these names, or none."""
+        kinds = preparation.count_kinds()
+        dropped = tuple(names[column] if names else column for column in preparation.dropped)
+        return cls(kinds["unchanged"], kinds["scaled"], kinds["standardized"], dropped)
+
+
+@dataclass(frozen=True)
 class PartySummary(JsonRecord):
     """The data of one party; a server knows only some of it."""
 
@@ -114,6 +134,7 @@ class PartySummary(JsonRecord):
     features: int | None = None
     edges: int | None = None
     labels: bool = True
+    prepared: PreparedColumns | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +246,7 @@ class PartyReport(Report):
     party: str
     parties: tuple[str, ...]
     run: str
+    prepared: PreparedColumns
 
 
 def to_json_value(value: Any) -> Any:

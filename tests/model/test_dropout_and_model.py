@@ -255,7 +255,7 @@ def test_features_that_are_all_zero_keep_their_scale():
 
 def test_a_scale_in_the_config_is_used_as_it_is():
     assert input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
-    assert client_of(0, input_scale=0.25).data.scale == 0.25
+    assert client_of(0, input_scale=0.25).data.preparation.input_scale == 0.25
 
 
 def test_the_digest_of_weights_is_the_sha256_of_their_bytes_in_the_order_of_names():

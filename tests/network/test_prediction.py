@@ -63,6 +63,18 @@ def test_who_asks_receives_what_one_process_predicts_and_the_others_nothing(keys
     assert served.nodes == 3
 
 
+def test_each_party_prepares_its_own_features_and_only_its_own_report_lists_it(kits, tmp_path):
+    cluster, model = trained(kits, tmp_path, features="auto")
+    _, found = cluster.predict(b=ASKED)
+    nodes = np.unique(ASKED)
+    expected = model.predict_proba(cluster.parties, nodes)
+    assert np.array_equal(found["b"].probabilities, expected[np.searchsorted(nodes, ASKED)])
+    reports = {name: json.loads((tmp_path / name / "report.json").read_text()) for name in ("server", "a", "b", "c")}
+    for name, party in zip("abc", cluster.parties, strict=True):
+        assert reports[name]["prepared"]["standardized"] == party.num_features
+    assert "prepared" not in (tmp_path / "server" / "report.json").read_text()
+
+
 def test_each_of_several_who_ask_receives_its_own_nodes(kits, tmp_path):
     cluster, model = trained(kits, tmp_path)
     _, found = cluster.predict(a=np.array([1, 2]), c=np.array([23, 2, 0]))

@@ -234,25 +234,30 @@ def test_parties_in_different_orders_are_refused():
 def test_a_folder_of_another_schema_is_refused(folder):
     manifest = folder / "model.toml"
     text = manifest.read_text()
-    assert tomllib.loads(text)["schema"] == 1
-    manifest.write_text(text.replace("schema = 1", "schema = 2"))
-    with pytest.raises(ConfigError, match=r"model\.toml: has schema 2, and this version of glasu reads 1"):
+    assert tomllib.loads(text)["schema"] == 2
+    manifest.write_text(text.replace("schema = 2", "schema = 1"))
+    with pytest.raises(ConfigError, match=r"model\.toml: has schema 1, and this version of glasu reads 2"):
         TrainedModel.load(folder)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ("schema = 1", "", "schema: is missing"),
-        ("schema = 1", 'schema = "1"', "schema='1': must be 1"),
-        ("schema = 1", "schema = ", "is not valid TOML"),
-        ("schema = 1", "schema = 1\nextra = 2", "has the unknown key 'extra'"),
-        ("schema = 1", f"schema = 1\nextra = {'[' * 3000}{']' * 3000}", "is nested too deeply"),
+        ("schema = 2", "", "schema: is missing"),
+        ("schema = 2", 'schema = "2"', "schema='2': must be 2"),
+        ("schema = 2", "schema = ", "is not valid TOML"),
+        ("schema = 2", "schema = 2\nextra = 2", "has the unknown key 'extra'"),
+        ("schema = 2", f"schema = 2\nextra = {'[' * 3000}{']' * 3000}", "is nested too deeply"),
         (r"classes = \[[^\]]*\]", "", "classes: is missing"),
         (r"classes = \[[^\]]*\]", "classes = [1]", r"classes\[0\]=1: must be a string"),
-        (r"input_scale = .*\n", "", r"client\[0\]\.input_scale: is missing; client\[1\]\.input_scale: is missing"),
-        (r"input_scale = .*\n", "input_scale = nan\n", r"client\[0\]\.input_scale=nan: must be a finite number"),
-        (r"num_features = .*\n", "num_features = -1\n", r"client\[0\]\.num_features=-1: must lie in \[0, "),
+        (r"input_scale = .*\n", "", r"client\[0\]\.preparation\.input_scale: is missing; client\[1\]\."),
+        (
+            r"input_scale = .*\n",
+            "input_scale = nan\n",
+            r"client\[0\]\.preparation\.input_scale=nan: must be a finite number",
+        ),
+        ("spread = .*\n", "spread = [0.0]\n", r"client\[0\]\.preparation: centre, spread: each scaled column needs"),
+        (r"num_columns = .*\n", "num_columns = -1\n", r"client\[0\]\.preparation\.num_columns=-1: must lie in \[0, "),
         (r"weights_sha256 = .*\n", "", r"client\[2\]\.weights_sha256: is missing"),
         (
             r"columns_sha256 = .*\n",
@@ -382,10 +387,13 @@ def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):
 
 def test_prediction_keeps_the_input_scale_of_the_training_whatever_the_new_features_are():
     model, parties, _ = fitted("input scale")
-    assert len({client.input_scale for client in model.clients}) == 3  # "auto" gave each party its own
+    scales = [client.preparation.input_scale for client in model.clients]
+    assert len(set(scales)) == 3  # "auto" gave each party its own
     doubled = [replace(one, features=2 * one.features) for one in parties]
+    twice = [replace(client.preparation, input_scale=2 * client.preparation.input_scale) for client in model.clients]
     rescaled = replace(
-        model, clients=tuple(replace(client, input_scale=2 * client.input_scale) for client in model.clients)
+        model,
+        clients=tuple(replace(client, preparation=own) for client, own in zip(model.clients, twice, strict=True)),
     )
     assert np.array_equal(model.predict_proba(doubled), rescaled.predict_proba(parties))
     assert not np.array_equal(model.predict_proba(doubled), model.predict_proba(parties))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
 from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.party import PartyData, Splits
@@ -48,7 +48,10 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, **options: Any) ->
 
 
 def settings(**keys: Any) -> RunConfig:
-    """Return a resolved config in double precision without sampling and dropout; keys of any section are changed."""
+    """Return a resolved config in double precision without sampling and dropout; keys of any section are changed.
+
+    Features are raw, so that independent implementations can read them from the parties.
+    """
     keys = {
         "backbone": "gcn",
         "num_layers": 4,
@@ -71,11 +74,12 @@ def settings(**keys: Any) -> RunConfig:
         "precision": "fp64",
         **keys,
     }
+    data = DataConfig(features=keys.pop("features", "none"))
     parts = {"model": ModelConfig, "train": TrainConfig, "wire": WireConfig}
     known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}
-    config = RunConfig(**{name: kind(**sections[name]) for name, kind in parts.items()})
+    config = RunConfig(data=data, **{name: kind(**sections[name]) for name, kind in parts.items()})
     return override_settings(resolve(config, num_nodes=100)[0])[0]
 
 

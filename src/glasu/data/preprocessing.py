@@ -1,19 +1,36 @@
-"""Feature matrices: one form for equal values, and the length of their rows. Importing this module loads no scipy."""
+"""Feature matrices: one form for equal values, the length of their rows, and their preparation for the model.
+
+`fit_preparation` decides about each column from its values at all nodes of a party; `Preparation` is the result and
+can be applied to any rows. Importing this module loads no scipy.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.cache.arrays import Workspace, row_pieces
+from glasu.data.cache.arrays import ARRAY_PIECE, Workspace, row_pieces
+from glasu.errors import DataError
+from glasu.records import Bounds
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
 Features: TypeAlias = "NDArray[np.float32] | sp.csr_array"
 CSR_PARTS = ("data", "indices", "indptr")  # the arrays of a sparse matrix
+Column: TypeAlias = Annotated[int, Bounds(0, 2**31)]
+NORMAL_IQR = 1.3489795003921634  # distance of the quartiles of a normal distribution with standard deviation 1
+LIMIT = 5.0  # prepared values of a scaled column are clipped to -5..5
+MEASURED_ROWS = 1 << 16  # quantiles and lengths of larger graphs are measured at this many rows
+LARGE_COLUMN = (
+    1e4  # a raw column whose mean square exceeds the median of all columns by this factor has no typical size
+)
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
 
@@ -60,12 +77,278 @@ def are_finite(features: Features) -> bool:
 
 
 def mean_length(features: Features) -> float:
-    """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero."""
+    """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero.
+
+    The length is the unit of the raw features, so columns that are far larger than the others, such as timestamps, do
+    not count: those whose mean square is more than 10,000 times the median of the columns that are not zero.
+    """
+    columns = np.zeros(features.shape[1])
+    for values, indices in _value_pieces(features):
+        if indices is None:
+            columns += np.einsum("ij,ij->j", values, values, dtype=np.float64)  # without a copy
+        else:
+            columns += np.bincount(indices, np.square(values, dtype=np.float64), len(columns))
+    large = columns > LARGE_COLUMN * np.median(columns[columns > 0]) if columns.any() else columns > 0
     if isinstance(features, np.ndarray):
         squares = np.empty(len(features))
         for rows in row_pieces(features):
-            squares[rows] = np.einsum("ij,ij->i", features[rows], features[rows], dtype=np.float64)
+            counted = np.where(large, np.float32(0), features[rows]) if large.any() else features[rows]
+            squares[rows] = np.einsum("ij,ij->i", counted, counted, dtype=np.float64)
     else:
+        if large.any():
+            data = np.where(large[features.indices], np.float32(0), features.data)
+            features = make_csr(features.shape, data, features.indices, features.indptr)
         squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
-    lengths = np.sqrt(squares[squares > 0])
-    return float(lengths.mean()) if len(lengths) else 0.0
+    return _mean_root(squares)
+
+
+def _mean_root(squares: NDArray[np.float64]) -> float:
+    """Return the mean of the roots that are not zero."""
+    roots = np.sqrt(squares[squares > 0])
+    return float(roots.mean()) if len(roots) else 0.0
+
+
+def _row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the row of each stored value of a sparse matrix."""
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+def _value_pieces(
+    features: Features, piece_bytes: int = ARRAY_PIECE
+) -> Iterator[tuple[NDArray[np.float32], NDArray[Any] | None]]:
+    """Divide features into pieces: dense rows and None, or the stored values of a sparse matrix and their columns."""
+    stored = features if isinstance(features, np.ndarray) else np.asarray(features.data)
+    for part in row_pieces(stored, piece_bytes):
+        yield stored[part], None if isinstance(features, np.ndarray) else np.asarray(features.indices[part])
+
+
+# Preparation
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The preparation of each feature column of a party before the model reads it; saved with the model.
+
+    In a scaled column x becomes (x - centre) / spread, clipped to -5..5. Dropped columns are removed, the others are
+    unchanged. Then all columns are multiplied by the input scale. A column with centre 0 keeps its zeros.
+    """
+
+    num_columns: Column  # before the preparation
+    input_scale: float
+    dropped: tuple[Column, ...] = ()  # columns with one value
+    scaled: tuple[Column, ...] = ()
+    centre: tuple[float, ...] = ()  # of the scaled columns
+    spread: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        touched = (*self.dropped, *self.scaled)
+        if len(set(touched)) < len(touched) or max(touched, default=-1) >= self.num_columns:
+            raise DataError(f"dropped, scaled: must be distinct columns in 0..{self.num_columns - 1}.")
+        if not len(self.scaled) == len(self.centre) == len(self.spread) or min(self.spread, default=1.0) <= 0:
+            raise DataError("centre, spread: each scaled column needs a centre and a positive spread.")
+
+    @property
+    def width(self) -> int:
+        """The number of columns after the preparation."""
+        return self.num_columns - len(self.dropped)
+
+    @cached_property
+    def _columns(self) -> _Columns:
+        return _Columns.of(self)
+
+    def apply(self, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+        """Prepare dense rows; `dtype` is the one of the result."""
+        columns, scale = self._columns, dtype(self.input_scale)
+        prepared = np.multiply(values if self.width == values.shape[1] else values[:, columns.kept], scale, dtype=dtype)
+        if self.scaled:
+            own = list(self.scaled)
+            prepared[:, columns.place[own]] = columns.standardize(values[:, own], own, dtype) * scale
+        return np.asarray(prepared)
+
+    def apply_sparse(
+        self, indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dtype: Any
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Prepare sparse rows; in the result, the columns whose centre is not 0 come last in every row."""
+        columns, scale = self._columns, dtype(self.input_scale)
+        if not self.scaled and not self.dropped:
+            return indptr, indices, np.multiply(data, scale, dtype=dtype)
+        values = columns.standardize(data, indices, dtype) * scale
+        if not self.dropped and not len(columns.shifted):
+            return indptr, indices, values
+        # Every row gets a value in each shifted column: the one of 0, unless one is stored.
+        count, shifted, rows = len(indptr) - 1, columns.shifted, _row_numbers(indptr)
+        rank = np.full(self.num_columns, -1)
+        rank[shifted] = np.arange(len(shifted))
+        own, kept = rank[indices] >= 0, columns.place[indices] >= 0
+        filled = np.tile(columns.standardize(np.zeros(len(shifted)), shifted, dtype) * scale, (count, 1))
+        filled[rows[own], rank[indices[own]]] = values[own]
+        kept &= ~own
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=count) + len(shifted))])
+        found, places = np.empty(starts[-1], dtype), np.empty(starts[-1], indices.dtype)
+        at = np.arange(np.count_nonzero(kept)) + len(shifted) * rows[kept]
+        found[at], places[at] = values[kept], columns.place[indices[kept]]
+        at = starts[1:, None] - len(shifted) + np.arange(len(shifted))
+        found[at], places[at] = filled, columns.place[shifted]
+        return starts.astype(indptr.dtype), places, found
+
+    def count_kinds(self) -> dict[str, int]:
+        """Return the number of columns that are unchanged, scaled without and with a centre, and dropped."""
+        with_centre = sum(centre != 0 for centre in self.centre)
+        return {
+            "unchanged": self.width - len(self.scaled),
+            "scaled": len(self.scaled) - with_centre,
+            "standardized": with_centre,
+            "dropped": len(self.dropped),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """A preparation as arrays with one entry for each column."""
+
+    kept: NDArray[np.int64]
+    place: NDArray[np.int64]  # after the preparation; -1: dropped
+    centre: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    limit: NDArray[np.float64]
+    shifted: NDArray[np.int64]  # columns whose zeros do not stay zeros
+
+    @classmethod
+    def of(cls, preparation: Preparation) -> _Columns:
+        count, scaled = preparation.num_columns, list(preparation.scaled)
+        is_kept = np.ones(count, bool)
+        is_kept[list(preparation.dropped)] = False
+        place = np.where(is_kept, np.cumsum(is_kept) - 1, -1)
+        centre, spread, limit = np.zeros(count), np.ones(count), np.full(count, np.inf)
+        centre[scaled], spread[scaled], limit[scaled] = preparation.centre, preparation.spread, LIMIT
+        return cls(np.flatnonzero(is_kept), place, centre, spread, limit, np.flatnonzero(centre))
+
+    def standardize(self, values: NDArray[Any], columns: Any, dtype: Any) -> NDArray[Any]:
+        """Return (x - centre) / spread, clipped; computed in double, because a centre may be far from 0."""
+        limit = self.limit[columns]
+        found = (values.astype(np.float64) - self.centre[columns]) / self.spread[columns]
+        return np.asarray(np.clip(found, -limit, limit), dtype)
+
+
+def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Preparation:
+    """Decide what to do with each column from its values at all nodes; the input scale stays 1.
+
+    - One value: dropped. If that is so for every column, the first one is kept and becomes 1.
+    - Two values: unchanged if they are 0 and 1. Else the one becomes 0 and the other 1 or -1; 0 stays 0.
+    - More than half of the values are equal, as in bags of words, where they are 0: their value becomes 0, and the
+      median distance of the others from it becomes 1.
+    - Else: the median becomes 0, and the distance of the quartiles that of a standard normal distribution. This is
+      RobustScaler(unit_variance=True) of scikit-learn.
+
+    A column is judged by itself, so no column changes the preparation of another. All nodes count, in the training set
+    or not: features are known for all nodes. Features are read in blocks of rows, so they can be a memory map. The
+    medians of a graph with more than 65,536 nodes are those of 65,536 evenly spaced nodes.
+
+    Args:
+        features: of all nodes of a party.
+        piece_bytes: the size of the blocks that are read.
+    """
+    low, high, has_two = _find_ranges(features, piece_bytes)
+    constant = low == high
+    fits: dict[int, tuple[float, float]] = {}
+    for column in np.flatnonzero(~constant & has_two).tolist():
+        least, most = float(low[column]), float(high[column])
+        if (least, most) != (0, 1):
+            fits[column] = 0.0 if 0 in (least, most) else least, most - least
+    others = np.flatnonzero(~constant & ~has_two)
+    for column, (values, zeros) in _read_columns(features, others, piece_bytes):
+        fits[column] = _measure(values, zeros, low[column], high[column])
+    dropped = np.flatnonzero(constant)
+    if len(dropped) == len(low):
+        fits[0], dropped = (float(low[0]) - 1.0, 1.0), dropped[1:]
+    scaled = sorted(fits)
+    return Preparation(
+        num_columns=len(low),
+        input_scale=1.0,
+        dropped=tuple(dropped.tolist()),
+        scaled=tuple(scaled),
+        centre=tuple(fits[column][0] for column in scaled),
+        spread=tuple(fits[column][1] for column in scaled),
+    )
+
+
+def _find_ranges(
+    features: Features, piece_bytes: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the least and the greatest value of each column, and whether it has no other value."""
+    count, width = features.shape
+    low, high, stored = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width, np.int64)
+    for values, indices in _value_pieces(features, piece_bytes):
+        if indices is None:
+            np.minimum(low, values.min(axis=0), out=low)
+            np.maximum(high, values.max(axis=0), out=high)
+            stored += len(values)
+        else:
+            np.minimum.at(low, indices, values)
+            np.maximum.at(high, indices, values)
+            stored += np.bincount(indices, minlength=width)
+    partly = stored < count  # the values that are not stored are 0
+    low, high = np.where(partly, np.minimum(low, 0), low), np.where(partly, np.maximum(high, 0), high)
+    has_two = ~(partly & (low < 0) & (high > 0))
+    for values, indices in _value_pieces(features, piece_bytes):
+        if indices is None:
+            has_two &= ((values == low) | (values == high)).all(axis=0)
+        else:
+            has_two[indices[(values != low[indices]) & (values != high[indices])]] = False
+    return low, high, has_two
+
+
+def _read_columns(
+    features: Features, columns: NDArray[np.int64], piece_bytes: int
+) -> Iterator[tuple[int, tuple[NDArray[np.float64], int]]]:
+    """Return the values of some columns at the measured rows: those that are stored, and the number of other zeros."""
+    rows = measured_rows(features.shape[0])
+    if isinstance(features, np.ndarray):
+        size = max(1, piece_bytes // (16 * len(rows)))
+        for start in range(0, len(columns), size):
+            some = columns[start : start + size]
+            for column, values in zip(some.tolist(), features[np.ix_(rows, some)].T, strict=True):
+                yield column, (values.astype(np.float64), 0)
+        return
+    if len(columns):
+        by_column = (features if len(rows) == features.shape[0] else features[rows]).tocsc()
+        ends = list(pairwise(by_column.indptr.tolist()))
+        for column in columns.tolist():
+            values = by_column.data[slice(*ends[column])].astype(np.float64)
+            yield column, (values, len(rows) - len(values))
+
+
+def measured_rows(count: int) -> NDArray[np.int64]:
+    """Return the rows at which quantiles and lengths are measured: all, or 65,536 evenly spaced ones."""
+    size = min(count, MEASURED_ROWS)
+    return np.arange(size) * count // max(1, size)
+
+
+def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -> tuple[float, float]:
+    """Return centre and spread of a column: its values, a number of zeros, and the range of all nodes."""
+    count, others = len(values) + zeros, values
+    if 2 * zeros > count:
+        centre = 0.0
+    else:
+        values = np.concatenate([values, np.zeros(zeros)])
+        first, centre, third = map(float, np.percentile(values, [25, 50, 75]))
+        others = values[values != centre]
+        if third > first and 2 * (count - len(others)) <= count:
+            return centre, (third - first) / NORMAL_IQR
+    spread = float(np.median(np.abs(others - centre))) if len(others) else 0.0
+    return centre, spread or max(high - centre, centre - low)  # all differing values may be at rows not measured
+
+
+def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:
+    """Return the mean length of the prepared rows that are not zero, at the measured rows."""
+    rows, squares = measured_rows(features.shape[0]), []
+    size = max(1, piece_bytes // (32 * features.shape[1])) if isinstance(features, np.ndarray) else len(rows)
+    for start in range(0, len(rows), max(1, size)):
+        some = features[rows[start : start + size]]
+        if isinstance(some, np.ndarray):
+            prepared = preparation.apply(some, np.float64)
+            squares.append(np.einsum("ij,ij->i", prepared, prepared))
+        else:
+            indptr, _, data = preparation.apply_sparse(some.indptr, some.indices, some.data, np.float64)
+            squares.append(np.bincount(_row_numbers(indptr), np.square(data), len(indptr) - 1))
+    return _mean_root(np.concatenate([np.zeros(0), *squares]))

@@ -104,7 +104,7 @@ class ClientModel(nn.Module):
 
 
 def input_scale(config: ModelConfig, mean_length: float) -> float:
-    """Return the factor for the raw features; "auto" brings the mean length of a non-empty row to 3."""
+    """Return the factor for the features; "auto" brings the mean length of a row that is not zero to 3."""
     if config.input_scale != "auto":
         return config.input_scale
     return TYPICAL_NORM / mean_length if mean_length else 1.0

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
@@ -123,10 +124,10 @@ class ClientPurpose(PartyPurpose[ResultT]):
         return self._client
 
     def build_client(
-        self, config: RunConfig, party: PartyData, offered: WelcomePayload, scale: float | None = None
+        self, config: RunConfig, party: PartyData, offered: WelcomePayload, preparation: Preparation | None = None
     ) -> None:
         """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
-        client = build_client(config, party, offered.index, offered.roster, self.options.clock, scale)
+        client = build_client(config, party, offered.index, offered.roster, self.options.clock, preparation)
         client.identity.incarnation = self.state.value.incarnation
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch

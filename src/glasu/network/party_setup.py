@@ -10,6 +10,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
+from glasu.data.preprocessing import Preparation
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
@@ -70,7 +71,12 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
 
 
 def build_client(
-    config: RunConfig, party: PartyData, index: int, roster: Sequence[str], clock: Clock, scale: float | None = None
+    config: RunConfig,
+    party: PartyData,
+    index: int,
+    roster: Sequence[str],
+    clock: Clock,
+    preparation: Preparation | None = None,
 ) -> Client:
     """Build a party's client with its first weights.
 
@@ -80,7 +86,7 @@ def build_client(
         index: its place in the roster.
         roster: the parties in client order.
         clock: measures its computing time.
-        scale: the input scale of a trained model; None: computed from the data.
+        preparation: of the features, from a trained model; None: fitted to the data.
     """
     with BUILDING:
         return Client(
@@ -89,5 +95,5 @@ def build_client(
             index=index,
             names=roster,
             watch=Stopwatch(clock),
-            scale=scale,
+            preparation=preparation,
         )

@@ -32,6 +32,7 @@ from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
 from glasu.registry import Extension
+from glasu.report import PreparedColumns
 from glasu.runtime.checkpointing import START, Saver, Store
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
@@ -217,8 +218,9 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Write the selected weights and report.json."""
         client, digest = self.client, weights_digest(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
+        prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
         report = self.telemetry.build_party_report(
-            client.config, client.identity, result, digest, client.release.ledger
+            client.config, client.identity, result, digest, client.release.ledger, prepared
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = ResultPayload(weights_sha256=digest)

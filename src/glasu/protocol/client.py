@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError
 from glasu.model.layers import Convolution
 from glasu.privacy.release import Release
@@ -29,7 +30,7 @@ class Client:
         names: Sequence[str],
         watch: Stopwatch,
         convolution: Convolution | None = None,
-        scale: float | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         """Build the client's model and optimiser from the seeds in `config`.
 
@@ -40,13 +41,13 @@ class Client:
             names: all parties in client order.
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
-            scale: the input scale of a model trained earlier; None: as the config says.
+            preparation: of the features, from a model trained earlier; None: as the config says.
         """
         self.config, self.party, self.name, self.watch = config, party, party.name, watch
         run = bytes.fromhex(self.config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
-        self.data = NodeData(config, party, has_labels=self.has_labels, scale=scale)
+        self.data = NodeData(config, party, has_labels=self.has_labels, preparation=preparation)
         self.learner = Learner(
             config,
             self.data,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.data.preprocessing import Preparation, fit_preparation, measure_prepared
 from glasu.model.aggregation import aggregation_of
 from glasu.model.blocks import NodeSet
 from glasu.model.dropout import Dropout, no_dropout
@@ -39,20 +38,22 @@ class Batch(Inputs):
 
 
 class NodeData:
-    """Features, labels and splits of one party's nodes, in the precision of the run."""
+    """Prepared features, labels and splits of one party's nodes, in the precision of the run."""
 
-    def __init__(self, config: RunConfig, party: PartyData, *, has_labels: bool, scale: float | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, party: PartyData, *, has_labels: bool, preparation: Preparation | None = None
+    ) -> None:
         """Prepare the data of a party.
 
         Args:
             config: the run's settings, resolved.
             party: the data.
             has_labels: whether this client's labels are used.
-            scale: replaces the input scale of the config.
+            preparation: of a model trained earlier; None: fitted to the features of this party.
         """
         self.train, self.party, self.has_labels = config.train, party, has_labels
         self.num_nodes = party.num_nodes
-        self.scale = input_scale(config.model, party.mean_length()) if scale is None else scale
+        self.preparation = prepare_features(config, party) if preparation is None else preparation
         self.dtype = getattr(torch, compute_dtype(config).name)
         self.task = task_of(config.train)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
@@ -60,7 +61,7 @@ class NodeData:
         self._all_rows: Hidden | None = None
 
     def features(self, nodes: NodeSet) -> Hidden:
-        """Return the scaled rows of X_m at the nodes."""
+        """Return the prepared rows of X_m at the nodes."""
         if len(nodes) < self.num_nodes or not self._keeps_rows:
             return self._rows(nodes)
         if self._all_rows is None:
@@ -69,14 +70,11 @@ class NodeData:
 
     def _rows(self, nodes: NodeSet) -> Hidden:
         stored, is_whole = self._stored, len(nodes) == self.num_nodes
-        if isinstance(stored, np.ndarray):
-            return torch.from_numpy(self._scale_values(stored if is_whole else stored[nodes]))
-        sparse = stored if is_whole else stored.rows(nodes)
-        return sparse.with_data(self._scale_values(sparse.data))
-
-    def _scale_values(self, values: NDArray[np.float32]) -> NDArray[Any]:
         kind = np.float64 if self.dtype == torch.float64 else np.float32
-        return np.multiply(values, kind(self.scale), dtype=kind)
+        if isinstance(stored, np.ndarray):
+            return torch.from_numpy(self.preparation.apply(stored if is_whole else stored[nodes], kind))
+        sparse = stored if is_whole else stored.rows(nodes)
+        return SparseRows(*self.preparation.apply_sparse(*sparse.parts, kind), self.preparation.width)
 
     def labels(self, nodes: NodeSet) -> Tensor:
         """Return y at the nodes, in the dtype that the loss needs."""
@@ -108,6 +106,14 @@ class NodeData:
         return splits.validation.copy()
 
 
+def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
+    """Return the preparation of a party's features: fitted to its columns, or only the input scale."""
+    if config.data.features == "none":
+        return Preparation(party.num_features, input_scale(config.model, party.mean_length()))
+    fitted = fit_preparation(party.features)
+    return replace(fitted, input_scale=input_scale(config.model, measure_prepared(party.features, fitted)))
+
+
 class Learner:
     """A client's layers, optimiser and sampler."""
 
@@ -136,7 +142,7 @@ class Learner:
         self.model = ClientModel(
             config.model,
             num_clients=num_clients,
-            num_features=data.party.num_features,
+            num_features=data.preparation.width,
             num_outputs=num_outputs,
             stream=self._initial_stream,
             convolution=convolution,
@@ -195,7 +201,7 @@ class Learner:
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
         """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
-        shape, chunk = (self.data.num_nodes, self.data.party.num_features), FeatureRows.chunk_values
+        shape, chunk = (self.data.num_nodes, self.data.preparation.width), FeatureRows.chunk_values
         features = FeatureRows(shape, self.data.features, None if self.sampler.reads_whole_graph else chunk)
         return ExactInference(self.model, self.sampler, features, nodes)
 

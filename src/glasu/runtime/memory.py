@@ -19,7 +19,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
     """Refuse settings whose models, or one message, need more than `limit` bytes.
 
     The estimate is a lower bound: weights with their gradient, optimizer state and selected copy, and two matrices of
-    hidden rows for all nodes.
+    hidden rows for all nodes. Constant columns count, although the preparation of features drops them.
 
     Args:
         config: the settings.

@@ -14,6 +14,7 @@ from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
 from glasu.data.methods import PreparedRun, apply_method, method_of
 from glasu.data.party import PartyData
+from glasu.data.preprocessing import Preparation
 from glasu.errors import DataError
 from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
@@ -22,7 +23,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server, Sizes
-from glasu.report import PartySummary, RunReport
+from glasu.report import PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.memory import check_memory, total_memory
@@ -136,7 +137,7 @@ def make_clients(
     parties: Sequence[PartyData],
     clock: Clock = time.perf_counter,
     convolution: Convolution | None = None,
-    scales: Sequence[float] | None = None,
+    preparations: Sequence[Preparation] | None = None,
 ) -> list[Client]:
     """Build one client per party from a resolved config and checked parties."""
     names = [party.name for party in parties]
@@ -148,7 +149,7 @@ def make_clients(
             names=names,
             watch=Stopwatch(clock),
             convolution=convolution,
-            scale=None if scales is None else scales[index],
+            preparation=None if preparations is None else preparations[index],
         )
         for index, party in enumerate(parties)
     ]
@@ -251,7 +252,7 @@ def _build_report(
         losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
         alone=None if together else [client.name for client in clients],
         per_client=not together and not method_of(config).one_party,
-        parties=map(_summarize, prepared.parties),
+        parties=map(_summarize, clients),
         weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
         ledgers={client.name: client.release.ledger for client in clients},
@@ -266,11 +267,13 @@ def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -
     return max(1, min(num_clients, cores() if requested is None else requested))
 
 
-def _summarize(party: PartyData) -> PartySummary:
+def _summarize(client: Client) -> PartySummary:
+    party = client.party
     return PartySummary(
         name=party.name,
         nodes=party.num_nodes,
         features=party.num_features,
         edges=party.graph.num_edges,
         labels=party.labels is not None,
+        prepared=PreparedColumns.of(client.data.preparation, party.feature_names),
     )

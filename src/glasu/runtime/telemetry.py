@@ -22,6 +22,7 @@ from glasu.report import (
     HistoryEntry,
     PartyReport,
     PartySummary,
+    PreparedColumns,
     PrivacySummary,
     RunReport,
     Seconds,
@@ -260,6 +261,7 @@ class Telemetry:
         metrics: Mapping[str, float],
         weights_sha256: str,
         ledger: Ledger,
+        prepared: PreparedColumns,
     ) -> PartyReport:
         """Build the report of one party of a run between machines.
 
@@ -269,6 +271,7 @@ class Telemetry:
             metrics: on the test split; empty at a party without labels.
             weights_sha256: the digest of its selected weights.
             ledger: its releases.
+            prepared: the preparation of its features.
         """
         cost, party = self.cost(), identity.names[identity.index]
         return PartyReport(
@@ -280,6 +283,7 @@ class Telemetry:
             traffic=cost.traffic,
             seconds=cost.seconds,
             weights_sha256=(weights_sha256,),
+            prepared=prepared,
             privacy=PrivacySummary.of(config, {party: ledger}),
             versions=versions(config),
         )

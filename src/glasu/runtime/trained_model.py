@@ -1,6 +1,6 @@
 """TrainedModel: the selected weights of all clients as a folder, and exact joint prediction with them.
 
-model/model.toml            schema version, settings, classes, and one table per client
+model/model.toml            schema version, settings, classes, and one table per client: the preparation of its features
 model/<party>.safetensors   the weights of one client
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import tomli_w
@@ -26,6 +26,7 @@ from glasu.config import RunConfig, TrainConfig
 from glasu.data.methods import prepare_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
+from glasu.data.preprocessing import Preparation
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
@@ -37,7 +38,7 @@ from glasu.model.task import task_of
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_prediction, server_prediction
 from glasu.protocol.requests import Script
-from glasu.records import Bounds, parse_toml, read_record, to_plain
+from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
@@ -45,7 +46,7 @@ from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Phase
 
-MODEL_SCHEMA: Literal[1] = 1
+MODEL_SCHEMA: Literal[2] = 2
 MODEL_FILE = "model.toml"
 
 
@@ -55,8 +56,7 @@ class ClientEntry:
 
     name: str
     file: str
-    input_scale: float
-    num_features: Annotated[int, Bounds(0, 2**31)]
+    preparation: Preparation  # of the features
     columns_sha256: str  # empty where the features have no names
     weights_sha256: str
 
@@ -68,7 +68,7 @@ class ClientEntry:
 class ModelManifest:
     """The content of model.toml."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     classes: tuple[str, ...]
     config: Mapping[str, Mapping[str, Any]]
     client: tuple[ClientEntry, ...]
@@ -99,8 +99,7 @@ class TrainedModel:
                 ClientEntry(
                     name=client.name,
                     file=f"{client.name}.safetensors",
-                    input_scale=client.data.scale,
-                    num_features=client.party.num_features,
+                    preparation=client.data.preparation,
                     columns_sha256=client.party.columns_digest(),
                     weights_sha256=weights_digest(client.progress.best_weights),
                 )
@@ -137,8 +136,8 @@ class TrainedModel:
         alone = self._find_alone(party)
         with one_thread_each():
             prepared = self.add_unknown_labels(parties)
-            scales = [client.input_scale for client in self.clients]
-            clients = make_clients(self.config, prepared, convolution=self.convolution, scales=scales)
+            preparations = [client.preparation for client in self.clients]
+            clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
             for client, weights in zip(clients, self.weights, strict=True):
                 load_weights(client, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
@@ -190,10 +189,10 @@ class TrainedModel:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
         for party, client in zip(parties, self.clients, strict=True):
-            if party.num_features != client.num_features:
+            if party.num_features != client.preparation.num_columns:
                 raise DataError(
                     f"party {party.name!r}: {party.num_features} features, but the model was trained with "
-                    f"{client.num_features}."
+                    f"{client.preparation.num_columns}."
                 )
             if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
@@ -315,7 +314,7 @@ def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[s
     model = config.model
     if backbone_class(model).takes_convolution:  # the weights of a user's convolution are unknown
         return
-    least = model.hidden * (client.num_features + (model.num_layers - 1) * model.hidden)
+    least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
     if least > found:
         raise DataError(

@@ -1,0 +1,143 @@
+"""Do prepared features help, and does a column of timestamps do harm?
+
+    python benchmarks/features.py --datasets cora,tolokers --seeds 3 --runs features.csv
+
+Every data set is trained with raw features (`data.features = "none"`) and with prepared ones (`"auto"`), with and
+without one more column per party: the seconds since 1970 of a random time within a year. Such a column says nothing
+about the classes. Two settings: the default model, and two layers of sage. The score is the test accuracy, or the ROC
+AUC where there are two classes. Runs in the file are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.metrics import roc_auc_score
+
+import glasu
+from tables import markdown, place, positive, show
+
+DATASETS = (
+    "cora",
+    "citeseer",
+    "pubmed",
+    "actor",
+    "squirrel_filtered",
+    "wisconsin",
+    "minesweeper",
+    "tolokers",
+    "blogcatalog",
+    "facebook_pages",
+)
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    "gcnii": {},
+    "sage": {
+        "model": {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)},
+        "train": {"weight_decay": 5e-4},
+    },
+}
+VARIANTS = ("none", "auto", "none + time", "auto + time")
+NOW, YEAR = 1.7e9, 3.15e7
+Key = tuple[str, str, str, int, int]  # data set, setting, variant, rounds, seed
+
+
+def add_timestamps(party: glasu.PartyData, seed: int) -> glasu.PartyData:
+    """Return the party with one more feature column: random times within a year."""
+    times = NOW + YEAR * np.random.default_rng(seed).random((party.num_nodes, 1))
+    stack = sp.hstack if sp.issparse(party.features) else np.hstack
+    return replace(party, features=stack([party.features, times]), feature_names=())
+
+
+def run(dataset: str, setting: str, variant: str, rounds: int, seed: int) -> float:
+    """Train one model and return its test score in per cent."""
+    prepared, _, added = variant.partition(" + ")
+    config = glasu.RunConfig(
+        data=glasu.DataConfig(name=dataset, split=(0.6, 0.2, 0.2)),
+        train=glasu.TrainConfig(num_rounds=rounds, seed=seed, evaluate_every=5),
+    )
+    config = config.replace(data={"features": prepared}, **SETTINGS[setting])
+    parties = glasu.load_parties(config)
+    if added:
+        parties = [add_timestamps(party, number) for number, party in enumerate(parties)]
+    model = glasu.GLASUClassifier(config=config).fit(parties)
+    owner = parties[0]
+    assert owner.labels is not None
+    assert owner.splits is not None
+    test = owner.splits.test
+    if len(owner.classes) > 2:
+        return 100 * float(model.score(parties, nodes=test))
+    return 100 * float(roc_auc_score(owner.labels[test], model.predict_proba(parties, test)[:, 1]))
+
+
+def read_runs(path: Path) -> dict[Key, float]:
+    """Return the scores of the finished runs."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            (row["dataset"], row["setting"], row["variant"], int(row["rounds"]), int(row["seed"])): float(row["score"])
+            for row in csv.DictReader(file)
+        }
+
+
+def append_run(path: Path, key: Key, score: float) -> None:
+    """Add a finished run to the file."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(["dataset", "setting", "variant", "rounds", "seed", "score"])
+        writer.writerow([*key, f"{score:.4f}"])
+
+
+def compare(dataset: str, setting: str, scores: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a table row: the mean scores, and the changes by preparation and by timestamps."""
+    means = {variant: fmean(values) for variant, values in scores.items()}
+    shown = [f"{means[variant]:.1f}" if variant in means else "-" for variant in VARIANTS]
+    changes = [
+        f"{means[after] - means[before]:+.1f}" if {after, before} <= set(means) else "-"
+        for before, after in (("none", "auto"), ("auto", "auto + time"))
+    ]
+    return [dataset, setting, str(len(scores["auto"])), *shown, *changes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
+    parser.add_argument("--settings", type=lambda text: text.split(","), default=list(SETTINGS), metavar="A,B")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
+    parser.add_argument("--rounds", type=positive, default=40)
+    parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds 0..N-1")
+    parser.add_argument("--quick", action="store_true", help="wisconsin and minesweeper, 5 rounds, one seed")
+    parser.add_argument("--runs", type=place, default=Path("features.csv"), metavar="FILE", help="finished runs")
+    parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")
+    given = parser.parse_args()
+    if given.quick:
+        given.datasets, given.rounds, given.seeds = ["wisconsin", "minesweeper"], 5, 1
+    done = read_runs(given.runs)
+    rows = []
+    for dataset in given.datasets:
+        for setting in given.settings:
+            scores: dict[str, list[float]] = {variant: [] for variant in given.variants}
+            for seed in range(given.seeds):
+                for variant in given.variants:
+                    key = (dataset, setting, variant, given.rounds, seed)
+                    if key not in done:
+                        done[key] = run(*key)
+                        append_run(given.runs, key, done[key])
+                    scores[variant].append(done[key])
+            rows.append(compare(dataset, setting, scores))
+    header = ["data", "setting", "seeds", *VARIANTS, "auto - none", "change by time"]
+    show(markdown(header, rows), given.out)
+
+
+if __name__ == "__main__":
+    main()
