@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from glasu.config import ModelConfig, RunConfig, TrainConfig
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
 from glasu.data.sources.demo import news_service
@@ -222,7 +222,7 @@ def departments(num_users: int) -> list[PartyData]:
 
 def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
     """Pool the departments and divide columns and edges among M clients; each client has 80 % of the edges."""
-    return partition(pool_parties(parties), num_clients, 0.8, 0)
+    return partition(pool_parties(parties), DataConfig(num_clients=num_clients, edge_fraction=0.8), 0)
 
 
 def aggregated(num_layers: int, count: int) -> tuple[int, ...]:
