@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from departments import three_networks
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
-from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
 from glasu.protocol.client import Client
 from glasu.protocol.rounds import client_script, server_script
@@ -212,8 +212,8 @@ class Curve:
 
 
 def departments(num_users: int) -> list[PartyData]:
-    """Return the three departments of the demo; half of the users are training nodes."""
-    parties = news_service(0, num_users)
+    """Return three departments; half of the users are training nodes."""
+    parties = three_networks(0, num_users)
     labels = parties[0].labels
     assert labels is not None
     splits = draw_splits_by_fraction(labels, SPLIT, 0)
