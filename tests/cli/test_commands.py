@@ -65,10 +65,13 @@ def test_quiet_shows_no_progress_and_set_overrides_the_file(run_file, tmp_path):
     assert report(out)["config"]["model"]["hidden"] == 4
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "csv"])
-def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(run_file, tmp_path, file_format):
-    assert glasu("train", run_file, "--out", tmp_path / "named", "--quiet").returncode == 0
-    result = glasu("split", run_file, "--out", tmp_path / "parties", "--format", file_format)
+@pytest.mark.parametrize(("file_format", "partition"), [("parquet", "features"), ("csv", "features"), ("csv", "apart")])
+def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(
+    run_file, tmp_path, file_format, partition
+):
+    chosen = ("--set", f"data.partition={partition}")
+    assert glasu("train", run_file, *chosen, "--out", tmp_path / "named", "--quiet").returncode == 0
+    result = glasu("split", run_file, *chosen, "--out", tmp_path / "parties", "--format", file_format)
     assert result.returncode == 0, result.stderr
     assert sorted(folder.name for folder in (tmp_path / "parties").iterdir()) == ["a", "b", "c"]
     config = SMALL_RUN[SMALL_RUN.index("[model]") :]
