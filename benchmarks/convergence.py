@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from glasu.config import ModelConfig, RunConfig, TrainConfig
+from departments import three_networks
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
-from glasu.data.sources.demo import news_service
 from glasu.model.dropout import no_dropout
 from glasu.protocol.client import Client
 from glasu.protocol.rounds import client_script, server_script
@@ -212,8 +212,8 @@ class Curve:
 
 
 def departments(num_users: int) -> list[PartyData]:
-    """Return the three departments of the demo; half of the users are training nodes."""
-    parties = news_service(0, num_users)
+    """Return three departments; half of the users are training nodes."""
+    parties = three_networks(0, num_users)
     labels = parties[0].labels
     assert labels is not None
     splits = draw_splits_by_fraction(labels, SPLIT, 0)
@@ -222,7 +222,7 @@ def departments(num_users: int) -> list[PartyData]:
 
 def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
     """Pool the departments and divide columns and edges among M clients; each client has 80 % of the edges."""
-    return partition(pool_parties(parties), num_clients, 0.8, 0)
+    return partition(pool_parties(parties), DataConfig(num_clients=num_clients, edge_fraction=0.8), 0)
 
 
 def aggregated(num_layers: int, count: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def grown(num_nodes: int, average_degree: float) -> list[PartyData]:
     whole = draw_graph(config)
     assert whole.labels is not None
     splits = draw_splits_per_class(whole.labels, 60, 64, 64, 0)
-    return partition(replace(whole, splits=splits), config.data.num_clients, config.data.edge_fraction, 0)
+    return partition(replace(whole, splits=splits), config.data, 0)
 
 
 def growth(graphs: dict[str, list[PartyData]], repeats: int) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from departments import three_networks
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
-from glasu.data.sources.demo import news_service
 from glasu.runtime.simulation import simulate
 from tables import markdown, place, show
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()
     users, rounds = (500, 2) if args.quick else (1500, 4)
-    parties, rows = news_service(0, users), []
+    parties, rows = three_networks(0, users), []
     for aggregation, sampler in product(AGGREGATIONS, SAMPLERS):
         found = {
             (count, steps): cost(parties, LAYERS[count], steps, aggregation, sampler, rounds)
@@ -104,7 +104,9 @@ def main() -> None:
             )
     header = ["aggregation", "sampler", "K", "kB / update", "node sets", "exchanges / update", "once before"]
     header += ["bytes saved x", "exchanges saved x", "paper QL/K x"]
-    text = f"demo data, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds;\n"
+    text = (
+        f"three departments, {users} users, M = 3, L = {NUM_LAYERS}, hidden 64, batch 16, fanout 3, {rounds} rounds;\n"
+    )
     text += f"a / b / c: Q = {', '.join(map(str, STEPS))}; saved: against K = L and Q = 1 of the same kind\n\n"
     text += markdown(header, rows)
     show(text, args.out)

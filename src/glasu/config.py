@@ -49,6 +49,11 @@ class DataConfig(Checked):
     root: str | None = None  # None: GLASU_DATA_ROOT, else "data"
     num_clients: Count = 3  # M
     edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
+    partition: Annotated[str, Choice("partition")] = "features"
+    # of a symmetric Dirichlet distribution, from which "importance" draws shares of columns and "edges" shares of edges
+    concentration: Annotated[float, Bounds(0.001, 1_000_000, "small values give unequal shares")] = 1.0
+    # "correlation": the share of columns that are dealt to all clients, apart from those they are correlated with
+    correlation: Annotated[float, Bounds(0, 1)] = 0.5
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
     missing: Missing = "refuse"
@@ -66,6 +71,10 @@ class DataConfig(Checked):
             )
         most = "must be less than data.num_nodes, because a node has at most one edge to each other node."
         self._need("average_degree", self.average_degree <= max(self.num_nodes - 1, 10), most)  # 10: the default
+        chosen = registry.load("partition", self.partition)
+        for key in ("concentration", "correlation"):
+            used = key in chosen.keys or getattr(self, key) == getattr(type(self), key)
+            self._need(key, used, f"has no effect with data.partition={self.partition!r}; remove it.")
         if isinstance(self.split, tuple):
             fractions = min(self.split) >= 0 and self.split[0] > 0 and sum(self.split) <= 1 + 1e-9
             rule = "must be three shares (train, validation, test) with a sum of at most 1 and a positive first one."

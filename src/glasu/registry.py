@@ -33,6 +33,7 @@ TABLES = {
     "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "method": "glasu.data.methods:METHODS",
+    "partition": "glasu.data.partition:PARTITIONS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
 }

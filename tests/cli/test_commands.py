@@ -65,10 +65,13 @@ def test_quiet_shows_no_progress_and_set_overrides_the_file(run_file, tmp_path):
     assert report(out)["config"]["model"]["hidden"] == 4
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "csv"])
-def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(run_file, tmp_path, file_format):
-    assert glasu("train", run_file, "--out", tmp_path / "named", "--quiet").returncode == 0
-    result = glasu("split", run_file, "--out", tmp_path / "parties", "--format", file_format)
+@pytest.mark.parametrize(("file_format", "partition"), [("parquet", "features"), ("csv", "features"), ("csv", "apart")])
+def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(
+    run_file, tmp_path, file_format, partition
+):
+    chosen = ("--set", f"data.partition={partition}")
+    assert glasu("train", run_file, *chosen, "--out", tmp_path / "named", "--quiet").returncode == 0
+    result = glasu("split", run_file, *chosen, "--out", tmp_path / "parties", "--format", file_format)
     assert result.returncode == 0, result.stderr
     assert sorted(folder.name for folder in (tmp_path / "parties").iterdir()) == ["a", "b", "c"]
     config = SMALL_RUN[SMALL_RUN.index("[model]") :]
@@ -196,6 +199,10 @@ BAD_SETTINGS = [
     (["train.checkpoint_every=-1"], ["checkpoint_every=-1", "0 means never"]),
     (["train.prefetch=2000"], ["prefetch=2000", "1024"]),
     (["data.seed=-1"], ["data.seed=-1"]),
+    (["data.partition=aprat"], ["data.partition='aprat'", '"apart"']),
+    (["data.partition=relations"], ['data.partition="relations"', "one graph"]),
+    (["data.name=demo", "data.partition=apart"], ["data.partition='apart'", "'demo' consists of 3 parties", "remove"]),
+    (["data.correlation=0.1"], ["data.correlation=0.1", "no effect", "remove it"]),
     (["data.edge_fraction=-0.5"], ["edge_fraction=-0.5", "[0, 1]"]),
     (["train.seed=" + "9" * 5000], ["train.seed='999", "integer"]),
     (["train.seed=0x" + "f" * 5000], ["train.seed=", "thousands of digits"]),
@@ -436,10 +443,10 @@ def test_help_has_one_example_and_loads_nothing_heavy(command):
     assert result.stdout.count("example: glasu " + command) == 1
 
 
-def test_demo_trains_five_methods_and_leaves_a_self_contained_page(tmp_path):
+def test_demo_trains_four_methods_and_leaves_a_self_contained_page(tmp_path):
     result = glasu("demo", "--rounds", "2", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    for name in ("centralized", "standalone", "simulated", "GLASU Q=1", "GLASU Q=4"):
+    for name in ("centralized", "standalone", "GLASU Q=1", "GLASU Q=4", "profile", "follower", "reading"):
         assert name in result.stdout
     page = (tmp_path / "report.html").read_text()
     assert "<script src=" not in page

@@ -18,9 +18,10 @@ from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.cache.arrays import Workspace
 from glasu.data.cache.parties import compute_once, open_parties, partition_once, write_parties
 from glasu.data.cache.store import Cache, Entry
+from glasu.data.edge_division import assign_edges, divide_edges
 from glasu.data.folders import write_party
 from glasu.data.graph import Graph, collect_edges
-from glasu.data.partition import divide_edges, partition
+from glasu.data.partition import partition
 from glasu.data.party import PartyData, Splits
 from glasu.data.preprocessing import mean_length
 from glasu.data.sources.catalog import load_data
@@ -114,6 +115,39 @@ def test_edges_divided_in_pieces_are_those_divided_at_once(
     workspace = Workspace(piece_bytes=8 * piece)
     parts = divide_edges(graph, num_clients, 0.7, seed, workspace)
     for part, expected in zip(parts, divided_at_once(graph, num_clients, 0.7, seed), strict=True):
+        assert_same_graph(part, expected)
+
+
+def assigned_at_once(graph, num_clients, concentration, seed):
+    """Assign the edges with all of them in memory: an independent implementation of `assign_edges`."""
+    source, target = graph.edge_index()
+    place = {(int(s), int(t)): edge for edge, (s, t) in enumerate(zip(source, target, strict=True))}
+    symmetric = all((t, s) in place for s, t in place)
+    decides = [min(edge, place[t, s]) if symmetric else edge for (s, t), edge in place.items()]
+    shares = Stream(seed, "edge shares").numpy().dirichlet([concentration] * num_clients)
+    draws = Stream(seed, "edge owners").numpy().random(graph.num_edges)
+    owner = (draws[:, None] >= np.cumsum(shares)[:-1]).sum(axis=1)[decides]
+    for client in range(num_clients):
+        weights = None if graph.weights is None else graph.weights[owner == client]
+        yield Graph.from_edges(source[owner == client], target[owner == client], graph.num_nodes, weights)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_nodes=st.integers(1, 30),
+    num_edges=st.integers(0, 200),
+    symmetric=st.booleans(),
+    weighted=st.booleans(),
+    piece=st.sampled_from([1, 17, 10**6]),
+    num_clients=st.sampled_from([1, 3, 300]),
+)
+def test_edges_assigned_in_pieces_are_those_assigned_at_once(
+    seed, num_nodes, num_edges, symmetric, weighted, piece, num_clients
+):
+    graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
+    parts = assign_edges(graph, num_clients, 0.7, seed, Workspace(piece_bytes=8 * piece))
+    for part, expected in zip(parts, assigned_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
 
@@ -233,9 +267,19 @@ def test_a_changed_party_is_checked_and_loses_its_cache_key(tmp_path):
             replace(opened, **changes)
 
 
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
+DIVISIONS = {
+    "features": {"edge_fraction": 0.5},
+    "features with all edges": {"edge_fraction": 1.0},
+    "apart": {"partition": "apart"},
+    "importance": {"partition": "importance", "concentration": 0.5},
+    "correlation": {"partition": "correlation", "correlation": 0.4},
+    "edges": {"partition": "edges", "concentration": 2.0},
+}
+
+
+@pytest.mark.parametrize("division", DIVISIONS.values(), ids=DIVISIONS)
 @pytest.mark.parametrize("piece", [100, 1 << 25])
-def test_a_cached_partition_equals_the_partition_in_memory(tmp_path, piece, fraction):
+def test_a_cached_partition_equals_the_partition_in_memory(tmp_path, piece, division):
     whole = PartyData(
         "all",
         np.arange(30),
@@ -245,13 +289,14 @@ def test_a_cached_partition_equals_the_partition_in_memory(tmp_path, piece, frac
         ("x", "y", "z"),
         feature_names=tuple(f"column{number}" for number in range(9)),
     )
+    data = DataConfig(**division)
     workspace = Workspace(tmp_path, piece)
-    entry = write(workspace, partition(whole, 3, fraction, 4, workspace), whole)
+    entry = write(workspace, partition(whole, data, 4, workspace), whole)
     opened = open_parties(entry, whole)
-    for after, before in zip(opened, partition(whole, 3, fraction, 4), strict=True):
+    for after, before in zip(opened, partition(whole, data, 4), strict=True):
         assert_same_party(after, before)
     assert [party.cache_key() for party in opened] == ["key/0", "key/1", "key/2"]
-    assert ("0.indptr" in workspace.arrays) == (fraction < 1)
+    assert ("0.indptr" in workspace.arrays) == (data.edge_fraction < 1)  # clients that share all edges store none
     assert not any(name.endswith(("ids", "labels")) for name in workspace.arrays)  # those of the whole graph
 
 
@@ -455,25 +500,29 @@ def test_opening_allocates_some_bytes_per_node_for_any_number_of_edges(cache):
     assert peak < 100 * 20_000
 
 
-def print_memory_of_a_partition(folder: str) -> None:
-    """Make and divide a graph in small pieces; print the peak of the memory, and the size of the graph."""
+def print_memory_of_a_partition(folder: str, name: str) -> None:
+    """Make and divide a graph in small pieces; print the peak of the memory, and the size of the parties."""
     cache = Cache(Path(folder), min_bytes=0, piece_bytes=1 << 17)
     config = run_config(**{**SIZES, "num_nodes": 3000, "average_degree": 400.0, "num_features": 300})
     load_data(run_config(**SIZES), cache=cache)  # imports modules that are loaded on first use
     tracemalloc.start()
     (whole,) = compute_once(cache, {"kind": "test"}, lambda workspace: [draw_graph(config, workspace, chunk=1 << 14)])
-    parties = partition_once(cache, whole, 3, 0.8, 0)
+    parties = partition_once(cache, whole, DataConfig(partition=name), 0)
     peak = tracemalloc.get_traced_memory()[1]
     size = sum(4 * owner.graph.num_edges + owner.features.nbytes for owner in parties)
     print(peak, size)
 
 
-def test_a_graph_is_made_and_divided_in_less_memory_than_its_size(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "size_above", "share"),
+    [("features", 14_000_000, 0.3), ("apart", 8_000_000, 0.6), ("edges", 8_000_000, 0.6)],
+)
+def test_a_graph_is_made_and_divided_in_less_memory_than_its_size(tmp_path, name, size_above, share):
     """Run in a separate process, because tracemalloc counts all threads of this one."""
-    code = "import sys; from data.test_large import print_memory_of_a_partition as run; run(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    code = "import sys; from data.test_large import print_memory_of_a_partition as run; run(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(tmp_path), name]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     peak, size = map(int, done.stdout.split())
-    assert size > 14_000_000
-    assert peak < 0.3 * size
+    assert size > size_above
+    assert peak < share * size, (peak, size)

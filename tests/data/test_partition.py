@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,15 +11,20 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
+from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.data.partition import (
+    MAX_COMPARED,
+    correlate_columns,
     draw_splits_by_fraction,
     draw_splits_per_class,
     name_client,
     pool_parties,
     share_edges,
 )
+from glasu.data.partition import partition as divide
 from glasu.data.party import PartyData
+from glasu.data.sources.catalog import load_parties
 from glasu.data.sources.pyg import convert_graph, split_vertically
 from glasu.errors import AlignmentError, ConfigError, DataError
 
@@ -285,3 +291,222 @@ def test_multilabel_nodes_are_split_together_and_only_where_all_labels_are_known
 def test_nothing_labelled_means_nothing_to_split():
     splits = draw_splits_by_fraction(np.full(5, -1), (0.6, 0.2, 0.2), seed=0)
     assert len(splits.train) == len(splits.validation) == len(splits.test) == 0
+
+
+# Partitions
+
+DIVIDING = {
+    "features": {},
+    "apart": {},
+    "importance": {"concentration": 0.3},
+    "correlation": {"correlation": 0.6},
+    "edges": {"concentration": 0.3},
+}
+
+
+def columns_of(party, data):
+    """Return the columns of the graph that a party has; the columns of `random_data` are distinct."""
+    whole = {column.tobytes(): number for number, column in enumerate(data.x.numpy().T)}
+    return [whole.get(np.ascontiguousarray(column).tobytes()) for column in dense(party.features).T]
+
+
+@pytest.mark.parametrize("num_clients", [2, 3, 7])
+@pytest.mark.parametrize("partition", DIVIDING)
+def test_every_column_is_at_one_client_and_every_client_has_one(partition, num_clients):
+    data = random_data(num_features=23)
+    parties = split_vertically(data, num_clients, partition=partition, **DIVIDING[partition])
+    held = [columns_of(party, data) for party in parties]
+    assert min(map(len, held)) >= 1
+    assert [party.name for party in parties] == [name_client(client) for client in range(num_clients)]
+    if partition == "apart":
+        assert held.pop() == [None]  # the constant column
+    assert sorted(chain.from_iterable(held)) == list(range(23))
+    assert all(own == sorted(own) for own in held)
+
+
+@pytest.mark.parametrize("partition", DIVIDING)
+def test_a_partition_is_a_function_of_the_seed(partition):
+    def draw(seed):
+        parties = split_vertically(random_data(), seed=seed, partition=partition, **DIVIDING[partition])
+        return [(pairs(party.graph), dense(party.features).tolist()) for party in parties]
+
+    assert draw(3) == draw(3)
+    assert (draw(3) == draw(4)) == (partition == "apart")  # which draws nothing
+
+
+@pytest.mark.parametrize("partition", DIVIDING)
+def test_the_names_of_columns_go_with_them(partition):
+    data = random_data()
+    whole = replace(convert_graph(data), feature_names=tuple(f"x{number}" for number in range(10)))
+    for party in divide(whole, DataConfig(partition=partition, **DIVIDING[partition]), 0):
+        expected = ["constant" if number is None else f"x{number}" for number in columns_of(party, data)]
+        assert list(party.feature_names) == expected
+
+
+def test_apart_puts_all_edges_at_the_last_client_and_features_at_the_others():
+    data = random_data(directed=True, edge_weight=torch.rand(400))
+    whole = convert_graph(data)
+    *owners, last = split_vertically(data, num_clients=4, edge_fraction=0.3, partition="apart")
+    assert [party.num_features for party in owners] == [4, 4, 2]
+    assert [party.graph.num_edges for party in owners] == [0, 0, 0]
+    assert last.graph is not None
+    np.testing.assert_array_equal(last.graph.edge_index(), whole.graph.edge_index())
+    np.testing.assert_array_equal(last.graph.weights, whole.graph.weights)
+    assert last.features.tolist() == [[1.0]] * 60
+    pooled = pool_parties([*owners, last])
+    np.testing.assert_array_equal(pooled.graph.edge_index(), whole.graph.edge_index())
+    np.testing.assert_array_equal(pooled.features[:, :-1], data.x.numpy())
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_the_partition_edges_gives_every_edge_to_one_client_with_both_directions(directed):
+    data = random_data(directed=directed)
+    parties = split_vertically(data, num_clients=3, partition="edges", concentration=1.0)
+    held = [pairs(party.graph) for party in parties]
+    assert sum(map(len, held)) == len(set.union(*held))
+    assert set.union(*held) == pairs(convert_graph(data).graph)
+    if not directed:
+        assert all({(target, source) for source, target in own} == own for own in held)
+
+
+def shares_of_columns(concentration, seed):
+    parties = split_vertically(
+        random_data(num_nodes=4, num_edges=4, num_features=200),
+        seed=seed,
+        partition="importance",
+        concentration=concentration,
+    )
+    return np.array([party.num_features for party in parties]) / 200
+
+
+def shares_of_edges(concentration, seed):
+    data = random_data(num_nodes=100, num_edges=300, num_features=3)
+    graphs = [
+        party.graph for party in split_vertically(data, seed=seed, partition="edges", concentration=concentration)
+    ]
+    return np.array([graph.num_edges for graph in graphs]) / sum(graph.num_edges for graph in graphs)
+
+
+@pytest.mark.parametrize("shares_of", [shares_of_columns, shares_of_edges])
+@pytest.mark.parametrize("concentration", [0.2, 1.0, 20.0])
+def test_shares_have_the_mean_and_the_variance_of_the_dirichlet_distribution(shares_of, concentration):
+    shares = np.array([shares_of(concentration, seed) for seed in range(150)])
+    np.testing.assert_allclose(shares.mean(axis=0), 1 / 3, atol=0.1)
+    expected = (1 / 3) * (2 / 3) / (3 * concentration + 1)  # of a share; the draws of columns or edges add little
+    assert 0.75 < shares.var(axis=0).mean() / (expected + 2 / 9 / 200) < 1.25
+
+
+def related_data(groups=6, width=5, num_nodes=400):
+    """Return a graph whose columns come in groups of correlated ones, in a random order."""
+    rng = np.random.default_rng(0)
+    common = np.repeat(rng.standard_normal((num_nodes, groups)), width, axis=1) * rng.choice([-1, 1], groups * width)
+    x = (common + 0.5 * rng.standard_normal(common.shape)).astype(np.float32)
+    return Data(
+        x=torch.from_numpy(x[:, rng.permutation(groups * width)]), edge_index=torch.empty(2, 0, dtype=torch.long)
+    )
+
+
+def correlation_between(parties):
+    """Return the mean |correlation| of two columns at different parties."""
+    owner = np.repeat(np.arange(len(parties)), [party.num_features for party in parties])
+    found = np.abs(np.corrcoef(np.hstack([dense(party.features) for party in parties]).T))
+    return found[owner[:, None] != owner].mean()
+
+
+def test_the_correlation_between_clients_rises_with_the_setting():
+    found = [
+        np.mean(
+            [
+                correlation_between(
+                    split_vertically(related_data(), seed=seed, partition="correlation", correlation=share)
+                )
+                for seed in range(5)
+            ]
+        )
+        for share in (0.0, 0.3, 0.6, 1.0)
+    ]
+    assert found == sorted(found)
+    assert found[0] < 0.06  # whole groups: only the sampling error of 400 nodes is left
+    assert found[-1] > 0.15
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_clients_have_as_many_columns_as_the_paper_gives_them(share):
+    parties = split_vertically(related_data(), num_clients=4, partition="correlation", correlation=share)
+    assert [party.num_features for party in parties] == [8, 8, 8, 6]
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_the_correlation_of_columns_is_that_of_numpy(form):
+    rng = np.random.default_rng(0)
+    values = (rng.random((50, 6)) * (rng.random((50, 6)) < 0.5)).astype(np.float32)
+    np.testing.assert_allclose(correlate_columns(form(values)), np.corrcoef(values.astype(float).T), atol=1e-5)
+    values[:, 2] = 7.0
+    found = correlate_columns(form(values))
+    assert not found[2].any()
+    assert not found[:, 2].any()
+
+
+@pytest.mark.parametrize("partition", ["importance", "correlation", "edges"])
+def test_too_few_columns_are_refused_by_every_partition(partition):
+    with pytest.raises(DataError, match="2 feature columns cannot be divided among 3 clients; use fewer clients"):
+        split_vertically(random_data(num_features=2), partition=partition)
+
+
+def test_apart_needs_two_clients_and_a_column_for_each_but_the_last():
+    assert len(split_vertically(random_data(num_features=1), num_clients=2, partition="apart")) == 2
+    with pytest.raises(DataError, match="1 feature columns cannot be divided among 2 clients"):
+        split_vertically(random_data(num_features=1), num_clients=3, partition="apart")
+    with pytest.raises(ConfigError, match=r'data\.num_clients=1: data\.partition="apart" puts .* at least 2'):
+        split_vertically(random_data(), num_clients=1, partition="apart")
+
+
+def test_too_many_columns_to_compare_are_refused():
+    wide = Data(x=sp.csr_array((3, MAX_COMPARED + 1)), edge_index=torch.empty(2, 0, dtype=torch.long))
+    with pytest.raises(DataError, match=f"{MAX_COMPARED + 1} feature columns; it compares all pairs"):
+        split_vertically(wide, partition="correlation")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"partition": "apartt"}, r"data\.partition='apartt': .*apart"),
+        ({"partition": "relations"}, r'data\.partition="relations": the data is one graph'),
+        ({"correlation": 0.2}, r"data\.correlation=0\.2: has no effect with data\.partition='features'"),
+        ({"partition": "apart", "concentration": 2.0}, r"data\.concentration=2\.0: has no effect"),
+        ({"partition": "importance", "concentration": 0.0}, r"data\.concentration=0\.0: must lie in"),
+        ({"partition": "correlation", "correlation": 1.5}, r"data\.correlation=1\.5: must lie in \[0, 1\]"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        split_vertically(random_data(), **arguments)
+
+
+SIZES = {"name": "synthetic", "num_nodes": 120, "average_degree": 6.0, "num_features": 8, "num_classes": 3}
+
+
+@pytest.mark.parametrize("partition", DIVIDING)
+def test_a_named_data_set_is_divided_as_in_python(partition):
+    config = RunConfig(data=DataConfig(partition=partition, **DIVIDING[partition], **SIZES), train=TrainConfig(seed=5))
+    (whole,) = load_parties(config.replace(train={"method": "centralized"}))
+    for loaded, expected in zip(load_parties(config), divide(whole, config.data, 5), strict=True):
+        np.testing.assert_array_equal(loaded.features, expected.features)
+        assert pairs(loaded.graph) == pairs(expected.graph)
+
+
+@pytest.mark.parametrize("partition", DIVIDING)
+def test_under_simulated_every_client_has_all_edges(partition):
+    config = RunConfig(data=DataConfig(partition=partition, **DIVIDING[partition], **SIZES))
+    (whole,) = load_parties(config.replace(train={"method": "centralized"}))
+    simulated = load_parties(config.replace(train={"method": "simulated", "num_local_steps": 1}))
+    assert all(pairs(party.graph) == pairs(whole.graph) for party in simulated)
+
+
+def test_parties_that_a_data_set_has_are_not_divided_again():
+    demo = RunConfig(data=DataConfig(name="demo"))
+    named = [party.name for party in load_parties(demo)]
+    assert [party.name for party in load_parties(demo.replace(data={"partition": "relations"}))] == named
+    for partition in ("apart", "importance", "correlation", "edges"):
+        with pytest.raises(ConfigError, match=f"data.partition='{partition}': .* 'demo' consists of 3 parties already"):
+            load_parties(demo.replace(data={"partition": partition}))

@@ -363,7 +363,7 @@ def test_quick_is_a_quarter_of_the_rounds_and_one_seed(tmp_path, capsys):
     out, errors = capsys.readouterr()
     assert "| demo | glasu-4 | - |" in out
     assert "report.html" in out
-    assert "demo: 3000 nodes" in errors
+    assert "demo: 2400 nodes" in errors
     stored = json.loads(next((tmp_path / "runs").rglob("*.json")).read_text())
     assert stored["config"]["train"]["num_rounds"] == quarter
 

@@ -1,52 +1,88 @@
-"""Divide one graph among M clients: feature columns, edges, and splits; and pool the parties again."""
+"""Divide one graph among M clients: feature columns, edges, and splits; and pool the parties again.
+
+A partition is a row of PARTITIONS and has no code elsewhere. Importing this module loads no scipy: a server reads the
+table, and it has no scipy.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
+from numpy.typing import NDArray
 
-from glasu.data.cache.arrays import Workspace
-from glasu.data.graph import EDGE_BYTES, Graph, unite_graphs
+from glasu import registry
+from glasu.data.cache.arrays import Workspace, row_pieces
+from glasu.data.edge_division import assign_edges, divide_edges, draw_shares
+from glasu.data.graph import Graph, unite_graphs
 from glasu.data.party import CheckedArrays, PartyData, Splits
-from glasu.data.preprocessing import compact_features, mean_length, place_features
+from glasu.data.preprocessing import Features, compact_features, mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
-from glasu.randomness import Stream
+from glasu.randomness import Stream, draw_distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from glasu.config import DataConfig
 
-    from numpy.typing import NDArray
+Columns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
+CONSTANT = "constant"  # the column of a client without features
+MAX_COMPARED = 5_000  # feature columns of "correlation", which compares all pairs: 16 bytes each, so up to 400 MB
 
 
-def partition(
-    whole: PartyData, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace | None = None
-) -> list[PartyData]:
-    """Give each client ceil(d / M) feature columns and each edge with probability `edge_fraction`, independently.
+@dataclass(frozen=True)
+class Partition:
+    """One way to divide a graph among clients.
 
-    In a symmetric graph both directions of an edge are kept or dropped together. The clients are named a, b, c, ...
-    Their arrays are made in the workspace; by default, in memory. The features of one client must fit into memory.
+    One function chooses the feature columns of each client, another one the edges. Both read the settings of [data] and
+    a seed. A client without columns gets one constant column.
+    """
+
+    columns: Callable[[Features, DataConfig, int], Sequence[Columns]]
+    graphs: Callable[[Graph, DataConfig, int, Workspace], Sequence[Graph]]
+    keys: tuple[str, ...] = ()  # the keys of [data] that decide the result, beside num_clients
+    keeps_parties: bool = False  # accepts a data set that already consists of parties, and does not change them
+    draws: Callable[[DataConfig], bool] = lambda data: True  # whether the result depends on the seed
+
+
+def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspace | None = None) -> list[PartyData]:
+    """Divide a graph among clients as `data.partition` says. The clients are named a, b, c, ...
+
+    Args:
+        whole: the undivided graph.
+        data: the settings; num_clients, partition, and the keys that the partition reads.
+        seed: of all draws.
+        workspace: receives the arrays of the clients; by default, they are in memory. The features of one client must
+            fit into memory.
     """
     workspace = workspace or Workspace()
-    bounds = pairwise(feature_bounds(whole.num_features, num_clients))
-    graphs = divide_edges(whole.graph, num_clients, edge_fraction, seed, workspace)
+    chosen: Partition = registry.load("partition", data.partition)
+    columns = chosen.columns(whole.features, data, seed)
+    graphs = chosen.graphs(whole.graph, data, seed, workspace)
     parties = []
-    for client, (graph, (start, stop)) in enumerate(zip(graphs, bounds, strict=True)):
-        block = compact_features(whole.features[:, start:stop])
+    for client, (graph, own) in enumerate(zip(graphs, columns, strict=True)):
+        block, names = _take_columns(whole, own)
         features = place_features(block, f"{client}.", workspace)
         party = replace(
             whole,
             name=name_client(client),
             features=features,
-            feature_names=whole.feature_names[start:stop],
+            feature_names=names,
             graph=graph,
             checked=CheckedArrays(whole.ids, whole.ids_digest(), features, mean_length(block), graph),
         )
         parties.append(party)
     return parties
+
+
+def _take_columns(whole: PartyData, own: Columns) -> tuple[Features, tuple[str, ...]]:
+    """Return some columns with their names; without columns, a constant one."""
+    numbers = np.arange(whole.num_features)[own]
+    if not len(numbers):
+        return np.ones((whole.num_nodes, 1), np.float32), (CONSTANT,) if whole.feature_names else ()
+    names = tuple(whole.feature_names[number] for number in numbers) if whole.feature_names else ()
+    return compact_features(whole.features[:, own]), names
 
 
 def feature_bounds(columns: int, num_clients: int) -> list[int]:
@@ -59,6 +95,128 @@ def feature_bounds(columns: int, num_clients: int) -> list[int]:
     if width * (num_clients - 1) < columns:
         return [min(client * width, columns) for client in range(num_clients + 1)]
     return [client * columns // num_clients for client in range(num_clients + 1)]
+
+
+def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+    """Give each client a block of columns."""
+    return [slice(start, stop) for start, stop in pairwise(feature_bounds(features.shape[1], data.num_clients))]
+
+
+def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
+    """Give each client each edge with probability `edge_fraction`."""
+    return divide_edges(graph, data.num_clients, data.edge_fraction, seed, workspace)
+
+
+def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+    """Give each client but the last one a block of columns."""
+    if data.num_clients < 2:
+        raise ConfigError(
+            f'data.num_clients={data.num_clients}: data.partition="{data.partition}" puts features and edges at '
+            "different clients, so it needs at least 2."
+        )
+    bounds = pairwise(feature_bounds(features.shape[1], data.num_clients - 1))
+    return [*(slice(start, stop) for start, stop in bounds), slice(0)]
+
+
+def _keep_edges_at_the_last(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
+    """Give all edges to the last client, and none to the others."""
+    empty = Graph(np.zeros(graph.num_nodes + 1, np.int64), np.empty(0, np.int32))
+    return [*[empty] * (data.num_clients - 1), graph]
+
+
+def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+    """Give each column to a client drawn with shares from a Dirichlet distribution; each client gets at least one.
+
+    The split by importance of VertiBench (Wu et al. 2024), whose alpha is the concentration.
+    """
+    count, clients = features.shape[1], data.num_clients
+    feature_bounds(count, clients)  # refuses too few columns
+    shares = draw_shares(clients, data.concentration, Stream(seed, "column shares"))
+    draws = Stream(seed, "column owners").numpy()
+    owner = np.asarray(np.searchsorted(np.cumsum(shares)[:-1], draws.random(count), side="right"))
+    owner[draws.permutation(count)[:clients]] = np.arange(clients)
+    return [np.flatnonzero(owner == client) for client in range(clients)]
+
+
+def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+    """Divide the columns into blocks of correlated columns, then deal a share of them to all clients in turn.
+
+    With `correlation` 0, no column is dealt: correlated columns stay at one client. With 1, all columns are dealt:
+    correlated columns are at different clients. The number of columns of each client does not change.
+    """
+    bounds = feature_bounds(features.shape[1], data.num_clients)
+    order = _order_by_correlation(features)
+    owner = np.repeat(np.arange(data.num_clients), np.diff(bounds))  # of each place in the order
+    key = Stream(seed, "dealt columns").key()
+    dealt = draw_distinct(key, len(order), round(data.correlation * len(order)))
+    owners = owner[dealt]
+    counts = np.bincount(owners, minlength=data.num_clients)
+    rank = np.concatenate([np.arange(count) for count in counts])  # `owners` is sorted
+    owner[dealt] = owners[np.argsort((rank + 0.5) / counts[owners], kind="stable")]
+    return [np.sort(order[owner == client]) for client in range(data.num_clients)]
+
+
+def _order_by_correlation(features: Features) -> NDArray[np.int64]:
+    """Order columns so that correlated ones are near each other: average linkage of 1 - |correlation|."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+
+    count = features.shape[1]
+    if count > MAX_COMPARED:
+        raise DataError(
+            f'data.partition="correlation": {count} feature columns; it compares all pairs and takes at most '
+            f'{MAX_COMPARED}. Use data.partition = "importance".'
+        )
+    if count < 2:
+        return np.arange(count)
+    distance = 1 - np.abs(correlate_columns(features))
+    return np.asarray(leaves_list(linkage(distance[np.triu_indices(count, 1)], "average")), np.int64)
+
+
+def correlate_columns(features: Features) -> NDArray[np.float64]:
+    """Return the Pearson correlation of all pairs of columns, rounded to six digits; 0 for a constant column.
+
+    Rounding gives equal results on machines whose libraries add in another order.
+    """
+    nodes, count = features.shape
+    products, sums = np.zeros((count, count)), np.zeros(count)
+    if isinstance(features, np.ndarray):
+        for rows in row_pieces(features):
+            piece = features[rows].astype(np.float64)
+            products += piece.T @ piece
+            sums += piece.sum(axis=0)
+    else:
+        exact = features.astype(np.float64)
+        products += (exact.T @ exact).toarray()
+        sums += exact.sum(axis=0)
+    mean = sums / nodes
+    covariance = products / nodes - np.outer(mean, mean)
+    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0))
+    deviation[deviation <= 1e-6 * np.sqrt(products.diagonal() / nodes)] = np.inf  # constant up to rounding
+    return np.asarray((covariance / np.outer(deviation, deviation)).round(6))
+
+
+def _assign_each_edge(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
+    """Give each edge to one client, drawn with shares from a Dirichlet distribution."""
+    return assign_edges(graph, data.num_clients, data.concentration, seed, workspace)
+
+
+def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+    raise ConfigError(
+        f'data.partition="{data.partition}": the data is one graph with one relation; it needs a data set of several '
+        'relations, such as dblp_authors. For one graph use "features" or "apart".'
+    )
+
+
+PARTITIONS: dict[str, Partition] = {
+    "features": Partition(  # the paper's
+        _cut_columns, _keep_fractions, ("edge_fraction",), True, lambda data: data.edge_fraction < 1
+    ),
+    "apart": Partition(_cut_columns_for_all_but_one, _keep_edges_at_the_last, draws=lambda data: False),
+    "relations": Partition(_refuse_one_graph, _keep_fractions, keeps_parties=True),
+    "importance": Partition(_draw_columns, _keep_fractions, ("edge_fraction", "concentration")),
+    "correlation": Partition(_cluster_columns, _keep_fractions, ("edge_fraction", "correlation")),
+    "edges": Partition(_cut_columns, _assign_each_edge, ("concentration",)),
+}
 
 
 def name_client(client: int) -> str:
@@ -75,6 +233,8 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
     digests = {party.ids_digest() for party in parties}
     if len(digests) != 1:
         raise AlignmentError("the parties list different nodes or orders of nodes; align them before pooling.")
+    import scipy.sparse as sp
+
     owner = next((party for party in parties if party.labels is not None), parties[0])
     blocks = [party.features for party in parties]
     features = sp.hstack(blocks, "csr") if any(sp.issparse(block) for block in blocks) else np.hstack(blocks)
@@ -85,111 +245,10 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
 
 
 def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give every party the union of all edges; each keeps its own features."""
+    """Give every party the union of all edges; each keeps its own features. A party that has all edges is unchanged."""
     union = unite_graphs([party.graph for party in parties])
-    return [replace(party, graph=union) for party in parties]
-
-
-def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client each edge with probability `edge_fraction`.
-
-    In a symmetric graph the draw for the earlier direction of an edge decides for both. Beside the result, this takes
-    one byte of memory per edge and pieces of bounded size.
-
-    Args:
-        graph: the undivided graph.
-        num_clients: M.
-        edge_fraction: the expected share of edges that each client gets; with 1, all clients share `graph`.
-        seed: of the draws.
-        workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
-    """
-    if not 0 <= edge_fraction <= 1:
-        raise ConfigError(f"edge_fraction={edge_fraction}: must lie in [0, 1].")
-    if edge_fraction == 1:
-        return [graph] * num_clients
-    parts: list[Graph] = []
-    piece_edges = max(1, workspace.piece_bytes // EDGE_BYTES)
-    kept = np.empty(graph.num_edges, np.uint8)  # one bit per client
-    for first in range(0, num_clients, 8):
-        clients = range(first, min(first + 8, num_clients))
-        above = _draw(graph, clients, edge_fraction, seed, kept, piece_edges)
-        if not _copy_to_reverse(graph, above, kept, piece_edges):
-            _draw(graph, clients, edge_fraction, seed, kept, piece_edges)  # directed: a draw for every edge
-        parts += (_select(graph, kept, bit, f"{client}.", workspace) for bit, client in enumerate(clients))
-    return parts
-
-
-def _draw(
-    graph: Graph, clients: range, edge_fraction: float, seed: int, kept: NDArray[np.uint8], piece_edges: int
-) -> NDArray[np.int64]:
-    """Draw the clients that keep each edge: bit b of `kept` stands for the b-th client.
-
-    Returns:
-        For each node, the position of its first edge from a node with a higher number.
-    """
-    streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
-    above = np.array(graph.indptr[:-1])
-    for nodes, indptr in graph.node_pieces(piece_edges):
-        edges = slice(indptr[0], indptr[-1])
-        drawn = np.zeros(edges.stop - edges.start, np.uint8)
-        for bit, stream in enumerate(streams):
-            drawn |= (stream.random(len(drawn), np.float32) < edge_fraction).astype(np.uint8) << bit
-        kept[edges] = drawn
-        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
-        above[nodes] += _count_flags(graph.indices[edges] < row, indptr)
-    return above
-
-
-def _count_flags(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the true flags among each node's edges; `indptr` may begin above 0."""
-    before = np.zeros(len(flags) + 1, np.int64)
-    np.cumsum(flags, out=before[1:])
-    return np.asarray(np.diff(before[indptr - indptr[0]]))
-
-
-def _copy_to_reverse(graph: Graph, above: NDArray[np.int64], kept: NDArray[np.uint8], piece_edges: int) -> bool:
-    """Copy the draw of each edge from a higher node to its reverse; return False if an edge has no reverse.
-
-    Targets are visited in order, so one pass finds the reverse of every edge of a source.
-    """
-    following = above.copy()  # per node: its next edge from a higher node
-    size = graph.num_nodes
-    for nodes, indptr in graph.node_pieces(max(piece_edges, size)):
-        sources = graph.indices[indptr[0] : indptr[-1]]
-        row = np.repeat(np.arange(nodes.start, nodes.stop, dtype=np.int32), np.diff(indptr))
-        lower = np.flatnonzero(sources < row)
-        counts = above[nodes] - indptr[:-1]
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        by_source = sp.csr_array((lower, sources[lower], starts), shape=(len(counts), size)).tocsc()  # O(edges + nodes)
-        visits = np.diff(by_source.indptr)
-        following_after = following + visits
-        if (following_after > graph.indptr[1:]).any():
-            return False
-        reverse = np.arange(len(lower)) + np.repeat(following - by_source.indptr[:-1], visits)
-        if not np.array_equal(graph.indices[reverse], by_source.indices + np.int32(nodes.start)):
-            return False
-        kept[indptr[0] + by_source.data] = kept[reverse]
-        following = following_after
-    return np.array_equal(following, graph.indptr[1:])
-
-
-def _select(graph: Graph, kept: NDArray[np.uint8], bit: int, prefix: str, workspace: Workspace) -> Graph:
-    """Return the graph of the edges that one client keeps, in their order."""
-    indptr = workspace.writer(f"{prefix}indptr", np.int64)
-    indices = workspace.writer(f"{prefix}indices", graph.indices.dtype)
-    weights = None if graph.weights is None else workspace.writer(f"{prefix}weights", np.float32)
-    indptr.append(np.zeros(1, np.int64))
-    before = 0
-    for _, own in graph.node_pieces(max(1, workspace.piece_bytes // EDGE_BYTES)):
-        edges = slice(own[0], own[-1])
-        chosen = (kept[edges] >> bit & 1).astype(bool)
-        ends = before + np.cumsum(_count_flags(chosen, own))
-        before = int(ends[-1])
-        indptr.append(ends)
-        indices.append(graph.indices[edges][chosen])
-        if weights is not None and graph.weights is not None:
-            weights.append(graph.weights[edges][chosen])
-    return Graph.without_checks(indptr.finish(), indices.finish(), None if weights is None else weights.finish())
+    same = (party.graph.indices is union.indices and party.graph.weights is union.weights for party in parties)
+    return [party if has_all else replace(party, graph=union) for party, has_all in zip(parties, same, strict=True)]
 
 
 def draw_splits_per_class(

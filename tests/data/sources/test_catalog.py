@@ -150,15 +150,15 @@ def test_splits_and_edges_follow_the_data_seed_only():
 
 
 def test_only_the_named_party_keeps_labels():
-    parties = load_parties(config(name="demo", labels="personal"))
+    parties = load_parties(config(name="demo", labels="follower"))
     assert [party.labels is None for party in parties] == [True, False, True]
-    with pytest.raises(ConfigError, match='"professional", "personal", "follower"'):
+    with pytest.raises(ConfigError, match='"profile", "follower", "reading"'):
         load_parties(config(name="demo", labels="b"))
 
 
 def test_the_demo_may_be_split_otherwise_and_has_no_public_split():
     splits = load_parties(config(name="demo", split=(0.5, 0.1, 0.4)))[0].splits
-    assert abs(len(splits.train) - 1500) <= 3
+    assert abs(len(splits.train) - 1200) <= 3
     for name in ("demo", "synthetic"):
         with pytest.raises(ConfigError, match=r'data.split="public"'):
             load_parties(config(name=name, split="public"))
@@ -169,7 +169,7 @@ def folders(tmp_path):
     """Write the demo's departments as folders and return their paths."""
     for party in load_parties(config(name="demo")):
         write_party(party, tmp_path / party.name)
-    return [str(tmp_path / name) for name in ("professional", "personal", "follower")]
+    return [str(tmp_path / name) for name in ("profile", "follower", "reading")]
 
 
 def test_folders_train_as_the_data_they_were_written_from(folders):

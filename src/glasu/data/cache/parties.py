@@ -9,10 +9,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from glasu import registry
+from glasu.config import DataConfig
 from glasu.data.cache.arrays import Workspace
 from glasu.data.cache.store import Cache, Entry, EntryFacts
 from glasu.data.graph import Graph
-from glasu.data.partition import partition
+from glasu.data.partition import Partition, partition
 from glasu.data.party import SPLITS, CheckedArrays, PartyData, Splits
 from glasu.data.preprocessing import CSR_PARTS, make_csr
 from glasu.records import read_record, to_plain
@@ -65,25 +67,23 @@ def compute_once(
     return open_parties(entry, whole)
 
 
-def partition_once(
-    cache: Cache, whole: PartyData, num_clients: int, edge_fraction: float, seed: int
-) -> list[PartyData]:
+def partition_once(cache: Cache, whole: PartyData, data: DataConfig, seed: int) -> list[PartyData]:
     """Return `partition(whole, ...)`; if the graph comes from the cache, so does its partition."""
     key = whole.cache_key()
     if key is None:
-        return partition(whole, num_clients, edge_fraction, seed)
+        return partition(whole, data, seed)
+    chosen: Partition = registry.load("partition", data.partition)
     about = {
         "kind": "division",
         "source": key,
-        "num_clients": num_clients,
-        "edge_fraction": edge_fraction,
-        "seed": seed if edge_fraction < 1 else None,
+        "partition": data.partition,
+        "extension": str(registry.find_extension("partition", data.partition) or ""),
+        "seed": seed if chosen.draws(data) else None,
+        **{key: getattr(data, key) for key in ("num_clients", *chosen.keys)},
     }
     # The entry holds no labels and splits: the settings decide the splits, and a prediction needs neither.
     bare = replace(whole, labels=None, classes=(), splits=None)
-    parties = compute_once(
-        cache, about, lambda workspace: partition(bare, num_clients, edge_fraction, seed, workspace), bare
-    )
+    parties = compute_once(cache, about, lambda workspace: partition(bare, data, seed, workspace), bare)
     return [replace(party, labels=whole.labels, classes=whole.classes, splits=whole.splits) for party in parties]
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glasu import registry
 from glasu.config import refuse_other_count
 from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
 from glasu.data.methods import method_of, override_settings
-from glasu.data.partition import draw_splits_by_fraction, draw_splits_per_class
+from glasu.data.partition import Partition, draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
 from glasu.data.statistics import count_statistics
@@ -73,16 +74,20 @@ def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
     """Give each party the edges and features that the method lets it have."""
     settings, method = config.data, method_of(config)
+    chosen: Partition = registry.load("partition", settings.partition)
+    where = repr(settings.name or "data.parties")
     if _is_one_graph(config, data):
         if method.one_party:
             return data
-        fraction = override_settings(config)[0].data.edge_fraction
-        parties = partition_once(cache, data[0], settings.num_clients, fraction, config.data_seed)
-        return keep_labels(parties, config.train.labels)
-    if not method.one_party and settings.num_clients != type(settings).num_clients:
-        refuse_other_count(
-            settings.num_clients, len(data), f"the parties of {settings.name or 'data.parties'!r} number"
+        parties = partition_once(cache, data[0], override_settings(config)[0].data, config.data_seed)
+        return method.prepare(keep_labels(parties, config.train.labels))
+    if not chosen.keeps_parties:
+        raise ConfigError(
+            f"data.partition={settings.partition!r}: only one graph can be divided, and {where} consists of "
+            f"{len(data)} parties already; remove data.partition."
         )
+    if not method.one_party and settings.num_clients != type(settings).num_clients:
+        refuse_other_count(settings.num_clients, len(data), f"the parties of {where} number")
     return method.prepare(data)
 
 

@@ -1,12 +1,15 @@
 """The paper's example as random data: three departments of a news service predict the interests of their users.
 
-The data of a department separates some interests and confuses others. No two departments confuse the same interests,
-so together they can separate all of them. The networks follow the same pattern.
+A user mostly follows people of one profession. Insiders are interested in the field of these people, outsiders in the
+opposite field. So an interest depends on a combination: on whom a user follows (department "follower"), on the
+professions of the followed users ("profile"), and on how the user reads ("reading"). No department can learn it alone,
+and an average of their predictions cannot express it. Followed users do not share the interest of their followers, so
+smoothing the average over the network does not help.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,50 +26,42 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.data.cache.store import Cache
 
-INTERESTS = ("politics", "business", "culture", "sports", "travel", "science")
-SURPRISING = 0.08  # the share of users whose data is independent of their interest: no model can classify them
-SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten trains
+INTERESTS = ("politics", "business", "culture", "sports")
+OPPOSITE = np.array([2, 3, 0, 1])  # politics and culture, business and sports
+SURPRISING = 0.08  # the share of users whose interest is independent of all data: no model can classify them
+SPLIT = (0.4, 0.2, 0.4)
+NUM_COLUMNS = 8  # of "profile" and of "reading"
+CLARITY = 4.0  # distance of the centres of professions and of habits from the origin; noise has variance 1 per column
+HINT = 0.6  # the same for the interest itself, which profiles and reading show a little
+NUM_FOLLOWED = 12.0  # users that a user follows, on average
+LOYALTY = 0.85  # the share of followed users drawn from the field that the user follows
+TAIL = 1.0  # sigma of the log-normal popularity of users: some have hundreds of followers
 
 
-@dataclass(frozen=True)
-class Department:
-    """The data of one department: a group per interest, and how clearly features and network show the group."""
+def news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
+    """Return the departments "profile", "follower" and "reading".
 
-    name: str
-    groups: tuple[int, ...]  # one per interest; interests of one group look the same
-    num_features: int
-    separation: float  # distance of the group centres from the origin; noise has variance 1 per column
-    average_degree: float
-    homophily: float  # the share of links within the group
-    tail: float  # sigma of the log-normal popularity of users; 0: all are equally popular
-    directed: bool = False
-
-
-DEPARTMENTS = (
-    Department("professional", (0, 0, 1, 2, 2, 3), 32, 1.6, 6.0, 0.7, 0.3),
-    Department("personal", (3, 0, 1, 1, 2, 3), 24, 1.6, 8.0, 0.6, 0.5),
-    Department("follower", (0, 1, 1, 2, 3, 3), 40, 1.5, 12.0, 0.6, 1.3, directed=True),
-)
-
-
-def news_service(seed: int, num_users: int = 3000) -> list[PartyData]:
-    """Return the departments "professional", "personal" and "follower".
-
-    An edge of the follower network leads from the followed user to the follower.
+    Only "follower" has edges: an edge leads from the followed user to the follower. Its two columns describe the
+    accounts and are independent of everything else.
     """
-    rng = Stream(seed, "demo interests").numpy()
-    labels, anyone = rng.integers(0, len(INTERESTS), (2, num_users))
-    shown = np.where(rng.random(num_users) < SURPRISING, anyone, labels)
-    splits = draw_splits_by_fraction(labels, SPLIT, seed)
+    rng = Stream(seed, "demo users").numpy()
+    profession, followed, anything = rng.integers(0, len(INTERESTS), (3, num_users))
+    outsider = rng.integers(0, 2, num_users)
+    interest = np.where(outsider, OPPOSITE[followed], followed)
+    interest = np.where(rng.random(num_users) < SURPRISING, anything, interest)
+    graph = _draw_network(profession, followed, Stream(seed, "demo network").numpy())
+    no_edges = Graph(np.zeros(num_users + 1, np.int64), np.empty(0, np.int32))
+    departments = {
+        "profile": (_draw_columns(profession, interest, Stream(seed, "demo profile").numpy()), no_edges),
+        "follower": (Stream(seed, "demo accounts").numpy().standard_normal((num_users, 2)), graph),
+        "reading": (_draw_columns(outsider, interest, Stream(seed, "demo reading").numpy()), no_edges),
+    }
     ids = np.char.add("u", np.char.zfill(np.arange(num_users).astype(str), len(str(num_users - 1))))
-    parties = []
-    for client, department in enumerate(DEPARTMENTS):
-        groups = np.asarray(department.groups)[shown]
-        rng = Stream(seed, "demo department", client=client).numpy()
-        features = _draw_features(department, groups, rng)
-        graph = _draw_network(department, groups, rng)
-        parties.append(PartyData(department.name, ids, features, graph, labels, INTERESTS, splits))
-    return parties
+    splits = draw_splits_by_fraction(interest, SPLIT, seed)
+    return [
+        PartyData(name, ids, features, edges, interest, INTERESTS, splits)
+        for name, (features, edges) in departments.items()
+    ]
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
@@ -76,29 +71,35 @@ def _read(config: RunConfig, cache: Cache) -> RawData:
 DEMO = DataSource(_read, SPLIT)
 
 
-def _draw_features(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Draw a group centre plus noise for every user."""
-    centres = rng.standard_normal((max(department.groups) + 1, department.num_features))
-    centres *= department.separation / np.linalg.norm(centres, axis=1, keepdims=True)
-    noise = rng.standard_normal((len(groups), department.num_features))
-    return (centres[groups] + noise).astype(np.float32)
+def _draw_columns(
+    group: NDArray[np.int64], interest: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """Draw for every user the centre of a group, the fainter centre of the interest, and noise."""
+    faint = _draw_centres(len(INTERESTS), HINT, rng)
+    centres = _draw_centres(len(INTERESTS), CLARITY, rng)
+    noise = rng.standard_normal((len(group), NUM_COLUMNS))
+    return (centres[group] + faint[interest] + noise).astype(np.float32)
 
 
-def _draw_network(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw for every user others in proportion to their popularity, mostly within the same group."""
-    users = len(groups)
-    popularity = rng.lognormal(0.0, department.tail, users)
-    links = round(users * department.average_degree / (1 if department.directed else 2))
-    reader = rng.integers(0, users, links)
+def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw points at a distance from the origin, in random directions."""
+    points = rng.standard_normal((count, NUM_COLUMNS))
+    return np.asarray(points * distance / np.linalg.norm(points, axis=1, keepdims=True))
+
+
+def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
+    """Draw whom users follow, in proportion to popularity: mostly users whose profession is the follower's field."""
+    users = len(profession)
+    popularity = rng.lognormal(0.0, TAIL, users)
+    links = round(users * NUM_FOLLOWED)
+    follower = rng.integers(0, users, links)
     followed = _draw_weighted(popularity, links, rng)
-    near = rng.random(links) < department.homophily
-    for group in range(max(department.groups) + 1):
-        members, chosen = np.flatnonzero(groups == group), np.flatnonzero(near & (groups[reader] == group))
+    loyal = rng.random(links) < LOYALTY
+    for own in range(len(INTERESTS)):
+        members, chosen = np.flatnonzero(profession == own), np.flatnonzero(loyal & (field[follower] == own))
         if len(members):
             followed[chosen] = members[_draw_weighted(popularity[members], len(chosen), rng)]
-    if department.directed:
-        return Graph.from_edges(followed, reader, users)
-    return Graph.from_edges(np.concatenate([followed, reader]), np.concatenate([reader, followed]), users)
+    return Graph.from_edges(followed, follower, users)
 
 
 def _draw_weighted(weight: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
+from glasu.config import DataConfig
 from glasu.data.graph import Graph
-from glasu.data.partition import partition
+from glasu.data.partition import partition as divide
 from glasu.data.party import PartyData, Splits
 from glasu.data.preprocessing import Features, compact_features
 from glasu.data.sources import PYG_PREFIX, DataSource, RawData
@@ -34,9 +35,25 @@ if TYPE_CHECKING:
 MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def split_vertically(data: Data, num_clients: int = 3, edge_fraction: float = 0.8, seed: int = 0) -> list[PartyData]:
-    """Divide a PyG graph among clients named a, b, c, ...; see `partition`."""
-    return partition(convert_graph(data), num_clients, edge_fraction, seed)
+def split_vertically(
+    data: Data,
+    num_clients: int = 3,
+    edge_fraction: float = 0.8,
+    seed: int = 0,
+    *,
+    partition: str = "features",
+    concentration: float = 1.0,
+    correlation: float = 0.5,
+) -> list[PartyData]:
+    """Divide a PyG graph among clients named a, b, c, ...; the arguments are keys of [data]."""
+    settings = DataConfig(
+        num_clients=num_clients,
+        edge_fraction=edge_fraction,
+        partition=partition,
+        concentration=concentration,
+        correlation=correlation,
+    )
+    return divide(convert_graph(data), settings, seed)
 
 
 def convert_graph(data: Data) -> PartyData:
