@@ -14,7 +14,7 @@ from glasu.data.party import Splits
 from glasu.errors import AbsenceError, ConfigError
 from glasu.network.compatibility import (
     RULES,
-    SERVER,
+    THE_SERVER,
     collect_findings,
     compare_facts,
     compare_settings,
@@ -92,12 +92,12 @@ def test_another_value_of_any_fact_is_refused_or_warned_about(name):
     rule = next(rule for rule in RULES if name in rule.facts)
     if rule.level == "bad":
         with pytest.raises(RefusalError, match=rf"it differs from the server: {re.escape(LABELS[name])}: ") as refused:
-            refuse_differences("b", party, {SERVER: server})
+            refuse_differences("b", party, {THE_SERVER: server})
         assert rule.remedy in str(refused.value)
         assert refused.value.code == (Code.OTHER_PURPOSE if name == "purpose" else Code.DIFFERENT_FACTS)
     else:
-        refuse_differences("b", party, {SERVER: server})
-        (line,) = describe_builds("b", party, {SERVER: server})
+        refuse_differences("b", party, {THE_SERVER: server})
+        (line,) = describe_builds("b", party, {THE_SERVER: server})
         assert LABELS[name] in line
 
 
