@@ -17,7 +17,7 @@ from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Evaluated
 from glasu.protocol.state import Identity
 from glasu.records import read_record, to_plain
-from glasu.report import Seconds, Traffic
+from glasu.report import PreparedColumns, Seconds, Traffic
 from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
@@ -132,11 +132,13 @@ def report_of(telemetry, losses, **options):
 
 def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
     telemetry, identity = recorded(), Identity(("a", "b"), "a", 1, bytes(12))
-    report = telemetry.build_party_report(RunConfig(), identity, {}, "digest", Ledger())
+    prepared = PreparedColumns(unchanged=3, scaled=0, standardized=2, dropped=("age",))
+    report = telemetry.build_party_report(RunConfig(), identity, {}, "digest", Ledger(), prepared)
     assert (report.party, report.parties, report.run) == ("b", ("a", "b"), bytes(12).hex())
     assert (report.traffic, report.seconds) == (telemetry.cost().traffic, telemetry.cost().seconds)
     assert report.test is None  # only party "a" has labels
     assert [ledger.party for ledger in report.privacy.ledger] == ["b"]
+    assert report.to_dict()["prepared"] == {"unchanged": 3, "scaled": 0, "standardized": 2, "dropped": ["age"]}
 
 
 def test_an_entry_of_the_history_has_the_cost_until_then():
