@@ -16,6 +16,7 @@ PUBLIC = [
     "Evaluating",
     "Event",
     "GLASUClassifier",
+    "GLASURegressor",
     "GlasuError",
     "Graph",
     "ModelConfig",

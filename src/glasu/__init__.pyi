@@ -26,6 +26,7 @@ from glasu.protocol.requests import Event as Event
 from glasu.protocol.requests import RoundDone as RoundDone
 from glasu.report import RunReport as RunReport
 from glasu.runtime.estimator import GLASUClassifier as GLASUClassifier
+from glasu.runtime.estimator import GLASURegressor as GLASURegressor
 from glasu.runtime.simulation import train as train
 from glasu.runtime.trained_model import TrainedModel as TrainedModel
 

@@ -125,12 +125,33 @@ def test_a_node_with_an_unknown_column_teaches_nothing():
 
 @pytest.mark.parametrize(
     ("parties", "task", "fitting"),
-    [([A], "multilabel", "multiclass"), ([multilabel("a", [[0, 1]] * 4)], "multiclass", "multilabel")],
+    [
+        ([A], "multilabel", "multiclass"),
+        ([multilabel("a", [[0, 1]] * 4)], "multiclass", "multilabel"),
+        ([replace(A, labels=np.array([0, 1, 2, 0]), classes=("x", "y", "z"))], "binary", "multiclass"),
+        ([A], "regression", "multiclass"),
+        ([replace(A, labels=np.array([0.5, np.nan, 1.0, 2.0]), classes=())], "multiclass", "regression"),
+    ],
 )
 def test_a_task_that_does_not_fit_the_labels_is_refused_with_the_one_that_does(parties, task, fitting):
     check_parties(parties, task=fitting)
-    with pytest.raises(ConfigError, match=f'train.task="{task}": party .a. has .*set train.task = "{fitting}"'):
+    with pytest.raises(ConfigError, match=f'train.task="{task}": party .a. must have .*set train.task = "{fitting}"'):
         check_parties(parties, task=task)
+
+
+def test_numbers_must_be_equal_at_all_parties_and_unknown_ones_are_equal():
+    numbers = np.array([0.5, np.nan, 1.0, 2.0])
+    a, b = (replace(A, name=name, labels=numbers.copy(), classes=()) for name in "ab")
+    check_parties([a, b], task="regression")
+    with pytest.raises(DataError, match="labels of 'a' and 'b' differ"):
+        check_parties([a, replace(b, labels=numbers + 1e-9)], task="regression")
+    with pytest.raises(DataError, match="no training node has a known label"):
+        check_parties([replace(a, labels=np.full(4, np.nan))], task="regression")
+
+
+def test_a_regression_over_classes_names_both_remedies():
+    with pytest.raises(ConfigError, match=r"must have one number per node, but has one class.*label_type"):
+        check_parties([A], task="regression")
 
 
 def test_restricted_parties_keep_the_names_of_their_columns():

@@ -71,6 +71,32 @@ def folder_with(path, nodes=NODES, edges=EDGES, manifest=MANIFEST):
     return path
 
 
+NUMERIC = 'label = "label"\nlabel_type = "number"\n'
+
+
+def test_a_numeric_label_column_is_read_in_double_precision_and_empty_means_unknown(tmp_path):
+    nodes = "id,age,label\n7,30,1.5\n3,40,\n9,50,1234567.0000001\n"
+    read = read_party(folder_with(tmp_path, nodes, manifest=NUMERIC))
+    np.testing.assert_array_equal(read.labels, [1.5, np.nan, 1234567.0000001])
+    assert (read.classes, read.feature_names) == ((), ("age",))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "label", "said"),
+    [
+        (NUMERIC, "tall", r"nodes.csv: column 'label', row 1: is not a number"),
+        (NUMERIC, "inf", r"column 'label', row 1: is infinite"),
+        (NUMERIC + 'classes = ["x", "y"]\n', "1", 'label_type="number": needs one column in label, and no classes'),
+        ('label_type = "number"\n', "1", 'label_type="number": needs one column in label'),
+        ('label = "label"\nlabel_type = "words"\n', "1", "label_type='words'"),
+    ],
+)
+def test_a_numeric_label_that_cannot_be_read_is_refused(tmp_path, manifest, label, said):
+    nodes = f"id,age,label\n7,30,{label}\n3,40,2\n9,50,3\n"
+    with pytest.raises(DataError, match=said):
+        read_party(folder_with(tmp_path, nodes, manifest=manifest))
+
+
 @pytest.mark.parametrize("file_format", ["parquet", "csv"])
 @pytest.mark.parametrize(
     "changes",
@@ -84,6 +110,7 @@ def folder_with(path, nodes=NODES, edges=EDGES, manifest=MANIFEST):
         {"graph": Graph.from_edges(np.array([0, 3]), np.array([1, 2]), 6, np.array([0.1, 1e-30]))},
         {"labels": None, "classes": (), "splits": None},
         {"labels": np.array([[1, 0, 1]] * 5 + [[-1, -1, -1]])},
+        {"labels": np.array([0.1, np.nan, -1e99, 5e-324, 3.0, 1 / 3]), "classes": ()},
         {"classes": ("None", "nan", "x y")},
         {"splits": Splits(np.array([0]), np.empty(0, np.int64), np.empty(0, np.int64))},
         {"feature_names": ("age", "income", "x9", "a b", "é")},
@@ -99,6 +126,7 @@ def folder_with(path, nodes=NODES, edges=EDGES, manifest=MANIFEST):
         "weights",
         "no-labels",
         "multi",
+        "numbers",
         "odd",
         "few",
         "names",

@@ -172,20 +172,24 @@ def test_dividing_in_a_folder_leaves_the_parts_and_nothing_else(tmp_path):
 # Writing and opening
 
 
-def a_party(form="dense", *, weighted=False, name="clinic", multilabel=False, words=False, labelled=True):
+def a_party(
+    form="dense", *, weighted=False, name="clinic", multilabel=False, numbers=False, words=False, labelled=True
+):
     rng = np.random.default_rng(7)
     features = rng.standard_normal((30, 8)).astype(np.float32)
     if form == "sparse":
         features[rng.random((30, 8)) < 0.9] = 0
         features[4] = 0
     labels = rng.integers(0, 2, (30, 3)) if multilabel else rng.integers(-1, 3, 30)
+    if numbers:
+        labels = np.where(labels < 0, np.nan, rng.standard_normal(30))
     return PartyData(
         name,
         np.array([f"id{number}" for number in range(30)]) if words else np.arange(30)[::-1].copy(),
         features,
         random_graph(rng, 30, 100, weighted=weighted),
         labels if labelled else None,
-        ("x", "y", "z") if labelled else (),
+        ("x", "y", "z") if labelled and not numbers else (),
         Splits(np.arange(10), np.arange(10, 15), np.arange(20, 30)) if labelled else None,
         tuple(f"column{number}" for number in range(8)),
     )
@@ -220,6 +224,7 @@ KINDS = {
     "sparse": {"form": "sparse"},
     "weighted": {"weighted": True},
     "multilabel": {"multilabel": True},
+    "numbers": {"numbers": True},
     "with words as ids": {"words": True},
     "without labels": {"labelled": False},
 }

@@ -163,6 +163,17 @@ def test_multilabel_targets_and_unknown_labels_are_understood():
     assert split_vertically(unknown)[0].labels[5] == -1
 
 
+def test_floats_that_are_not_class_numbers_are_numbers_to_predict():
+    data = random_data()
+    data.y = torch.linspace(-3, 4, 60, dtype=torch.float32)
+    data.y[7] = float("nan")
+    party = split_vertically(data)[0]
+    assert (party.labels.dtype, party.classes) == (np.float64, ())
+    np.testing.assert_array_equal(party.labels, data.y.double().numpy())
+    data.y = torch.arange(60).float() % 3  # whole numbers are classes, as torch's losses for two classes want them
+    assert split_vertically(data)[0].classes == ("0", "1", "2")
+
+
 def test_a_column_of_edge_attributes_is_the_weight():
     data = random_data(directed=True)
     data.edge_attr = torch.full((400, 1), 2.0)
@@ -174,8 +185,8 @@ def test_a_column_of_edge_attributes_is_the_weight():
     [
         ("x", None, "no x"),
         ("x", torch.ones(60), "one row per node"),
-        ("y", torch.full((60,), 0.5), "not class numbers"),
-        ("y", torch.full((60,), float("nan")), "not class numbers"),
+        ("y", torch.full((60, 2), 0.5), "not class numbers"),
+        ("y", torch.full((60,), float("inf")), "is infinite"),
         ("train_mask", torch.ones(60, 2, dtype=torch.bool), "several splits"),
         ("val_mask", torch.arange(60) < 5, "two splits"),
         ("edge_weight", torch.ones(7), "7 values in edge_weight"),
@@ -283,6 +294,14 @@ def test_fractions_that_leave_something_out_leave_it_unused():
 def test_multilabel_nodes_are_split_together_and_only_where_all_labels_are_known():
     labels = np.zeros((100, 3), int)
     labels[:20, 1] = -1
+    splits = draw_splits_by_fraction(labels, (0.5, 0.25, 0.25), seed=0)
+    assert [len(splits.train), len(splits.validation), len(splits.test)] == [40, 20, 20]
+    assert np.concatenate([splits.train, splits.validation, splits.test]).min() >= 20
+
+
+def test_nodes_with_a_number_are_split_as_one_group_and_only_where_it_is_known():
+    labels = np.linspace(-1, 1, 100)
+    labels[:20] = np.nan
     splits = draw_splits_by_fraction(labels, (0.5, 0.25, 0.25), seed=0)
     assert [len(splits.train), len(splits.validation), len(splits.test)] == [40, 20, 20]
     assert np.concatenate([splits.train, splits.validation, splits.test]).min() >= 20

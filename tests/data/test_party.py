@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch_geometric.utils import coalesce, remove_self_loops
 
 from glasu.data.graph import Graph
-from glasu.data.party import PartyData, Splits, have_labels
+from glasu.data.party import PartyData, Splits, have_labels, hide_labels, measure_labels
 from glasu.data.preprocessing import compact_features
 from glasu.errors import DataError
 
@@ -123,6 +123,44 @@ def test_nodes_count_as_labelled_where_every_label_is_known():
     assert have_labels(np.array([0, -1, 2])).tolist() == [True, False, True]
     assert have_labels(np.array([[0, 1], [-1, 1], [-1, -1]])).tolist() == [True, False, False]
     assert have_labels(np.empty((0, 4), int)).shape == (0,)
+    assert have_labels(np.array([-1.0, np.nan, 0.0])).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "said"),
+    [
+        (np.array([0.0, 1.0, 0.0]), ("x", "y"), "classes need integers"),
+        (np.zeros((3, 2)), (), "one float per node and no classes"),
+        (np.array([1.0, -np.inf, np.nan]), (), "the label of node 1 is infinite or beyond 1e.100; use another"),
+        (np.array([np.nan, 1.0, 2e100]), (), "the label of node 2 is infinite or beyond 1e.100"),
+        (np.array([1.0, 2.0]), (), "2 labels for 3 nodes"),
+    ],
+)
+def test_numbers_to_predict_are_one_finite_float_per_node(labels, classes, said):
+    with pytest.raises(DataError, match=said):
+        party(labels=labels, classes=classes)
+
+
+def test_numbers_to_predict_become_doubles_and_change_the_digest():
+    single, double = (party(labels=np.array([0.5, 2, np.nan], kind)) for kind in (np.float32, np.float64))
+    assert single.labels.dtype == np.float64
+    assert single.data_digest() == double.data_digest()
+    assert single.data_digest() != party(labels=np.array([0.5, 3, np.nan])).data_digest()
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50))
+def test_the_scale_of_labels_is_numpys_mean_and_deviation(labels):
+    mean, deviation = measure_labels(np.array(labels))
+    assert mean == pytest.approx(np.mean(labels), rel=1e-9, abs=1e-9)
+    assert deviation == pytest.approx(np.std(labels) or 1.0, rel=1e-6, abs=1e-6) or np.std(labels) < 1e-6
+
+
+def test_hidden_labels_are_unknown_and_the_others_stay():
+    for labels in (np.array([2, 1, 0]), np.array([0.5, 1.5, 2.5]), np.array([[0, 1], [1, 0], [1, 1]])):
+        hidden = hide_labels(labels, np.array([1]))
+        assert have_labels(hidden).tolist() == [True, False, True]
+        np.testing.assert_array_equal(hidden[[0, 2]], labels[[0, 2]])
 
 
 def test_restricting_renumbers_the_nodes_in_the_order_given():

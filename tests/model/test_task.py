@@ -2,19 +2,34 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score, log_loss
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    log_loss,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+)
+from sklearn.utils.class_weight import compute_class_weight
 
 from glasu import registry
 from glasu.config import TrainConfig
+from glasu.errors import ConfigError
 from glasu.model.task import TASKS, Multiclass, Task, task_of
 from glasu.protocol.client import Client
 from glasu.timing import Stopwatch
-from support.tiny import settings, tiny_parties
+from support.tiny import settings as tiny_settings
+from support.tiny import tiny_parties
 
 
 def evaluate(probabilities: np.ndarray, labels: np.ndarray, task: str) -> dict[str, float]:
@@ -103,7 +118,7 @@ def test_a_probability_of_zero_costs_much_but_not_infinitely_much():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_without_labelled_nodes_no_score_is_a_number(task):
-    labels = np.full((2, 3), -1) if task == "multilabel" else np.full(2, -1)
+    labels = TASKS[task]().unknown_labels(2, "abc")
     scores = evaluate(np.full((2, 3), 0.5), labels, task)
     assert list(scores) == [metric.name for metric in TASKS[task].metrics]
     assert all(math.isnan(value) for value in scores.values())
@@ -122,9 +137,25 @@ def test_the_score_that_selects_the_model_is_among_those_computed(task):
 # The conformance suite: every task passes it.
 
 
-def labels_of(task: Task, nodes: int = 40, classes: int = 4) -> np.ndarray:
-    draw = random_multiclass if task.accepts(np.zeros(1, np.int64)) else random_multilabel
-    return draw(0, nodes, classes)[1]
+LABELS = {
+    "multiclass": random_multiclass(0, 40, 4)[1],
+    "multilabel": random_multilabel(0, 40, 4)[1],
+    "binary": random_multiclass(0, 40, 2)[1],
+    "regression": np.random.default_rng(0).normal(5e6, 1e3, 40),
+}
+CLASSES = {"multiclass": "abcd", "multilabel": "abcd", "binary": "ab", "regression": ""}
+
+
+def fit(name: str, **train: Any) -> Task:
+    """Return a task that has seen its labels."""
+    task = TASKS[name]()
+    task.fit(LABELS[name], CLASSES[name], TrainConfig(task=name, **train))
+    return task
+
+
+def random_logits(name: str, nodes: int = 40, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(nodes, TASKS[name]().head_width(CLASSES[name]), dtype=torch.float64, generator=generator)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -134,11 +165,10 @@ def test_the_config_names_the_task(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_gradient_at_the_logits_is_that_of_the_loss(name):
-    task = TASKS[name]()
-    labels = task.label_tensor(labels_of(task), torch.float64)
-    logits = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    task, logits = fit(name), random_logits(name)
+    labels = task.label_tensor(LABELS[name], torch.float64)
     _, gradient = task.loss_and_gradient(logits, labels)
-    for row, column in ((0, 0), (7, 3)):
+    for row, column in ((0, 0), (7, logits.shape[1] - 1)):
         step = torch.zeros_like(logits)
         step[row, column] = 1e-6
         rise = task.loss_and_gradient(logits + step, labels)[0] - task.loss_and_gradient(logits - step, labels)[0]
@@ -151,7 +181,8 @@ def test_the_gradient_at_the_logits_is_that_of_the_loss(name):
 def test_scores_of_a_model_and_their_mean_pass_the_check(name, classes, dtype):
     task = TASKS[name]()
     generator = torch.Generator().manual_seed(0)
-    scores = [task.scores(30 * torch.randn(200, classes, dtype=dtype, generator=generator)).numpy() for _ in range(3)]
+    shape = 200, task.head_width(["class"] * classes)
+    scores = [task.scores(300 * torch.randn(shape, dtype=dtype, generator=generator)).numpy() for _ in range(3)]
     mean = (scores[0] + scores[1] + scores[2]) / np.asarray(3, scores[0].dtype)
     assert not [error for each in (*scores, mean) if (error := task.find_score_error(each))]
 
@@ -160,9 +191,10 @@ def test_scores_of_a_model_and_their_mean_pass_the_check(name, classes, dtype):
 @pytest.mark.parametrize("name", TASKS)
 def test_scores_out_of_range_are_found(name, value):
     task = TASKS[name]()
-    scores = task.scores(torch.zeros(5, 4)).numpy()
-    scores[3, 1] = value
-    assert "expected values in 0..1" in task.find_score_error(scores)
+    scores = task.scores(torch.zeros(5, task.head_width(CLASSES[name]))).numpy()
+    bounds, factor = ("-100..100", 100) if name == "regression" else ("0..1", 1)
+    scores[3, -1] = -1.01 * factor if value == -1e-6 and name == "regression" else factor * value
+    assert f"expected values in {bounds}, got" in task.find_score_error(scores)
 
 
 def test_rows_that_do_not_sum_to_one_are_found_for_one_class_per_node_only():
@@ -179,11 +211,170 @@ def test_an_empty_array_of_scores_is_correct(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_unknown_labels_have_the_form_of_the_task_and_nothing_can_be_learned_from_them(name):
     task = TASKS[name]()
-    labels = task.unknown_labels(6, ("a", "b", "c"))
-    assert task.accepts(labels)
+    labels = task.unknown_labels(6, CLASSES[name])
+    assert task.accepts(labels, CLASSES[name])
     assert len(task.training_examples(labels, np.arange(6))) == 0
     labels[2:4] = 1
     assert task.training_examples(labels, np.array([1, 2, 5])).tolist() == [2]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_accepts_its_own_labels_only(name):
+    fitting = [other for other in TASKS if TASKS[name]().accepts(LABELS[other], CLASSES[other])]
+    assert fitting == (["multiclass", "binary"] if name == "multiclass" else [name])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_scores_in_a_message_have_the_stated_width(name):
+    task = TASKS[name]()
+    assert task.scores(random_logits(name)).shape == (40, task.num_scores(len(CLASSES[name])))
+
+
+# Class weights.
+
+WEIGHTS = {"none": np.ones(4), "balanced": None, (1.0, 2.0, 0.5, 4.0): np.array([1.0, 2.0, 0.5, 4.0])}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+def test_the_weighted_loss_of_all_training_labels_is_that_of_torch(weights):
+    logits, labels = random_logits("multiclass").requires_grad_(), torch.from_numpy(LABELS["multiclass"])
+    given = WEIGHTS[weights]
+    if given is None:
+        given = compute_class_weight("balanced", classes=np.arange(4), y=labels.numpy())
+    expected = torch.nn.functional.cross_entropy(logits, labels, torch.from_numpy(given))
+    expected.backward()
+    loss, gradient = fit("multiclass", class_weights=weights).loss_and_gradient(logits.detach(), labels)
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("weights", ["none", "balanced", (1.0, 3.0), (10.0, 30.0)], ids=str)
+def test_the_binary_loss_is_that_of_torch_with_a_weight_of_the_positive_class(weights):
+    logits, labels = random_logits("binary").requires_grad_(), torch.from_numpy(LABELS["binary"])
+    positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
+    pos_weight = {"none": 1.0, "balanced": negative / positive}.get(weights, 3.0)
+    mean_weight = (negative + pos_weight * positive) / len(labels)  # GLASU divides by it, so the step size stays
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits[:, 0], labels.double(), pos_weight=torch.tensor(pos_weight, dtype=torch.float64)
+    )
+    (expected / mean_weight).backward()
+    loss, gradient = fit("binary", class_weights=weights).loss_and_gradient(logits.detach(), labels)
+    assert loss == pytest.approx(expected.item() / mean_weight, rel=1e-12)
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_weighted_losses_of_batches_have_the_mean_of_the_whole():
+    task, logits, labels = fit("binary", class_weights="balanced"), random_logits("binary"), LABELS["binary"]
+    labels = task.label_tensor(labels, torch.float64)
+    parts = [task.loss_and_gradient(logits[rows], labels[rows])[0] for rows in torch.arange(40).split(10)]
+    assert np.mean(parts) == pytest.approx(task.loss_and_gradient(logits, labels)[0], rel=1e-12)
+
+
+def test_a_class_without_training_labels_has_no_share_in_the_balance():
+    task = TASKS["multiclass"]()
+    task.fit(np.array([0, 0, 0, 2]), "abc", TrainConfig(class_weights="balanced"))
+    assert task.weights.tolist() == pytest.approx([2 / 3, 0, 2])
+
+
+def test_class_weights_need_one_number_per_class():
+    with pytest.raises(
+        ConfigError, match=r"train.class_weights=\[1.0, 2.0\]: there are 4 classes; give one weight per"
+    ):
+        fit("multiclass", class_weights=(1.0, 2.0))
+
+
+# Regression.
+
+
+def test_the_loss_of_numbers_is_the_squared_error_of_standardised_labels_in_any_unit():
+    logits, labels = random_logits("regression").requires_grad_(), LABELS["regression"]
+    expected = torch.nn.functional.mse_loss(logits[:, 0], torch.from_numpy((labels - labels.mean()) / labels.std()))
+    expected.backward()
+    for factor in (1.0, 1e-9, -1e12):
+        task = TASKS["regression"]()
+        task.fit(factor * labels, (), TrainConfig())
+        sign = math.copysign(1.0, factor)
+        own = task.label_tensor(factor * labels, torch.float64)
+        loss, gradient = task.loss_and_gradient(sign * logits.detach(), own)
+        assert loss == pytest.approx(expected.item(), rel=1e-9)
+        torch.testing.assert_close(sign * gradient, logits.grad, rtol=1e-8, atol=1e-12)
+
+
+def test_predicted_numbers_are_in_the_unit_of_the_labels():
+    task, labels = fit("regression"), LABELS["regression"]
+    standardized = task.label_tensor(labels, torch.float32)[:, None]
+    assert standardized.mean().abs() < 1e-6
+    converted = task.convert_scores(task.scores(standardized).numpy())
+    np.testing.assert_allclose(converted[:, 0], labels, rtol=1e-9)
+    assert task.columns(converted, ()).keys() == {"prediction"}
+    np.testing.assert_array_equal(task.predict(converted, ()), converted[:, 0])
+
+
+def test_a_constant_label_is_not_divided_by_zero():
+    task = TASKS["regression"]()
+    task.fit(np.full(4, 7.0), (), TrainConfig())
+    assert task.label_tensor(np.full(4, 7.0), torch.float64).tolist() == [0, 0, 0, 0]
+
+
+def test_a_prediction_is_cut_at_100_deviations_and_a_diverged_one_stays_visible():
+    logits = torch.tensor([[5e4], [-1e9], [3.0], [math.inf], [math.nan]])
+    assert TASKS["regression"]().scores(logits)[:3, 0].tolist() == [100, -100, 3]
+    assert not TASKS["regression"]().scores(logits)[3:].isfinite().any()
+
+
+# Metrics of rankings and numbers, against scikit-learn.
+
+FEW = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.50001, 1.0])  # so that ties occur
+RANKED = st.lists(st.tuples(st.booleans(), FEW | st.floats(0, 1)), min_size=1, max_size=40)
+NUMBERS = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(RANKED)
+def test_rankings_are_measured_as_sklearn_does(rows):
+    labels, positive = np.array([int(label) for label, _ in rows]), np.array([score for _, score in rows])
+    scores = np.stack([1 - positive, positive], axis=1)
+    found = evaluate(scores, labels, "binary")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one class only
+        area = roc_auc_score(labels, positive) if 0 < labels.mean() < 1 else math.nan
+        precision = average_precision_score(labels, positive)
+    said = scores.argmax(axis=1)
+    assert found["roc_auc"] == pytest.approx(area, abs=1e-12, nan_ok=True)
+    assert found["average_precision"] == pytest.approx(precision, abs=1e-12)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, said), abs=1e-12)
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-12)
+    assert list(found) == [metric.name for metric in TASKS["binary"].metrics]
+
+
+@settings(deadline=None)
+@given(NUMBERS)
+def test_numbers_are_measured_as_sklearn_does(rows):
+    labels, predicted = (np.array(column) for column in zip(*rows, strict=True))
+    found = evaluate(predicted[:, None], labels, "regression")
+    assert found["mse"] == pytest.approx(mean_squared_error(labels, predicted), rel=1e-12)
+    expected = r2_score(labels, predicted) if len(labels) > 1 else math.nan
+    assert found["r2"] == pytest.approx(expected, rel=1e-12, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize(("predicted", "r2"), [([3.0, 3.0], 1.0), ([3.0, 4.0], 0.0)])
+def test_of_equal_labels_r2_is_that_of_sklearn(predicted, r2):
+    assert r2_score([3.0, 3.0], predicted) == r2
+    assert evaluate(np.array(predicted)[:, None], np.array([3.0, 3.0]), "regression")["r2"] == r2
+
+
+def test_where_the_selecting_score_is_undefined_the_lowest_loss_selects():
+    binary, regression = TASKS["binary"](), TASKS["regression"]()
+    assert binary.selection_score({"roc_auc": 0.7, "loss": 0.2}) == 0.7
+    assert binary.selection_score({"roc_auc": math.nan, "loss": 0.2}) == -0.2
+    assert regression.selection_score({"r2": math.nan, "mse": 3.0}) == -3.0
+    assert math.isnan(binary.selection_score({"roc_auc": math.nan, "loss": math.nan}))
+
+
+def test_a_table_of_binary_predictions_has_both_classes():
+    columns = TASKS["binary"]().columns(np.array([[0.25, 0.75], [0.5, 0.5]]), ("no", "yes"))
+    assert columns["prediction"] == ["yes", "no"]
+    assert list(columns) == ["prediction", "p_no", "p_yes"]
 
 
 def test_a_table_of_predictions_names_the_classes():
@@ -209,7 +400,7 @@ def test_the_task_decides_the_width_of_the_head():
     registry.register("task", "rejecting", Rejecting)
     party = tiny_parties(1)[0]
     widths = [
-        Client(settings(task=task), party, index=0, names=["a"], watch=Stopwatch(time.perf_counter))
+        Client(tiny_settings(task=task), party, index=0, names=["a"], watch=Stopwatch(time.perf_counter))
         .learner.weights()["classifier.bias"]
         .shape
         for task in ("multiclass", "rejecting")

@@ -52,13 +52,13 @@ def test_who_asks_receives_what_one_process_predicts_and_the_others_nothing(keys
     nodes = np.unique(ASKED)
     expected = model.predict_proba(cluster.parties, nodes)
     assert found["b"].nodes.tolist() == ASKED.tolist()
-    assert np.array_equal(found["b"].probabilities, expected[np.searchsorted(nodes, ASKED)])
+    assert np.array_equal(found["b"].scores, expected[np.searchsorted(nodes, ASKED)])
     rows = read(tmp_path / "b" / "predictions.csv")
     assert [int(row["id"]) for row in rows] == ASKED.tolist()
     assert rows[0]["prediction"] == max((float(rows[0][f"p_{name}"]), name) for name in model.classes)[1]
     for name in "ac":
         assert found[name].file is None
-        assert found[name].probabilities.shape[0] == 0
+        assert found[name].scores.shape[0] == 0
         assert not (tmp_path / name / "predictions.csv").exists()
     assert served.nodes == 3
 
@@ -80,8 +80,8 @@ def test_each_of_several_who_ask_receives_its_own_nodes(kits, tmp_path):
     _, found = cluster.predict(a=np.array([1, 2]), c=np.array([23, 2, 0]))
     union = np.array([0, 1, 2, 23])
     expected = dict(zip(union.tolist(), model.predict_proba(cluster.parties, union), strict=True))
-    assert np.array_equal(found["a"].probabilities, [expected[node] for node in (1, 2)])
-    assert np.array_equal(found["c"].probabilities, [expected[node] for node in (23, 2, 0)])
+    assert np.array_equal(found["a"].scores, [expected[node] for node in (1, 2)])
+    assert np.array_equal(found["c"].scores, [expected[node] for node in (23, 2, 0)])
     assert found["b"].file is None
 
 
@@ -115,7 +115,7 @@ def test_a_server_that_dies_before_its_goodbye_costs_nobody_the_predictions(kits
     roles = {name: cluster.predict_with(name, ASKED if name == "b" else NOBODY, wait=1.0) for name in "abc"}
     found = {name: role.outcome() for name, role in roles.items()}
     assert isinstance(server.error(), Killed)
-    assert np.array_equal(found["b"].probabilities[1], model.predict_proba(cluster.parties, ASKED[1:2])[0])
+    assert np.array_equal(found["b"].scores[1], model.predict_proba(cluster.parties, ASKED[1:2])[0])
     assert len(read(found["b"].file)) == len(ASKED)
     for name in "abc":
         assert cluster.lines[name][-1].endswith("The results of this party are complete.")
@@ -143,8 +143,8 @@ def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path):
     _, found = cluster.predict(a=asked, b=np.array([1]))
     nodes = np.union1d(asked, [1])
     expected = model.predict_proba(cluster.parties, nodes)
-    assert np.array_equal(found["a"].probabilities, expected[np.isin(nodes, asked)])
-    assert np.array_equal(found["b"].probabilities, expected[nodes == 1])
+    assert np.array_equal(found["a"].scores, expected[np.isin(nodes, asked)])
+    assert np.array_equal(found["b"].scores, expected[nodes == 1])
 
 
 def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path):
@@ -153,11 +153,11 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     nodes = np.union1d(ASKED, [0])
     assert found["b"].nodes.tolist() == [0, *np.unique(ASKED)]
     expected = model.predict_proba(cluster.parties, nodes)
-    assert np.array_equal(found["b"].probabilities, expected[np.searchsorted(nodes, found["b"].nodes)])
+    assert np.array_equal(found["b"].scores, expected[np.searchsorted(nodes, found["b"].nodes)])
     for name in "ac":
         assert found[name].file is None
-        assert found[name].probabilities.size == 0
-    assert any("party 'b' has the labels and receives the class probabilities" in line for line in cluster.lines["a"])
+        assert found[name].scores.size == 0
+    assert any("party 'b' has the labels and receives the predictions" in line for line in cluster.lines["a"])
 
 
 def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):
@@ -218,7 +218,7 @@ def test_a_party_that_dies_in_the_middle_is_awaited_and_all_predict_once_more(ki
     cluster.until("a", "b: the connection ended")
     asked = np.array([4])  # the request may be another one now
     found = cluster.predict_with("b", asked).outcome()
-    assert np.array_equal(found.probabilities, model.predict_proba(cluster.parties, asked))
+    assert np.array_equal(found.scores, model.predict_proba(cluster.parties, asked))
     for role in (server, *others):
         role.outcome()
     assert len(runs) == 2  # the messages of the two attempts have different keys
@@ -244,7 +244,7 @@ def test_predictions_can_be_made_again_and_again(kits, tmp_path):
     cluster, _ = trained(kits, tmp_path)
     _, first = cluster.predict(b=ASKED)
     _, second = cluster.predict(b=ASKED)
-    assert np.array_equal(first["b"].probabilities, second["b"].probabilities)
+    assert np.array_equal(first["b"].scores, second["b"].scores)
 
 
 def test_without_a_finished_training_there_is_nothing_to_predict_with(kits, tmp_path):
@@ -391,5 +391,5 @@ def test_a_prediction_that_waits_drops_the_sender_of_an_invalid_message_and_cont
     again = cluster.predict_with("b", ASKED)
     expected = model.predict_proba(cluster.parties, ASKED)
     for role in (a, again, c):
-        assert np.array_equal(role.outcome().probabilities, expected)
+        assert np.array_equal(role.outcome().scores, expected)
     server.outcome()

@@ -27,7 +27,7 @@ PRECISIONS = ["fp32", "fp64", "bf16", "int8"]
 def shapes_of(num_nodes: int = 100, prefetch: int = 3, steps: int = 4, widening: int = 1, precision: str = "fp32"):
     return Limits(
         num_nodes=num_nodes,
-        num_classes=3,
+        num_scores=3,
         hidden=HIDDEN,
         joint_width=HIDDEN * widening,
         num_local_steps=steps,
@@ -155,7 +155,7 @@ def test_the_limits_of_a_run_follow_its_settings():
     counts = {item.name: getattr(found, item.name) for item in dataclasses.fields(found) if item.name != "encodings"}
     assert counts == {
         "num_nodes": 24,
-        "num_classes": 3,
+        "num_scores": 3,
         "hidden": 7,
         "joint_width": 28,
         "num_local_steps": 5,

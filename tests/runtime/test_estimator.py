@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.base import clone, is_classifier
+from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score, r2_score
 from torch_geometric.nn import SAGEConv
 
 import glasu
 from glasu.errors import ConfigError
-from glasu.runtime.estimator import GLASUClassifier
+from glasu.runtime.estimator import GLASUClassifier, GLASURegressor
 from support.monolith import settings, tiny_parties
 
 QUICK = {"hidden": 8, "num_rounds": 4, "num_local_steps": 2, "learning_rate": 0.05}
@@ -140,3 +141,31 @@ def test_a_multilabel_task_predicts_zeros_and_ones_and_scores_micro_f1():
     nodes = parties[0].splits.test
     hits = (guess & labels)[nodes].sum()
     assert model.score(parties) == pytest.approx(2 * hits / (guess[nodes].sum() + labels[nodes].sum()))
+
+
+def test_a_binary_task_predicts_class_names_and_scores_accuracy():
+    parties = tiny_parties(num_nodes=60, task="binary")
+    model = GLASUClassifier(config=settings(task="binary"), **QUICK).fit(parties)
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert model.predict_proba(parties).shape == (60, 2)
+    nodes = parties[0].splits.test
+    truth = model.classes_[parties[0].labels[nodes]]
+    assert model.score(parties) == pytest.approx(accuracy_score(truth, model.predict(parties, nodes)))
+
+
+def test_a_regressor_predicts_numbers_and_scores_r2():
+    parties = tiny_parties(num_nodes=60, task="regression")
+    model = GLASURegressor(**QUICK)
+    assert is_regressor(model)
+    assert not is_classifier(model)
+    assert clone(model).get_params() == model.get_params()
+    with pytest.raises(NotFittedError):
+        model.predict(parties)
+    assert model.fit(parties) is model
+    nodes = parties[0].splits.test
+    predicted = model.predict(parties, nodes)
+    assert predicted.shape == nodes.shape
+    assert model.score(parties) == pytest.approx(r2_score(parties[0].labels[nodes], predicted), abs=1e-9)
+    assert model.score(parties) == pytest.approx(model.report_.test.r2, abs=1e-9)
+    with pytest.raises(ConfigError, match="has no class probabilities; call predict"):
+        model.model_.predict_proba(parties)

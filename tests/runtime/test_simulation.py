@@ -452,7 +452,9 @@ def test_what_are_no_parties_is_refused_with_how_to_make_them(things):
 
 
 def test_a_task_that_does_not_fit_is_refused_before_anything_is_sent():
-    with pytest.raises(ConfigError, match=r'train\.task="multilabel": party .a. has one label per node'):
+    with pytest.raises(
+        ConfigError, match=r'train\.task="multilabel": party .a. must have .*, but has one class per node'
+    ):
         simulate(tiny_parties(), settings(task="multilabel"))
     with pytest.raises(ConfigError, match=r'set train\.task = "multiclass"'):
         simulate(tiny_parties(owner="b"), settings(task="multilabel", labels="b"))
@@ -516,7 +518,7 @@ def test_a_sum_that_is_not_finite_is_not_sent_on(kind, keys, values, found):
 
 
 def test_a_clients_time_is_that_between_messages_by_what_it_does():
-    now, calls = [0.0], dict.fromkeys(("step", "blocks", "probabilities"), 0)
+    now, calls = [0.0], dict.fromkeys(("step", "blocks", "scores"), 0)
 
     def take(owner, name, seconds):
         method = getattr(owner, name)
@@ -533,7 +535,7 @@ def test_a_clients_time_is_that_between_messages_by_what_it_does():
     for client in clients:
         take(client.learner, "step", 1)
         take(client.learner.sampler, "blocks", 100)
-        take(client.learner, "probabilities", 10_000)
+        take(client.learner, "scores", 10_000)
     watch = Stopwatch(lambda: now[0])
     run_roles(clients, make_server(config, clients), watch=watch)
     seconds = Counter()
@@ -542,7 +544,7 @@ def test_a_clients_time_is_that_between_messages_by_what_it_does():
     assert min(calls.values()) > 0
     assert seconds["compute"] == calls["step"]
     assert seconds["sampling"] == 100 * calls["blocks"]
-    assert seconds["evaluation"] == 10_000 * calls["probabilities"]
+    assert seconds["evaluation"] == 10_000 * calls["scores"]
     assert watch.seconds["communication"] == 0
 
 

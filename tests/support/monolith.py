@@ -71,7 +71,9 @@ class Monolith:
         self.X = [_dense(party.features) * config.model.input_scale for party in parties]
         labelled = next(party for party in parties if party.labels is not None)
         self.y = torch.from_numpy(labelled.labels)
-        self.train_nodes = torch.from_numpy(labelled.splits.train)
+        y = labelled.labels[labelled.splits.train]
+        unknown = np.isnan(y) if config.train.task == "regression" else y < 0
+        self.train_nodes = torch.from_numpy(labelled.splits.train[~unknown.reshape(len(y), -1).any(axis=1)])
 
     def start(self, m: int) -> tuple[Tensor, Tensor | None]:
         """Return H_m[0] and, for gcnii, H_m^0."""
@@ -139,6 +141,13 @@ class Monolith:
         if self.config.train.task == "multilabel":
             p = logits.sigmoid()
             return -torch.where(y == 1, p, 1 - p).log().mean()
+        if self.config.train.task == "regression":
+            return ((logits[:, 0] - (y - y.mean()) / y.std(correction=0)) ** 2).mean()
+        if self.config.train.task == "binary":
+            positive = y.double().mean()
+            balanced = torch.where(y == 1, 0.5 / positive, 0.5 / (1 - positive))
+            weights = balanced if self.config.train.class_weights == "balanced" else torch.ones_like(balanced)
+            return -(weights * torch.nn.functional.logsigmoid(torch.where(y == 1, 1, -1) * logits[:, 0])).mean()
         return -logits.log_softmax(dim=1)[torch.arange(len(y)), y].mean()
 
     def losses(self) -> dict[int, Tensor]:

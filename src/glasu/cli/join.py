@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NO_FILE,
         metavar="IDS",
-        help="after the training: request class probabilities of the ids in this .csv or .parquet file; without a "
+        help="after the training: request predictions for the ids in this .csv or .parquet file; without a "
         "file, only help the others to predict",
     )
     add_party_options(parser)
@@ -108,6 +108,6 @@ def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Na
     file = None if predicted.file is None else str(predicted.file)
     log.write_finished(options.out / "prediction.json", predictions=file)
     if file is None:
-        print(f"{party.name}: the prediction is finished; this party received no class probabilities.")
+        print(f"{party.name}: the prediction is finished; this party received no predictions.")
     else:
         print(f"{file}: {len(predicted.nodes)} nodes")

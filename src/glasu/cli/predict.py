@@ -1,4 +1,4 @@
-"""glasu predict: predict the class of every common node with a trained model.
+"""glasu predict: predict the class, or the number, of every common node with a trained model.
 
 It runs exact joint inference of all parties in one process. The columns are id, prediction, and p_<class> per class.
 """
@@ -48,6 +48,6 @@ def run(args: argparse.Namespace) -> None:
             "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
         )
     parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
-    probabilities = model.predict_proba(parties, party=args.party)
-    write_predictions(args.out, parties[0].ids, probabilities, model.classes, model.config.train)
-    print(f"{args.out}: {len(probabilities)} nodes, {len(model.classes)} classes")
+    scores = model.scores(parties, party=args.party)
+    write_predictions(args.out, parties[0].ids, scores, model.classes, model.config.train)
+    print(f"{args.out}: {len(scores)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))

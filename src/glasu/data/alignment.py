@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu import registry
-from glasu.data.party import PartyData, have_labels
+from glasu.data.party import Labels, PartyData, have_labels
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         raise DataError(
             f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
         )
-    _check_label_form(party.labels, task, where)
+    _check_label_form(party.labels, party.classes, task, where)
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
     train_labels = party.labels[party.splits.train]
@@ -91,7 +91,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
     assert first.splits is not None
     for what, same in (
         ("classes", party.classes == first.classes),
-        ("labels", np.array_equal(party.labels, first.labels)),
+        ("labels", np.array_equal(party.labels, first.labels, equal_nan=True)),
         ("splits", party.splits.digest() == first.splits.digest()),
     ):
         if not same:
@@ -100,20 +100,19 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             )
 
 
-def _check_label_form(labels: NDArray[np.int64], task: str, where: str) -> None:
+def _check_label_form(labels: Labels, classes: Sequence[str], task: str, where: str) -> None:
     """Refuse labels in a form that the task does not accept, and name a task that accepts them."""
-    if registry.load("task", task)().accepts(labels):
+    own = registry.load("task", task)()
+    if own.accepts(labels, classes):
         return
+    problem = f'train.task="{task}": {where} must have {own.label_form}, but'
     for name in registry.choices("task"):
         other = registry.load("task", name)()
-        if other.accepts(labels):
-            raise ConfigError(
-                f'train.task="{task}": {where} has {other.label_form} per node; set train.task = "{name}".'
-            )
-    raise ConfigError(
-        f'train.task="{task}": {where} must have {registry.load("task", task).label_form} per node, but its labels '
-        f"have the shape {labels.shape}."
-    )
+        if other.accepts(labels, classes):
+            count = f", of {len(classes)} classes" if classes else ""
+            remedy = f'set train.task = "{name}"{f", {own.label_remedy}" if own.label_remedy else ""}'
+            raise ConfigError(f"{problem} has {other.label_form}{count}; {remedy}.")
+    raise ConfigError(f"{problem} its labels have the shape {labels.shape}.")
 
 
 def _find_rows(

@@ -16,7 +16,7 @@ import tomli_w
 from glasu.data.cache.parties import read_files
 from glasu.data.cache.store import Cache
 from glasu.data.graph import Graph
-from glasu.data.party import MISSING_REMEDY, SPLITS, PartyData, Splits
+from glasu.data.party import MISSING_REMEDY, SPLITS, Labels, PartyData, Splits
 from glasu.data.table_errors import Faults
 from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
 from glasu.errors import DataError
@@ -42,6 +42,7 @@ class PartyManifest:
     target: str = "target"
     weight: str | None = None
     label: str | tuple[str, ...] | None = None  # several: one 0/1 column per class
+    label_type: Literal["class", "number"] | None = None  # None: class
     split: str | None = None
     classes: tuple[str, ...] | None = None  # in the order of the label numbers; None: sorted names
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
@@ -52,6 +53,8 @@ class PartyManifest:
     def __post_init__(self) -> None:
         if self.schema != PARTY_SCHEMA:
             raise DataError(f"schema={self.schema}: this version reads schema {PARTY_SCHEMA}; update GLASU.")
+        if self.label_type == "number" and (not isinstance(self.label, str) or self.classes is not None):
+            raise DataError('label_type="number": needs one column in label, and no classes.')
 
 
 def write_party(party: PartyData, folder: str | Path, file_format: Literal["parquet", "csv"] = "parquet") -> None:
@@ -195,6 +198,7 @@ def _make_manifest(party: PartyData, file_format: str) -> PartyManifest:
         id=free("id"),
         weight=None if party.graph.weights is None else "weight",
         label=None if party.labels is None else label,
+        label_type="number" if party.labels is not None and party.labels.dtype.kind == "f" else None,
         split=None if party.splits is None else free("split"),
         classes=party.classes or None,
         id_type="integer" if party.ids.dtype.kind == "i" else "string",
@@ -216,6 +220,8 @@ def _node_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     if labels is not None and isinstance(manifest.label, tuple):
         for name, values in zip(manifest.label, labels.T, strict=True):
             columns[name] = pa.array(values, pa.int8(), mask=values < 0)
+    elif labels is not None and isinstance(manifest.label, str) and manifest.label_type == "number":
+        columns[manifest.label] = pa.array(labels, pa.float64(), mask=np.isnan(labels))
     elif labels is not None and isinstance(manifest.label, str):
         columns[manifest.label] = pa.array(names[labels], pa.string(), mask=labels < 0)
     if party.splits is not None and manifest.split is not None:
@@ -288,11 +294,13 @@ def _replace_missing(nodes: Table, name: str, missing: Missing) -> NDArray[np.fl
     return np.where(absent, np.float32(mean), values)
 
 
-def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, tuple[str, ...]]:
     if manifest.label is None:
         return None, ()
     if isinstance(manifest.label, tuple):
         return _read_multilabels(nodes, manifest.label), manifest.classes or manifest.label
+    if manifest.label_type == "number":
+        return nodes.numbers(manifest.label, np.float64), ()
     names = nodes.strings(manifest.label)
     classes = manifest.classes or tuple(_sort_classes({name for name in names if name is not None}))
     number = {name: position for position, name in enumerate(classes)}

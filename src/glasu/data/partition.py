@@ -18,7 +18,7 @@ from glasu import registry
 from glasu.data.cache.arrays import Workspace, row_pieces
 from glasu.data.edge_division import assign_edges, divide_edges, draw_shares
 from glasu.data.graph import Graph, unite_graphs
-from glasu.data.party import CheckedArrays, PartyData, Splits
+from glasu.data.party import CheckedArrays, Labels, PartyData, Splits, have_labels
 from glasu.data.preprocessing import Features, compact_features, mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream, draw_distinct
@@ -251,9 +251,7 @@ def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
     return [party if has_all else replace(party, graph=union) for party, has_all in zip(parties, same, strict=True)]
 
 
-def draw_splits_per_class(
-    labels: NDArray[np.int64], per_class: int, num_validation: int, num_test: int, seed: int
-) -> Splits:
+def draw_splits_per_class(labels: Labels, per_class: int, num_validation: int, num_test: int, seed: int) -> Splits:
     """Draw `per_class` training nodes of each class, then validation and test nodes from the other labelled nodes."""
     rng = Stream(seed, "split").numpy()
     train = np.concatenate(
@@ -264,13 +262,14 @@ def draw_splits_per_class(
     return Splits(np.sort(train), np.sort(validation), np.sort(test))
 
 
-def draw_splits_by_fraction(labels: NDArray[np.int64], fractions: tuple[float, float, float], seed: int) -> Splits:
+def draw_splits_by_fraction(labels: Labels, fractions: tuple[float, float, float], seed: int) -> Splits:
     """Draw fractions of the labelled nodes for training, validation and test, class by class.
 
-    Every class with a labelled node gets at least one training node. Multi-label nodes are drawn as one class.
+    Every class with a labelled node gets at least one training node. Nodes with several labels, or with a number, are
+    drawn as one class.
     """
-    if labels.ndim == 2:
-        groups = [np.flatnonzero((labels >= 0).all(axis=1))]
+    if labels.ndim == 2 or labels.dtype.kind == "f":
+        groups = [np.flatnonzero(have_labels(labels))]
     else:
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels[labels >= 0])]
     rng = Stream(seed, "split").numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,8 @@ from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, mean_length
 from glasu.errors import DataError
 
+Labels = NDArray[np.int64] | NDArray[np.float64]  # class numbers, or numbers to predict
+MAX_LABEL = 1e100  # of numbers, so that squared errors stay finite
 SPLITS = ("train", "validation", "test")
 MISSING_REMEDY = (
     "fill it in, or choose a replacement: --missing zero or mean at `glasu join` and `glasu doctor`, "
@@ -65,8 +68,9 @@ class PartyData:
     ids: NDArray[np.int64] | NDArray[np.str_]  # one id per node, distinct, in the order common to all parties
     features: Features  # X_m, shape (N, d_m)
     graph: Graph  # E_m
-    labels: NDArray[np.int64] | None = None  # (N,), -1 if unknown; multi-label: (N, C) of 0 and 1
-    classes: tuple[str, ...] = ()
+    # (N,), -1 if unknown; multi-label: (N, C) of 0 and 1; numbers to predict: (N,) of floats, NaN if unknown
+    labels: Labels | None = None
+    classes: tuple[str, ...] = ()  # () for numbers
     splits: Splits | None = None
     feature_names: tuple[str, ...] = ()  # of the columns; () if they have none
     checked: CheckedArrays | None = field(default=None, repr=False)  # these arrays are not checked again
@@ -113,6 +117,9 @@ class PartyData:
         assert labels is not None
         if len(labels) != self.num_nodes:
             raise DataError(f"{where}: {len(labels)} labels for {self.num_nodes} nodes.")
+        if labels.dtype.kind == "f":
+            self._check_numbers(labels, where)
+            return
         if count < 2:
             raise DataError(f"{where}: labels of {count} class(es); a classifier needs at least two.")
         high = 1 if labels.ndim == 2 else count - 1
@@ -124,6 +131,20 @@ class PartyData:
                 f"{where}: the label of node {np.flatnonzero(wrong)[0]} is out of range; labels are 0..{high}, or -1 "
                 "if unknown."
             )
+
+    def _check_numbers(self, labels: Labels, where: str) -> None:
+        if self.classes or labels.ndim != 1:
+            raise DataError(
+                f"{where}: labels of shape {labels.shape} and type {labels.dtype} for {len(self.classes)} classes; "
+                "classes need integers, and numbers to predict need one float per node and no classes."
+            )
+        huge = np.flatnonzero(np.abs(labels) > MAX_LABEL)
+        if len(huge):
+            raise DataError(
+                f"{where}: the label of node {huge[0]} is infinite or beyond {MAX_LABEL:g}; use another unit, or NaN if "
+                "it is unknown."
+            )
+        object.__setattr__(self, "labels", labels.astype(np.float64, copy=False))
 
     def restrict(self, rows: NDArray[np.int64]) -> PartyData:
         """Return the party with only these nodes, in this order."""
@@ -207,9 +228,28 @@ def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
     return hashlib.sha256("\0".join(ids.tolist()).encode()).hexdigest()
 
 
-def have_labels(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def have_labels(labels: Labels) -> NDArray[np.bool_]:
     """Return a mask of the nodes whose labels are known; a multi-label node needs all of its labels."""
+    if labels.dtype.kind == "f":
+        return ~np.isnan(labels)
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).all(axis=1))
+
+
+def hide_labels(labels: Labels, nodes: NDArray[np.int64]) -> Labels:
+    """Return a copy of the labels in which those of the nodes are unknown."""
+    hidden = labels.copy()
+    hidden[nodes] = math.nan if labels.dtype.kind == "f" else -1
+    return hidden
+
+
+def measure_labels(labels: Labels) -> tuple[float, float]:
+    """Return mean and standard deviation of numeric labels; a deviation of 0 counts as 1.
+
+    The sums are exact, so that parties on different machines find the same bits.
+    """
+    mean = math.fsum(labels) / len(labels)
+    deviation = math.sqrt(math.fsum(np.square(labels - mean)) / len(labels))
+    return mean, deviation or 1.0
 
 
 def _convert_ids(ids: NDArray[np.generic]) -> NDArray[np.int64] | NDArray[np.str_]:

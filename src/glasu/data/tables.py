@@ -79,7 +79,9 @@ class Table:
             other = np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool)
             if other.any():
                 raise self.explain(
-                    name, other, "is not a number; features and weights must be numeric, so encode text first."
+                    name,
+                    other,
+                    "is not a number; features, weights and numeric labels are numbers, so encode text first.",
                 )
             column = pc.cast(column, kind)
         numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)

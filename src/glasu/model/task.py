@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.party import PartyData, have_labels
+from glasu.data.party import Labels, PartyData, have_labels, measure_labels
+from glasu.errors import ConfigError
 from glasu.model import kernels
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from glasu.config import TrainConfig
 
-ScoreRows = NDArray[Any]  # shape (n, C): one row per node, one column per output of the head
-Labels = NDArray[np.int64]
+ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
+# Bound of a standardised prediction that a client releases. Of 10,000 labels, none is further from their mean.
+MAX_DEVIATIONS = 100.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Metric:
     name: str  # in report.json
     title: str  # in tables and lines for people
     is_share: bool = True  # in 0..1, and shown as a percentage
+    can_be_undefined: bool = False  # NaN, although labels are known
 
     def format(self, value: float) -> str:
         """Format a value; NaN, which means no data, as a dash."""
@@ -49,6 +52,10 @@ ACCURACY, MACRO_F1, MICRO_F1 = (
     Metric("micro_f1", "micro F1"),
 )
 LOSS = Metric("loss", "loss", is_share=False)
+ROC_AUC = Metric("roc_auc", "ROC AUC", is_share=False, can_be_undefined=True)  # needs nodes of both classes
+AVERAGE_PRECISION = Metric("average_precision", "average precision", is_share=False)
+MSE = Metric("mse", "MSE", is_share=False)
+R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # needs two nodes
 
 
 class Task(ABC):
@@ -56,17 +63,27 @@ class Task(ABC):
 
     metrics: ClassVar[tuple[Metric, ...]]  # in the order of the message; reports list the first for every client
     selected_by: ClassVar[Metric]  # its greatest value on the validation nodes selects the model
-    label_form: ClassVar[str]  # for errors: "party 'a' has <label_form> per node"
+    falls_back_to: ClassVar[Metric] = LOSS  # its lowest value selects where `selected_by` is undefined
+    scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
+    label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
+    label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
+    scores_name: ClassVar[str] = "class probabilities"  # for errors
+    takes_class_weights: ClassVar[bool] = False  # whether `train.class_weights` has an effect
+    scale: Tensor | None = None  # mean and deviation of numeric labels; a client saves it with its weights
 
     # Labels and examples.
 
     @abstractmethod
-    def accepts(self, labels: Labels) -> bool:
-        """Return whether an array of labels has the form of this task."""
+    def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
+        """Return whether labels have the form of this task."""
+
+    def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
+        """Derive from the known training labels what the loss needs. A client with labels calls this once."""
+        return  # nothing, unless a task says otherwise
 
     @abstractmethod
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
-        """Return labels that are all unknown (-1). A prediction uses them in place of labels."""
+        """Return labels that are all unknown (-1 or NaN). A prediction uses them in place of labels."""
 
     def training_examples(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the examples of the training split that the task can learn from: those with a known label.
@@ -87,6 +104,10 @@ class Task(ABC):
         """Return the number of outputs of the classifier."""
         return len(classes)
 
+    def num_scores(self, num_classes: int) -> int:
+        """Return the number of scores of a node in a message."""
+        return num_classes
+
     def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
         """Return labels as `loss_and_gradient` needs them; `dtype` is the precision of the model."""
         import torch
@@ -101,7 +122,11 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
-        """Return the class probabilities that a client releases in place of its logits."""
+        """Return the scores that a client releases in place of its logits, for example class probabilities."""
+
+    def convert_scores(self, scores: ScoreRows) -> ScoreRows:
+        """Return the mean of released scores in the unit of the labels. Metrics and predictions use the result."""
+        return scores
 
     @abstractmethod
     def find_score_error(self, scores: ScoreRows) -> str:
@@ -112,7 +137,7 @@ class Task(ABC):
         """
 
     def evaluate(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
-        """Return the metrics, in the order of `metrics`; nodes with an unknown label (-1) do not count."""
+        """Return the metrics, in the order of `metrics`; nodes with an unknown label do not count."""
         known = have_labels(labels)
         if not known.any():
             return {metric.name: math.nan for metric in self.metrics}
@@ -121,6 +146,11 @@ class Task(ABC):
     @abstractmethod
     def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         """Return the metrics of one or more nodes with known labels."""
+
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
+        """Return the number whose greatest value selects the model; NaN if no validation node has a known label."""
+        score = metrics[self.selected_by.name]
+        return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
     # Predictions.
 
@@ -141,18 +171,32 @@ class Task(ABC):
 class Multiclass(Task):
     """Every node has one class: softmax and cross-entropy."""
 
-    metrics = (ACCURACY, MACRO_F1, LOSS)
+    metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, MACRO_F1, LOSS)
     selected_by = ACCURACY
-    label_form = "one label"
+    label_form = "one class per node"
+    takes_class_weights = True
+    weights: Tensor | None = None  # of the classes; their mean over the training labels is 1
 
-    def accepts(self, labels: Labels) -> bool:
-        return labels.ndim == 1
+    def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
+        return labels.ndim == 1 and labels.dtype.kind in "iu"
+
+    def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
+        import torch
+
+        if train.class_weights != "none":
+            self.weights = torch.from_numpy(_weigh_classes(train.class_weights, labels, len(classes)))
 
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+        """Return the mean of w[y] times the cross-entropy, and its gradient; w is 1 without `train.class_weights`."""
         import torch
 
         gradient = torch.empty_like(logits)
-        return float(kernels.cross_entropy(logits.numpy(), labels.numpy(), gradient.numpy())), gradient
+        loss = float(kernels.cross_entropy(logits.numpy(), labels.numpy(), gradient.numpy()))
+        if self.weights is None:
+            return loss, gradient
+        own = self.weights[labels].to(logits.dtype)
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return float((own * losses).mean()), gradient * own[:, None]
 
     def scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=1)
@@ -185,6 +229,35 @@ class Multiclass(Task):
         return [classes[index] for index in scores.argmax(axis=1)]
 
 
+class Binary(Multiclass):
+    """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
+
+    The logit is that of the second class, the positive one. This equals two logits of which the first is always 0, so
+    losses, scores and their checks are those of `Multiclass`.
+    """
+
+    metrics = (ROC_AUC, AVERAGE_PRECISION, ACCURACY, MACRO_F1, LOSS)
+    selected_by = ROC_AUC
+    label_form = "one of two classes per node"
+
+    def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
+        return super().accepts(labels, classes) and len(classes) == 2
+
+    def head_width(self, classes: Sequence[str]) -> int:
+        return 1
+
+    def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+        loss, gradient = super().loss_and_gradient(_add_zero_logit(logits), labels)
+        return loss, gradient[:, 1:].contiguous()
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return super().scores(_add_zero_logit(logits))
+
+    def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
+        ranked = measure_ranking(scores[:, 1], labels == 1)
+        return {**ranked, **super().measure(scores, labels)}
+
+
 class Multilabel(Task):
     """Every node has any number of classes: a sigmoid and a binary cross-entropy per class.
 
@@ -192,10 +265,10 @@ class Multilabel(Task):
     """
 
     metrics = (ACCURACY, MACRO_F1, MICRO_F1, LOSS)
-    selected_by = MICRO_F1
+    selected_by = scored_by = MICRO_F1
     label_form = "one column of 0 and 1 per class"
 
-    def accepts(self, labels: Labels) -> bool:
+    def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return labels.ndim == 2
 
     def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
@@ -235,13 +308,140 @@ class Multilabel(Task):
         return [" ".join(name for name, yes in zip(classes, row, strict=True) if yes) for row in decided]
 
 
-TASKS: dict[str, type[Task]] = {"multiclass": Multiclass, "multilabel": Multilabel}
+class Regression(Task):
+    """Every node has a number: the squared error of standardised labels, z = (y - mean) / deviation.
+
+    Mean and deviation are those of the training labels, so the loss does not depend on their unit. A client releases
+    standardised predictions, whose range the server can check without knowing the labels.
+    """
+
+    metrics = (R2, MSE)
+    selected_by = scored_by = R2
+    falls_back_to = MSE
+    label_form = "one number per node"
+    label_remedy = 'or, for numbers, write label_type = "number" in party.toml or pass an array of floats'
+    scores_name = "predictions"
+
+    def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
+        return labels.ndim == 1 and labels.dtype.kind == "f"
+
+    def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
+        import torch
+
+        # A prediction has no labels here; it restores the scale with the weights.
+        self.scale = torch.tensor(measure_labels(labels) if len(labels) else (0.0, 1.0), dtype=torch.float64)
+
+    def head_width(self, classes: Sequence[str]) -> int:
+        return 1
+
+    def num_scores(self, num_classes: int) -> int:
+        return 1
+
+    def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
+        assert self.scale is not None
+        mean, deviation = self.scale
+        standardized: Tensor = (super().label_tensor(labels, dtype) - mean) / deviation
+        return standardized.to(dtype)
+
+    def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+        error = logits - labels[:, None]
+        return float(error.square().mean()), error * (2 / len(error))
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return standardised predictions in -100..100. NaN and infinity stay, because they mean divergence."""
+        return logits.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).where(logits.isfinite(), logits)
+
+    def convert_scores(self, scores: ScoreRows) -> ScoreRows:
+        assert self.scale is not None
+        mean, deviation = self.scale.tolist()
+        converted: ScoreRows = scores.astype(np.float64) * deviation + mean
+        return converted
+
+    def find_score_error(self, scores: ScoreRows) -> str:
+        return _find_range_error(scores, -MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+    def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
+        error, spread = np.square(labels - scores[:, 0]), np.square(labels - labels.mean())
+        if len(labels) < 2:
+            r2 = math.nan
+        elif spread.any():
+            r2 = float(1 - error.sum() / spread.sum())
+        else:  # equal labels, for which scikit-learn defines these values
+            r2 = 0.0 if error.any() else 1.0
+        return {"r2": r2, "mse": float(error.mean())}
+
+    def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
+        return np.full(num_nodes, math.nan)
+
+    def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
+        """Return numbers in the unit of the labels, shape (n,)."""
+        numbers: NDArray[Any] = scores[:, 0]
+        return numbers
+
+    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
+        return [repr(float(number)) for number in scores[:, 0]]
+
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+        return {"prediction": self.predict(scores, classes)}
+
+
+TASKS: dict[str, type[Task]] = {
+    "multiclass": Multiclass,
+    "multilabel": Multilabel,
+    "binary": Binary,
+    "regression": Regression,
+}
 
 
 def task_of(train: TrainConfig) -> Task:
     """Return the task that the config names."""
     found: Task = registry.load("task", train.task)()
     return found
+
+
+def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> dict[str, float]:
+    """Return the area under the ROC curve and the average precision. Nodes with equal scores are one threshold.
+
+    Without a positive or a negative node, the area is undefined (NaN); without a positive one, the precision is 0.
+    """
+    _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the greatest score down
+    hits = np.bincount(place, positive).astype(np.int64)
+    misses = np.bincount(place, ~positive).astype(np.int64)
+    num_hits, num_misses = int(hits.sum()), int(misses.sum())
+    pairs = int((hits * (2 * (num_misses - np.cumsum(misses)) + misses)).sum())  # a pair with equal scores counts half
+    precision = np.cumsum(hits) / np.cumsum(hits + misses)
+    return {
+        "roc_auc": pairs / (2 * num_hits * num_misses) if num_hits and num_misses else math.nan,
+        "average_precision": float((hits * precision).sum() / max(1, num_hits)),
+    }
+
+
+def _weigh_classes(
+    weights: Literal["none", "balanced"] | Sequence[float], labels: Labels, num_classes: int
+) -> NDArray[np.float64]:
+    """Return the weights of the classes, scaled so that their mean over the labels is 1.
+
+    "balanced" weighs a class by n / (classes with a label * n of this class), as scikit-learn does.
+    """
+    counts = np.bincount(labels, minlength=num_classes)
+    if isinstance(weights, str):
+        given = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
+    else:
+        given = np.asarray(weights, np.float64)
+    if len(given) != num_classes:
+        raise ConfigError(
+            f"train.class_weights={list(weights)}: there are {num_classes} classes; give one weight per class, in the "
+            "order of the classes."
+        )
+    scaled: NDArray[np.float64] = given * (counts.sum() / max((given * counts).sum(), np.finfo(np.float64).tiny))
+    return scaled
+
+
+def _add_zero_logit(logits: Tensor) -> Tensor:
+    """Return the logits of both classes, given those of the second one."""
+    import torch
+
+    return torch.cat([torch.zeros_like(logits), logits], dim=1)
 
 
 def _macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
@@ -261,10 +461,11 @@ def _tolerance(scores: ScoreRows) -> float:
     return 4.0 * float(np.finfo(scores.dtype).eps) * (8 + int(scores.shape[1]))
 
 
-def _find_range_error(scores: ScoreRows) -> str:
+def _find_range_error(scores: ScoreRows, least: float = 0, most: float = 1) -> str:
     if not scores.size:
         return ""
     lowest, highest = float(scores.min()), float(scores.max())
-    if not (lowest >= 0 and highest <= 1 + _tolerance(scores)):  # NaN fails both comparisons
-        return f"expected values in 0..1, got {highest if lowest >= 0 else lowest:.6g}"
+    margin = _tolerance(scores) * most
+    if not (lowest >= least - (margin if least else 0) and highest <= most + margin):  # NaN fails both comparisons
+        return f"expected values in {least:g}..{most:g}, got {highest if lowest >= least else lowest:.6g}"
     return ""

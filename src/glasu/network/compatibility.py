@@ -62,7 +62,7 @@ RULES = (
     ),
     Rule(
         "labels",
-        ("classes", "class_names", "splits", "validation_nodes", "test_nodes"),
+        ("classes", "class_names", "label_scale", "splits", "validation_nodes", "test_nodes"),
         "make labels and splits equal, or name one party in train.labels",
     ),
     Rule("builds", ("numpy_build", "torch_build"), level="warning"),
@@ -171,7 +171,7 @@ def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str
         said["ids"] = f"{min(with_ids.values())} common ids, in the same order at {', '.join(with_ids)}"
     with_labels = {name: facts.classes for name, facts in parties.items() if facts.classes is not None}
     if with_labels:
-        said["labels"] = f"{min(with_labels.values())} classes, the same splits at {', '.join(with_labels)}"
+        said["labels"] = f"{min(with_labels.values()) or 'no'} classes, the same splits at {', '.join(with_labels)}"
     return said
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+
+from glasu.data.party import have_labels, measure_labels
 from glasu.protocol.message_bytes import format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
@@ -45,6 +48,7 @@ class Facts:
     id_order: Short | None = field(default=None, metadata={"label": "ids (SHA-256)"})
     classes: Count | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
+    label_scale: Short | None = field(default=None, metadata={"label": "mean and deviation of labels (SHA-256)"})
     splits: Short | None = field(default=None, metadata={"label": "splits (SHA-256)"})
     validation_nodes: Count | None = field(default=None, metadata={"label": "validation nodes"})
     test_nodes: Count | None = field(default=None, metadata={"label": "test nodes"})
@@ -89,10 +93,14 @@ def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts
 
 
 def label_facts(party: PartyData) -> dict[str, Any]:
-    """Return the facts about classes and splits, which must be equal at all parties whose labels are used."""
+    """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
     facts: dict[str, Any] = {}
     if party.labels is not None:
         facts |= class_facts(party.classes)
+    if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
+        taught = party.labels[party.splits.train]
+        scale = measure_labels(taught[have_labels(taught)])
+        facts["label_scale"] = hashlib.sha256(np.array(scale, "<f8").tobytes()).hexdigest()
     if party.splits is not None:
         facts |= {
             "splits": party.splits.digest(),

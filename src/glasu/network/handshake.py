@@ -85,7 +85,7 @@ class ResultPayload:
     """Party: its results are written."""
 
     weights_sha256: Short = ""  # training
-    received: Number = 0  # prediction: the number of nodes whose class probabilities it received
+    received: Number = 0  # prediction: the number of nodes whose scores it received
 
 
 @dataclass(frozen=True, kw_only=True)

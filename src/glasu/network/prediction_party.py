@@ -1,4 +1,4 @@
-"""A party's part of a prediction: compute with its trained weights, and write the probabilities that it receives."""
+"""A party's part of a prediction: compute with its trained weights, and write the predictions that it receives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from glasu.wire.message_key import ATTEMPTS
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """The nodes whose class probabilities a party requests."""
+    """The nodes whose scores a party requests."""
 
     nodes: NodeSet  # positions; empty: the party only helps the others
     file_format: str = "csv"  # or "parquet"
@@ -44,10 +44,13 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """The class probabilities that a party received; none if it requested none, or another party has the labels."""
+    """The scores that a party received: class probabilities, or numbers in the unit of the labels.
+
+    There are none if it requested none, or if another party has the labels.
+    """
 
     nodes: NodeSet  # positions: first the requested ones in their order, then those that others requested
-    probabilities: NDArray[Any]
+    scores: NDArray[Any]
     file: Path | None
 
 
@@ -82,7 +85,7 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def facts(self) -> Facts:
         """Return the facts of this party: its data, and the training and classes of its model."""
-        about_classes = class_facts(self.model.classes) if self.model.classes else {}
+        about_classes = {} if self.party.labels is None else class_facts(self.model.classes)
         return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
 
     def hello(self) -> Payload:
@@ -124,17 +127,17 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def finish(self, result: tuple[NodeSet, NDArray[Any]]) -> ResultPayload:
         """Write predictions.<format> and prediction.json."""
-        nodes, probabilities = result
+        nodes, scores = result
         client, requested, file = self.client, self.query.nodes, None
         if len(nodes):
             order = np.concatenate([requested, np.setdiff1d(nodes, requested)])
-            nodes, probabilities = order, probabilities[np.searchsorted(nodes, order)]
+            nodes, scores = order, scores[np.searchsorted(nodes, order)]
             file = self.options.out / f"predictions.{self.query.file_format}"
             ids, train = self.party.ids[nodes], client.config.train
-            write_predictions(file, ids, probabilities, self.model.classes, train)
+            write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
-            self.options.log.info("party %r has the labels and receives the class probabilities; this one none.", owner)
+            self.options.log.info("party %r has the labels and receives the predictions; this one none.", owner)
         cost = self.telemetry.cost()
         report = PredictionReport(
             party=client.name,
@@ -148,11 +151,11 @@ class PredictionParty(ClientPurpose[Predicted]):
             versions=versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
-        self._predicted = Predicted(nodes, probabilities, file)
+        self._predicted = Predicted(nodes, scores, file)
         return ResultPayload(received=len(nodes))
 
     def result(self) -> Predicted | None:
-        """Return the class probabilities, once they are written."""
+        """Return the scores, once they are written."""
         return self._predicted
 
 
@@ -164,6 +167,6 @@ def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[An
 def _with_classes(model: TrainedModel, party: PartyData) -> PartyData:
     """Return the party with the classes of the model; without labels where the model has no classifier."""
     model.check_data([party])
-    if model.classes:
+    if model.config.train.labels in ("all", party.name):
         return model.add_unknown_labels([party])[0]
     return dataclasses.replace(party, labels=None, classes=(), splits=None)

@@ -158,7 +158,7 @@ class Release:
             return torch.autograd.grad(clip(leaf), leaf, gradient)[0]
 
     def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
-        """Release representations, gradients or class probabilities."""
+        """Release representations, gradients or scores (kind "probabilities")."""
         encoding, protection = self.encodings[kind], self.protection(kind)
         value = value.detach()
         if protection.clip is not None:

@@ -174,7 +174,7 @@ def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, r
         # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
         for message in tensors:
             if error := server.task.find_score_error(encoding.decode(message.value)):
-                server.refuse(message, f"class probabilities: {error}; they were not aggregated.")
+                server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
     return len(tensors[0].value)
 
 

@@ -29,7 +29,7 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
     if not client.is_alone:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
-        improved, last = progress.judge(metrics[task.selected_by.name], client.config.train)
+        improved, last = progress.judge(task.selection_score(metrics), client.config.train)
         yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights = client.learner.weights()
@@ -79,10 +79,10 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
 
 def server_selection(server: Server, loss: float) -> Script[None]:
     """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
-    progress, selected_by = server.progress, server.task.selected_by
+    progress, task = server.progress, server.task
     metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
-    improved, last = progress.judge(metrics[selected_by.name], server.config.train)
-    yield Evaluated(progress.round, "validation", metrics, selected_by, loss, improved, last=last)
+    improved, last = progress.judge(task.selection_score(metrics), server.config.train)
+    yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, last=last)
     key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
@@ -110,6 +110,7 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Scrip
 def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
     """Return the metrics, which must be equal at all parties with labels."""
     names = [metric.name for metric in server.task.metrics]
+    definable = np.array([not metric.can_be_undefined for metric in server.task.metrics])
     found: dict[str, NDArray[Any]] = {}
     for client, message in enumerate(messages):
         expected = names if server.identity.has_labels(client) else ()
@@ -117,7 +118,8 @@ def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, f
         if len(values) != len(expected):
             listed = ", ".join(expected) or "none"
             server.refuse(message, f"expected the metrics {listed}, got {len(values)} values.")
-        if not (np.isfinite(values).all() or np.isnan(values).all()):  # all NaN: no label was known
+        undefined = np.isnan(values)
+        if np.isinf(values).any() or not (undefined.all() or not undefined[definable].any()):  # all: no label was known
             server.refuse(message, "expected finite metrics, got NaN or infinity.")
         if expected:
             found[server.roster[client]] = values

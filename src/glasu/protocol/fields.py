@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
+from glasu.model.task import task_of
 from glasu.wire import ids
 from glasu.wire.encodings import Array, Encoding, Kind, encodings_of
 from glasu.wire.message_key import KEY_BYTES, Phase
@@ -30,7 +31,7 @@ class Shapes:
     """Counts of a run that limit the size of its messages. All roles know them after the handshake."""
 
     num_nodes: int
-    num_classes: int
+    num_scores: int  # columns of class probabilities or predictions; 0: unknown
     hidden: int
     joint_width: int  # columns of H[l+1]
     num_local_steps: int
@@ -44,7 +45,7 @@ class Shapes:
         hidden = config.model.hidden
         return cls(
             num_nodes=num_nodes,
-            num_classes=num_classes,
+            num_scores=task_of(config.train).num_scores(num_classes),
             hidden=hidden,
             joint_width=hidden * aggregation_of(config.model, num_clients).widening,
             num_local_steps=config.train.num_local_steps,

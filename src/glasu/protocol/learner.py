@@ -56,6 +56,8 @@ class NodeData:
         self.preparation = prepare_features(config, party) if preparation is None else preparation
         self.dtype = getattr(torch, compute_dtype(config).name)
         self.task = task_of(config.train)
+        if has_labels and party.labels is not None:
+            self.task.fit(party.labels[self.training_examples()], party.classes, config.train)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         self._keeps_rows = sampler_class(config.train).reads_whole_graph  # it reads all rows in every round
         self._all_rows: Hidden | None = None
@@ -134,7 +136,7 @@ class Learner:
             data: the rows of the client's nodes.
             index: m.
             num_clients: M.
-            num_outputs: the number of classes, or None for a client without labels.
+            num_outputs: the width of the classifier, or None for a client without labels.
             convolution: builds the layers of backbone "custom".
         """
         self.config, self.data, self.index = config, data, index
@@ -147,8 +149,10 @@ class Learner:
             stream=self._initial_stream,
             convolution=convolution,
         ).to(data.dtype)
-        self.optimizer = Optimizer(config, self.model)
         self.task = data.task
+        if self.task.scale is not None:  # saved and restored with the weights, in double precision
+            self.model.register_buffer("label_scale", self.task.scale)
+        self.optimizer = Optimizer(config, self.model)
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = sampler_class(config.train)(config, data.party.graph, index)
         self._gathered: tuple[Sample, Batch] | None = None
@@ -206,8 +210,8 @@ class Learner:
         return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()
-    def probabilities(self, joint: Tensor) -> Tensor:
-        """Return the class probabilities of this client's classifier."""
+    def scores(self, joint: Tensor) -> Tensor:
+        """Return the scores of this client's classifier, for example class probabilities."""
         return self.task.scores(self.model.classify(joint, no_dropout()))
 
     def set_learning_rate(self, round_index: int) -> None:

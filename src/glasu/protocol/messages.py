@@ -100,16 +100,16 @@ class JointGradient(TensorMessage):
 
 @dataclass(frozen=True, eq=False)
 class Scores(TensorMessage):
-    """Client: class probabilities of the requested nodes."""
+    """Client: class probabilities or predictions of the requested nodes."""
 
-    value: Annotated[Array, TensorField("probabilities", attrgetter("num_classes"))]
+    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointScores(TensorMessage):
-    """Server: the mean of the clients' class probabilities."""
+    """Server: the mean of the clients' scores."""
 
-    value: Annotated[Array, TensorField("probabilities", attrgetter("num_classes"))]
+    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,7 @@
-"""Class probabilities by joint inference, for evaluation and on request. On request, every edge is used."""
+"""Scores by joint inference, for evaluation and on request. On request, every edge is used.
+
+Scores are class probabilities, or what the task has in their place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
     """Client column: request nodes, or none to help the other parties.
 
     Returns:
-        The nodes, sorted, whose class probabilities this client receives, and these probabilities. With labels at all
+        The nodes, sorted, whose scores this client receives, and these scores. With labels at all
         clients: the requested nodes. With labels at one party, which alone has a classifier: at that party all
         nodes that any party requested, at the others none.
     """
@@ -49,7 +52,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
 def client_prediction(
     client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
 ) -> Script[NDArray[Any]]:
-    """Client column: return the class probabilities of the nodes.
+    """Client column: return the scores of the nodes, in the unit of the labels.
 
     With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
     nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
@@ -61,18 +64,18 @@ def client_prediction(
         joint = yield from _sampled_forward(client, key, nodes)
     else:
         joint = yield from _exact_forward(client, key, nodes)
-    own = client.learner.probabilities(joint) if client.has_labels else None
+    own, task = client.learner.scores(joint) if client.has_labels else None, client.learner.task
     model.train()
     if own is None:
         return np.empty((0, 0))
     if client.identity.owner >= 0 or client.is_alone:
-        return np.asarray(own.numpy())
+        return task.convert_scores(np.asarray(own.numpy()))
     key = key.at(client.config.model.num_layers)
     sent, shape = client.release.tensor("probabilities", own, key), (len(own), own.shape[1])
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
-    if error := client.learner.task.find_score_error(mean):
-        raise ProtocolError(f"party {client.name!r}, {key}: class probabilities from the server: {error}.")
-    return np.asarray(mean)
+    if error := task.find_score_error(mean):
+        raise ProtocolError(f"party {client.name!r}, {key}: {task.scores_name} from the server: {error}.")
+    return task.convert_scores(np.asarray(mean))
 
 
 def _is_sampled(config: RunConfig, phase: Phase) -> bool:
@@ -117,7 +120,7 @@ def server_request(server: Server) -> Script[int]:
 def server_prediction(
     server: Server, key: Key, num_nodes: int, requested: Sequence[Requested] | None = None
 ) -> Script[None]:
-    """Server column of a joint inference and of the mean of the class probabilities.
+    """Server column of a joint inference and of the mean of the scores.
 
     All clients receive the mean; with `requested`, each client receives the rows that it requested.
     """

@@ -48,7 +48,7 @@ class Server:
         self.aggregation = aggregation_of(config.model, len(roster))
         self.sampler = sampler_class(config.train)
         self.task = task_of(config.train)
-        # The number of classes is unknown here. The server checks class probabilities by their values.
+        # The number of classes is unknown here. The server checks scores by their values.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
 

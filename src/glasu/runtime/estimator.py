@@ -1,4 +1,4 @@
-"""GLASUClassifier: training and prediction with scikit-learn's conventions."""
+"""GLASUClassifier and GLASURegressor: training and prediction with scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
@@ -20,15 +20,14 @@ from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
 
 
-class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
+class _Estimator(BaseEstimator):  # type: ignore[misc]
+    """One model over several parties; `fit` and `predict` take the list of parties in place of X.
 
     Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
     A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
-    `report_` is the `RunReport`, `model_` the `TrainedModel`, and `classes_` has the names of the classes.
+    `report_` is the `RunReport` and `model_` the `TrainedModel`.
     """
 
-    classes_: NDArray[Any]
     model_: TrainedModel
     report_: RunReport
 
@@ -70,6 +69,38 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
         simulation = simulate(parties, self._config(), SimulationOptions(convolution=self.convolution))
         self.report_, self.model_ = simulation.report, TrainedModel.of(simulation.clients, self.convolution)
+        return self
+
+    def predict(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:
+        """Return the predictions for the nodes (all by default)."""
+        check_is_fitted(self)
+        return self.model_.predict(parties, nodes)
+
+    def _score(self, parties: Sequence[PartyData], nodes: NodeSet | None) -> float:
+        check_is_fitted(self)
+        owner = self._config().train.labels
+        party = next(party for party in parties if party.labels is not None and owner in ("all", party.name))
+        assert party.labels is not None
+        if nodes is None:
+            nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
+        task = task_of(self.model_.config.train)
+        return task.evaluate(self.model_.scores(parties, nodes), party.labels[nodes])[task.scored_by.name]
+
+
+class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
+
+    Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
+    A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
+    `report_` is the `RunReport`, `model_` the `TrainedModel`, and `classes_` has the names of the classes. `predict`
+    returns class names, or 0 and 1 per class for a multi-label task.
+    """
+
+    classes_: NDArray[Any]
+
+    def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
+        """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
+        super().fit(parties)
         self.classes_ = np.asarray(self.model_.classes)
         return self
 
@@ -78,18 +109,20 @@ class GLASUClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self.model_.predict_proba(parties, nodes)
 
-    def predict(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:
-        """Return class names, or 0 and 1 per class for a multi-label task."""
-        check_is_fitted(self)
-        return self.model_.predict(parties, nodes)
-
     def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
         """Return the accuracy (multi-label: micro-F1) on the test nodes of the parties, or on the given nodes."""
-        check_is_fitted(self)
-        owner = self._config().train.labels
-        party = next(party for party in parties if party.labels is not None and owner in ("all", party.name))
-        assert party.labels is not None
-        if nodes is None:
-            nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
-        task = task_of(self.model_.config.train)
-        return task.evaluate(self.predict_proba(parties, nodes), party.labels[nodes])[task.selected_by.name]
+        return self._score(parties, nodes)
+
+
+class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+    """One regression model over several parties, whose labels are floats; see `GLASUClassifier` for the parameters.
+
+    The task is `regression`, whatever `config` says. `predict` returns numbers in the unit of the labels.
+    """
+
+    def _config(self) -> RunConfig:
+        return super()._config().replace(train={"task": "regression"})
+
+    def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
+        """Return R^2 on the test nodes of the parties, or on the given nodes."""
+        return self._score(parties, nodes)

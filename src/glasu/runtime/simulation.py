@@ -13,7 +13,7 @@ from pathlib import Path
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
 from glasu.data.methods import PreparedRun, apply_method, method_of
-from glasu.data.party import PartyData
+from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import DataError
 from glasu.model.backbones import backbone_class
@@ -177,9 +177,7 @@ def _without_test_labels(party: PartyData) -> PartyData:
     """Hide the test labels, which training does not read, from the run id."""
     if party.labels is None or party.splits is None:
         return party
-    labels = party.labels.copy()
-    labels[party.splits.test] = -1
-    return replace(party, labels=labels)
+    return replace(party, labels=hide_labels(party.labels, party.splits.test))
 
 
 @contextmanager

@@ -122,7 +122,20 @@ class TrainedModel:
         party: str | None = None,
         traffic: TrafficCounter | None = None,
     ) -> NDArray[Any]:
-        """Return class probabilities by exact joint inference, shape (n, classes).
+        """Return class probabilities by exact joint inference, shape (n, classes); see `scores`."""
+        if not self.classes:
+            raise ConfigError("the model predicts numbers and has no class probabilities; call predict.")
+        return self.scores(parties, nodes, party=party, traffic=traffic)
+
+    def scores(
+        self,
+        parties: Sequence[PartyData],
+        nodes: NodeSet | NDArray[np.bool_] | None = None,
+        *,
+        party: str | None = None,
+        traffic: TrafficCounter | None = None,
+    ) -> NDArray[Any]:
+        """Return class probabilities, shape (n, classes), or predicted numbers, shape (n, 1), by exact joint inference.
 
         Args:
             parties: their data, in the order of training; labels and splits are not read.
@@ -151,8 +164,8 @@ class TrainedModel:
             else:
                 run_alone(running)
         found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
-        probabilities: NDArray[Any] = found.result
-        return probabilities
+        scores: NDArray[Any] = found.result
+        return scores
 
     def _find_alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
@@ -174,9 +187,8 @@ class TrainedModel:
         *,
         party: str | None = None,
     ) -> NDArray[Any]:
-        """Return class names, shape (n,); for a multi-label task 0 or 1 for each class, shape (n, classes)."""
-        probabilities = self.predict_proba(parties, nodes, party=party)
-        return task_of(self.config.train).predict(probabilities, self.classes)
+        """Return class names or numbers, shape (n,); for a multi-label task 0 or 1 per class, shape (n, classes)."""
+        return task_of(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
 
     def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Give every party the classes and unknown labels; prediction reads no label."""

@@ -46,6 +46,23 @@ def write(root, name="own", *, relations=("R", "S"), nodes=40, without=(), **cha
     return arrays
 
 
+def test_floats_are_numbers_to_predict_and_are_split_as_one_group(tmp_path):
+    y = np.linspace(0, 1, 40, dtype=np.float32)
+    y[3] = np.nan
+    write(tmp_path, y=y, train_idx=np.arange(20), val_idx=np.arange(20, 30), test_idx=np.arange(30, 40))
+    changed = {"train": {"task": "regression"}}
+    public, drawn = (
+        load_parties(config("own", tmp_path, split=split).replace(**changed))[0]
+        for split in ("public", (0.5, 0.2, 0.3))
+    )
+    np.testing.assert_array_equal(public.labels, y.astype(np.float64))
+    assert public.classes == ()
+    assert public.splits.train.tolist() == [0, 1, 2, *range(4, 20)]
+    assert [len(drawn.splits.train), len(drawn.splits.test)] == [20, 12]
+    with pytest.raises(ConfigError, match=r'set train\.task = "regression"'):
+        load_parties(config("own", tmp_path))
+
+
 def test_each_relation_becomes_a_party_with_its_graph_and_its_columns(tmp_path):
     written = write(tmp_path)
     parties = load_parties(config("own", tmp_path))
@@ -175,7 +192,7 @@ def test_labels_without_graphs_are_no_data_set(data_root):
         ({"train_idx": np.array([999]), "val_idx": np.array([1]), "test_idx": np.array([2])}, "train_idx"),
         ({"train_idx": np.array([-1]), "val_idx": np.array([1]), "test_idx": np.array([2])}, "train_idx"),
         ({"y": np.zeros((4, 2), np.int64)}, "y of shape"),
-        ({"y": np.full(4, np.nan)}, "y of shape"),
+        ({"y": np.array(list("abab"))}, "y of shape"),
         ({"x_shape": np.int64(4)}, "x_shape"),
         ({"num_nodes": np.array([4, 4])}, "num_nodes"),
         ({"relations": np.array(["r", "r"])}, "relations"),

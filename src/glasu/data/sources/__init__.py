@@ -50,9 +50,8 @@ class Statistics:
     counted: Literal["directed", "undirected"] = "directed"  # undirected: linked pairs in the union of the graphs
 
     def __str__(self) -> str:
-        return (
-            f"{self.nodes} nodes, {self.edges} {self.counted} edges, {self.features} features, {self.classes} classes"
-        )
+        classes = f"{self.classes or 'no'} classes"
+        return f"{self.nodes} nodes, {self.edges} {self.counted} edges, {self.features} features, {classes}"
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _choose_splits(party: PartyData, source: DataSource, config: RunConfig) -> S
         raise DataError(f"data.name={name!r}: has no labels to learn from.")
     if split == "public" and party.splits is not None:
         return party.splits
-    if split == "paper" and source.per_class is not None:
+    if split == "paper" and source.per_class is not None and party.classes:
         return draw_splits_per_class(party.labels, source.per_class, NUM_VALIDATION, NUM_TEST, seed)
     return draw_splits_by_fraction(party.labels, _choose_fractions(split, source.fractions, name), seed)
 

@@ -1,8 +1,9 @@
 """Data sets as one `.npz` file: labels, sparse features, and the edges of one or several relations.
 
-Keys: `y` (int, -1 if unknown), `relations` (names), `edges_<relation>` (2, E), each undirected edge once, optionally
-`weight_<relation>`; `x_data`, `x_indices`, `x_indptr`, `x_shape` (features as CSR), optionally `feature_blocks` (column
-boundaries, one block per relation), `num_nodes`, `class_names`, `ids` or `flickr_id`, index splits. No pickle is read.
+Keys: `y` (class numbers, -1 if unknown; or floats to predict, NaN if unknown), `relations` (names), `edges_<relation>`
+(2, E), each undirected edge once, optionally `weight_<relation>`; `x_data`, `x_indices`, `x_indptr`, `x_shape`
+(features as CSR), optionally `feature_blocks` (column boundaries, one block per relation), `num_nodes`, `class_names`,
+`ids` or `flickr_id`, index splits. No pickle is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from glasu import registry
 from glasu.data.cache.parties import read_files
 from glasu.data.graph import Graph, make_undirected
 from glasu.data.partition import name_client
-from glasu.data.party import PartyData, Splits
+from glasu.data.party import Labels, PartyData, Splits, have_labels
 from glasu.data.preprocessing import Features
 from glasu.data.sources import PYG_PREFIX, DataSource, RawData, data_root
 from glasu.errors import ConfigError, DataError
@@ -65,7 +66,8 @@ def read_npz(path: Path) -> list[PartyData]:
             f"{path}: {what}; a graph needs labels y, relations with edges_<relation>, and {FEATURES[0]}, ..."
         )
     _check_kinds(path, arrays)
-    labels = arrays["y"].astype(np.int64)
+    labels = arrays["y"]  # PartyData converts floats to double precision
+    labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
     nodes = int(arrays["num_nodes"].item()) if "num_nodes" in arrays else len(labels)
     try:
         features = sp.csr_array(tuple(arrays[key] for key in FEATURES[:3]), shape=tuple(arrays["x_shape"].tolist()))
@@ -85,8 +87,7 @@ def read_npz(path: Path) -> list[PartyData]:
             raise DataError(f"{path}: edges_{name}: {error}") from None
     blocks = _blocks(features, arrays.get("feature_blocks"), len(graphs))
     ids = next((arrays[key] for key in IDS if key in arrays), np.arange(nodes))
-    count = int(labels.max(initial=-1)) + 1
-    classes = tuple(map(str, arrays["class_names"].tolist() if "class_names" in arrays else range(count)))
+    classes = _class_names(labels, arrays.get("class_names"))
     return make_parties(ids, graphs, blocks, labels, classes, _splits(path, arrays, labels))
 
 
@@ -94,7 +95,7 @@ def make_parties(
     ids: NDArray[Any],
     graphs: Sequence[Graph],
     blocks: Sequence[Features],
-    labels: NDArray[np.int64],
+    labels: Labels,
     classes: tuple[str, ...],
     splits: Splits | None = None,
 ) -> list[PartyData]:
@@ -110,7 +111,7 @@ def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise DataError for all arrays with wrong dimensions or a wrong type of values."""
     names = np.atleast_1d(arrays["relations"]).tolist()
     checks = [
-        ("y", arrays["y"].ndim == 1 and arrays["y"].dtype.kind in "iu", "one integer per node"),
+        ("y", arrays["y"].ndim == 1 and arrays["y"].dtype.kind in "iuf", "one class number or float per node"),
         ("relations", arrays["relations"].ndim <= 1 and len(set(names)) == len(names), "a list of distinct names"),
         ("x_shape", arrays["x_shape"].shape == (2,), "two numbers"),
         ("num_nodes", arrays.get("num_nodes", np.int64(0)).size == 1, "one number"),
@@ -138,7 +139,14 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
     return tuple(features[:, start:stop] for start, stop in pairwise(edges))
 
 
-def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64]) -> Splits | None:
+def _class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
+    """Return the names in the file, else the class numbers; none for numbers to predict."""
+    if labels.dtype.kind == "f":
+        return ()
+    return tuple(map(str, range(int(labels.max(initial=-1)) + 1) if names is None else names.tolist()))
+
+
+def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> Splits | None:
     """Return the labelled nodes of the splits in the file, which are positions or masks; None if it has no splits."""
     for keys in STORED_SPLITS:
         if all(key in arrays for key in keys):
@@ -150,7 +158,7 @@ def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.i
                 inside = part.ndim == 1 and part.dtype.kind in "iu" and (not part.size or part.max() < len(labels))
                 if not inside or (part.size and part.min() < 0):
                     raise DataError(f"{path}: {key} must list node positions in 0..{len(labels) - 1}, or be a mask.")
-                parts.append(np.sort(part[labels[part] >= 0]).astype(np.int64))
+                parts.append(np.sort(part[have_labels(labels[part])]).astype(np.int64))
             return Splits(*parts)
     return None
 

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from glasu.config import DataConfig
 from glasu.data.graph import Graph
 from glasu.data.partition import partition as divide
-from glasu.data.party import PartyData, Splits
+from glasu.data.party import Labels, PartyData, Splits
 from glasu.data.preprocessing import Features, compact_features
 from glasu.data.sources import PYG_PREFIX, DataSource, RawData
 from glasu.errors import ConfigError, DataError
@@ -179,15 +179,21 @@ def _convert_weights(data: Data) -> NDArray[np.floating] | None:
     return None
 
 
-def _convert_labels(y: Any) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return labels and the class names 0, 1, ...; several columns mean several labels per node."""
+def _convert_labels(y: Any) -> tuple[Labels | None, tuple[str, ...]]:
+    """Return labels and the class names 0, 1, ...; several columns mean several labels per node.
+
+    One column of floats that are not all class numbers holds numbers to predict.
+    """
     if y is None:
         return None, ()
     values = _to_numpy(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     labels = np.where(np.isfinite(values), values, -1).astype(np.int64)
-    if not np.array_equal(labels, values):
+    are_classes = np.array_equal(labels, values)
+    if values.ndim == 1 and values.dtype.kind == "f" and not (are_classes and (labels >= -1).all()):
+        return values.astype(np.float64), ()
+    if not are_classes:
         raise DataError("y has values that are not class numbers; use integers 0, 1, ..., and -1 if unknown.")
     count = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
     return labels, tuple(str(label) for label in range(count))

@@ -83,6 +83,8 @@ def _check_labels(party: PartyData) -> list[Finding]:
     said = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
         return [Finding("labels", "warning", f"{said}; enlarge the split: no label for {' or '.join(empty)}")]
+    if not party.classes:
+        return [Finding("labels", "good", f"{said}; they are numbers")]
     taught = known["training"]
     seen = len(np.unique(taught)) if taught.ndim == 1 else int(np.count_nonzero(taught.any(axis=0)))
     if seen < len(party.classes):
