@@ -14,9 +14,9 @@ activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> /
 
 The last three use the dropout masks of step 0 in all steps of a round. The budget is either a number of exchanges or a
 CPU time: a round with K aggregation layers costs K exchanges with "local" and 2 K otherwise. For each budget and
-gradient, the step size is the one with the best mean validation score. It lies inside the grid, which is extended if
-needed. The equal CPU time is the smallest among the gradients. "corrected" needs one forward pass more than the others,
-because a step goes back only once.
+gradient, the step size is the one in STEPS whose mean validation score is higher than that of the next larger and the
+next smaller step. The equal CPU time is the smallest among the gradients. "corrected" needs one forward pass more than
+the others, because a step goes back only once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from glasu.runtime.simulation import make_clients
 from tables import markdown, place, positive, show
 
 STEPS = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
-FIRST = 2  # the five steps from here on are always tried, the others if needed
+CENTER = 0.03
 EVERY = 5  # rounds between two evaluations
 EXCHANGES = 240
 Result = TypeVar("Result")
@@ -338,19 +338,19 @@ class Comparison:
     def choose(self, method: str, rounds: int) -> float:
         """Return the step with the best mean validation score; it is better than the next larger and smaller one.
 
-        Seed 0 tries all steps. The other seeds try the best one and its neighbours, until the best one lies between.
+        The search starts at CENTER. Seed 0 moves first, then the mean over all seeds.
         """
 
         def score(step: float, seeds: range) -> float:
             curves = [self.curve(method, step, seed) for seed in seeds]
             return statistics.fmean(curve.validation[curve.best(rounds)] for curve in curves)
 
-        best = max(STEPS[FIRST : FIRST + 5], key=lambda step: score(step, self.seeds[:1]))
+        best = CENTER
         for seeds in (self.seeds[:1], self.seeds):
             while True:
                 at = STEPS.index(best)
                 top = max(STEPS[at - 1 : at + 2], key=lambda step: score(step, seeds))
-                if top == best:
+                if score(top, seeds) == score(best, seeds):
                     break
                 best = top
         return best
@@ -374,8 +374,6 @@ def main() -> None:
         comparison = Comparison(case, range(args.seeds), args.log)
         for budget in ("exchanges", "CPU"):
             for method in METHODS:
-                if budget == "exchanges":
-                    comparison.curve(method, STEPS[FIRST], 0)
                 rounds = comparison.rounds(method, budget)
                 step = comparison.choose(method, rounds)
                 curves = [comparison.curve(method, step, seed) for seed in comparison.seeds]
