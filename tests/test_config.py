@@ -283,7 +283,6 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"checkpoint_every": -1}, "checkpoint_every", "0 means never"),
         ("train", {"seed": -1}, "seed", "[0, 2^63-1]"),
         ("train", {"seed": 2**63}, "seed", "must fit into 64 bits"),
-        ("train", {"backward": "joint"}, "num_local_steps", 'use 1, or train.backward="local"'),
         ("train", {"method": "standalone", "labels": "a"}, "labels", "labels at every party"),
     ],
 )
@@ -368,17 +367,11 @@ def test_other_aggregation_layers_are_refused(layers):
         ModelConfig(aggregation_layers=layers)
 
 
-def test_the_joint_gradient_goes_with_one_step_per_round():
-    assert TrainConfig(backward="joint", num_local_steps=1).num_local_steps == 1
-    with pytest.raises(ConfigError, match=r"train\.num_local_steps=4: .*backward=\"joint\""):
-        TrainConfig(backward="joint", num_local_steps=4)
-
-
 @pytest.mark.parametrize(
     ("train", "said"),
     [
         ({"labels": "a"}, r"train\.labels='a': without aggregation layers.*labels = \"all\""),
-        ({"backward": "joint", "num_local_steps": 1}, r'train\.backward="joint": without.*backward = "local"'),
+        ({"backward": "joint"}, r'train\.backward="joint": without.*backward = "local"'),
     ],
 )
 def test_without_aggregation_layers_nothing_can_be_sent(train, said):

@@ -145,9 +145,6 @@ class TrainConfig(Checked):
 
     def _check(self) -> None:
         method = registry.load("method", self.method)
-        if self.backward == "joint" and not method.prescribes("train", "backward"):
-            rule = 'train.backward="joint" computes one exact gradient per round; use 1, or train.backward="local".'
-            self._need("num_local_steps", self.num_local_steps == 1, rule)
         whole_graph = f'train.sampler="{self.sampler}" reads all nodes'
         if self.max_nodes:
             fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes

@@ -178,7 +178,7 @@ BAD_SETTINGS = [
     (["train.num_local_steps=0"], ["num_local_steps=0", "[1, 2^31-1]"]),
     (["model.backbone=gnc"], ["backbone='gnc'", '"gcn"']),
     (["model.backbone=custom"], ["custom", "convolution="]),
-    (["train.backward=joint"], ["num_local_steps=4", "joint"]),
+    (["train.backward=joint", "model.aggregation_layers=[]"], ["backward", "joint", "local"]),
     (["train.lerning_rate=1"], ["lerning_rate", "learning_rate"]),
     (["trian.seed=1"], ["[trian]", "train"]),
     (["train.seed"], ["section.key=value"]),

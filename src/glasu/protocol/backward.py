@@ -2,6 +2,11 @@
 
 The loss is the sum of the clients' losses. At each aggregation layer the server adds the clients' gradients at H[l+1]
 and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its columns (concat).
+
+With Q > 1, the first local step uses this gradient. The later steps send no message. They descend the client's own loss
+with a linear term for the losses of the others. At step 0 the gradient of this objective is the exact gradient:
+
+    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m minus what m itself contributed to it
 """
 
 from __future__ import annotations
@@ -13,24 +18,42 @@ from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.inference import client_inference
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import check_loss, walk_backward
+from glasu.protocol.update import check_loss, local_update, walk_backward
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.model.aggregation import Aggregation
     from glasu.model.sampler import Sample
+    from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
 
 
-def client_joint_round(client: Client, batch: Batch, upcoming: Sample | None) -> Script[list[float]]:
-    """Client column: JointInference, the walk back with an exchange at each aggregation layer, then the step."""
-    key = client.identity.key(Phase.TRAINING, batch.round)
+def client_joint_round(
+    client: Client, batch: Batch, upcoming: Sample | None, aggregation: Aggregation
+) -> Script[list[float]]:
+    """Client column: JointInference, the walk back with an exchange at each aggregation layer, then all local steps.
+
+    Args:
+        client: the client.
+        batch: the round's blocks, features and labels.
+        upcoming: the sample of the next round, if it is known.
+        aggregation: of the clients that are present in the round.
+
+    Returns:
+        The losses; none at a client without labels.
+    """
+    key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, _ = yield from client_inference(client, step, key, upcoming)
+    joint, exchanged = yield from client_inference(client, step, key, upcoming)
+    others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
+    if later_steps:
+        others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -40,10 +63,17 @@ def client_joint_round(client: Client, batch: Batch, upcoming: Sample | None) ->
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        return (yield from share_gradient(client, own, gradient, len(step.partials[layer])))
+        share, sent = yield from share_gradient(client, own, gradient, len(step.partials[layer]))
+        if later_steps:
+            from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
+        return share
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
-    return losses
+    for _ in later_steps:
+        step = client.learner.step(batch, 0)  # C_m[l] belongs to the dropout masks of step 0
+        loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
+        losses.append(loss)
+    return losses if client.has_labels else []
 
 
 def await_backward(client: Client, batch: Batch, joint: Tensor, num_rows: Mapping[int, int]) -> Script[list[float]]:
@@ -68,8 +98,10 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
     return [check_loss(client, loss, batch.round)], gradient
 
 
-def share_gradient(client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1) -> Script[Tensor]:
-    """Send a gradient, or wait without one; return the server's answer.
+def share_gradient(
+    client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1
+) -> Script[tuple[Tensor, Sent | None]]:
+    """Send a gradient, or wait without one; return the server's answer, and the gradient as it was sent.
 
     Args:
         client: the client.
@@ -80,7 +112,7 @@ def share_gradient(client: Client, key: Key, gradient: Tensor | None, rows: int,
     """
     sent = None if gradient is None else client.release.tensor("gradient", gradient, key)
     shape = rows, client.config.model.hidden * widening
-    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape))
+    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
 
 def server_backward(

@@ -79,8 +79,9 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     present = draw_present(client.config, client.identity.num_clients, sample.round)
     if client.identity.index not in present:
         return (yield from client_absent_round(client, sample, upcoming))
+    aggregation = client.learner.aggregation.among(len(present))
     if client.config.train.backward == "joint":
-        return (yield from client_joint_round(client, batch, upcoming))
+        return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
         client, step, client.identity.key(Phase.TRAINING, sample.round), upcoming
@@ -88,7 +89,6 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     gradient = None
     if client.identity.owner >= 0:
         _, gradient = yield from client_gradient(client, batch, joint)
-    aggregation = client.learner.aggregation.among(len(present))
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
     # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.

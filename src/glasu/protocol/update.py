@@ -29,11 +29,13 @@ def local_update(
     *,
     joint: Tensor | None = None,
     gradient: Tensor | None = None,
+    from_others: Mapping[int, Tensor] | None = None,
     aggregation: Aggregation | None = None,
 ) -> Script[float]:
     """Descend the client's own loss with the others' parts constant; return the loss before the step.
 
     A client without labels minimises <G, H_m[L]>, where G is the label owner's gradient at H[L] from JointInference.
+    With exact gradients (`backward.py`), the losses of the other clients add the linear terms <C_m[l], H_m^+[l]>.
 
     Args:
         client: the client.
@@ -42,6 +44,7 @@ def local_update(
         others: {l+1: H_{-m}[l+1]}, fixed for the round.
         joint: H_m^{t,q}[L], if the step has gone forward already: step 0 can reuse JointInference.
         gradient: G, at a client without labels.
+        from_others: {l: C_m[l]}, fixed for the round; a client without labels then needs no G.
         aggregation: of the clients that are present in the round; None: of all.
     """
     learner = client.learner
@@ -53,17 +56,22 @@ def local_update(
 
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
-        assert gradient is not None
-        return used.own_gradient(gradient)
+        if gradient is None:
+            assert from_others is not None
+            return from_others[layer]
+        own = used.own_gradient(gradient)
+        return own if from_others is None else own + from_others[layer]
 
     if joint is None:
         joint = yield from walk_forward(client, step, merge)
     step.begin_backward()
     if client.has_labels:
         value, gradient = learner.loss_and_gradient(step, joint, batch)
-    else:
-        assert gradient is not None
+    elif gradient is not None:
         value = (gradient * joint).sum().item()
+    else:
+        assert from_others is not None
+        value = sum((constant * step.partials[layer]).sum().item() for layer, constant in from_others.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
     return value
