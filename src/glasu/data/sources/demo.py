@@ -1,8 +1,8 @@
 """The paper's example as random data: three departments of a news service predict the interests of their users.
 
 A user mostly follows people of one profession. Insiders are interested in the field of these people, outsiders in the
-opposite field. So an interest depends on a combination: on whom a user follows (department "follower"), on the
-professions of the followed users ("profile"), and on how the user reads ("reading"). No department can learn it alone,
+opposite field. So an interest depends on a combination: on the followed users (department "follower"), on their
+professions ("profile"), and on how the user reads ("reading"). No department can learn it alone,
 and an average of their predictions cannot express it. Followed users do not share the interest of their followers, so
 smoothing the average over the network does not help.
 """
@@ -88,7 +88,7 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 
 
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw whom users follow, in proportion to popularity: mostly users whose profession is the follower's field."""
+    """Draw the users that each user follows, by popularity: mostly users whose profession is the follower's field."""
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
     links = round(users * NUM_FOLLOWED)
