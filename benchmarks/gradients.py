@@ -240,7 +240,7 @@ class Training:
         nodes = np.concatenate([splits.validation, splits.test])
         steps = [own.exact_inference(nodes) for own in self.learners]
         hidden = self._forward(steps, lambda layer, partials: [self._mean(partials)] * self.num_clients)
-        each = [own.probabilities(joint) for own, joint in zip(self.learners, hidden, strict=True)]
+        each = [own.scores(joint) for own, joint in zip(self.learners, hidden, strict=True)]
         found, count = self._mean(each).numpy(), len(splits.validation)
         if not np.isfinite(found).all():
             return 0.0, 0.0

@@ -141,8 +141,8 @@ class PartyData:
         huge = np.flatnonzero(np.abs(labels) > MAX_LABEL)
         if len(huge):
             raise DataError(
-                f"{where}: the label of node {huge[0]} is infinite or beyond {MAX_LABEL:g}; use another unit, or NaN if "
-                "it is unknown."
+                f"{where}: the label of node {huge[0]} is infinite or beyond {MAX_LABEL:g}; use another unit, or NaN "
+                "if it is unknown."
             )
         object.__setattr__(self, "labels", labels.astype(np.float64, copy=False))
 
