@@ -138,13 +138,14 @@ class PartyData:
                 f"{where}: labels of shape {labels.shape} and type {labels.dtype} for {len(self.classes)} classes; "
                 "classes need integers, and numbers to predict need one float per node and no classes."
             )
+        labels = labels.astype(np.float64, copy=False)
         huge = np.flatnonzero(np.abs(labels) > MAX_LABEL)
         if len(huge):
             raise DataError(
                 f"{where}: the label of node {huge[0]} is infinite or beyond {MAX_LABEL:g}; use another unit, or NaN "
                 "if it is unknown."
             )
-        object.__setattr__(self, "labels", labels.astype(np.float64, copy=False))
+        object.__setattr__(self, "labels", labels)
 
     def restrict(self, rows: NDArray[np.int64]) -> PartyData:
         """Return the party with only these nodes, in this order."""
