@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,21 +62,25 @@ class Case:
 
     data: str
     partition: str
+    num_clients: int
     model: dict[str, Any]
     weight_decay: float
     score: str = "accuracy"
+    mean_of_losses: bool = False  # descend the mean of the losses; with Adam, the sum with M times the decay
 
     @property
     def name(self) -> str:
         """Return the name in the table."""
-        return f"{self.data} {self.partition}"
+        return f"{self.data} {self.partition}" + (", mean of losses" if self.mean_of_losses else "")
 
     def config(self, seed: int, step: float) -> RunConfig:
         """Return the settings of one training."""
+        decay = self.weight_decay * (self.num_clients if self.mean_of_losses else 1)
         train = TrainConfig(
-            sampler="full", batch_size=0, learning_rate=step, weight_decay=self.weight_decay, seed=seed, num_rounds=1
+            sampler="full", batch_size=0, learning_rate=step, weight_decay=decay, seed=seed, num_rounds=1
         )
-        return RunConfig(data=DataConfig(name=self.data), model=ModelConfig(hidden=32, **self.model), train=train)
+        data = DataConfig(name=self.data, features="none")
+        return RunConfig(data=data, model=ModelConfig(hidden=32, **self.model), train=train)
 
 
 @dataclass(frozen=True)
@@ -97,14 +102,14 @@ METHODS = {
 GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3), "dropout": 0.5}
 SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1), "dropout": 0.0}
 CASES = [
-    Case("cora", "features", GCNII, 1e-3),
-    Case("cora", "apart", GCNII, 1e-3),
-    Case("minesweeper", "apart", SAGE, 5e-4, "ROC-AUC"),
+    Case("cora", "features", 3, GCNII, 1e-3),
+    Case("cora", "apart", 3, GCNII, 1e-3),
+    Case("minesweeper", "apart", 2, SAGE, 5e-4, "ROC-AUC"),
 ]
 
 
 def divide(case: Case, seed: int) -> list[PartyData]:
-    """Return the parties. Apart: one or two parties have the features and no edge, the last one has all edges."""
+    """Return the parties. Apart: the last party has all edges and no features, the others the reverse."""
     config = case.config(seed, STEPS[0])
     if case.partition == "features":
         return load_parties(config)
@@ -112,9 +117,8 @@ def divide(case: Case, seed: int) -> list[PartyData]:
     columns, nothing = sp.csr_array(whole.features), np.zeros((whole.num_nodes, 1), np.float32)
     none = np.empty(0, np.int64)
     edgeless = Graph.from_edges(none, none, whole.num_nodes)
-    few = columns.shape[1] < 10  # few columns stay together
-    half = columns.shape[1] if few else columns.shape[1] // 2
-    views: list[tuple[Any, Graph]] = [(columns[:, :half], edgeless), (columns[:, half:], edgeless)][: 1 if few else 2]
+    bounds = [index * columns.shape[1] // (case.num_clients - 1) for index in range(case.num_clients)]
+    views: list[tuple[Any, Graph]] = [(columns[:, start:stop], edgeless) for start, stop in pairwise(bounds)]
     views.append((nothing, whole.graph))
     return [
         dataclasses.replace(whole, name="abc"[m], features=features, graph=graph, feature_names=(), checked=None)
@@ -301,8 +305,8 @@ def train(case: Case, parties: list[PartyData], method: str, step: float, seed: 
 class Comparison:
     """All trainings of one case. A training whose curve is in the log is not repeated."""
 
-    def __init__(self, case: Case, seeds: range, log: Path) -> None:
-        self.case, self.seeds, self.log = case, seeds, log
+    def __init__(self, case: Case, tuning_seeds: range, log: Path) -> None:
+        self.case, self.tuning_seeds, self.log = case, tuning_seeds, log
         self.parties: dict[int, list[PartyData]] = {}
         self.curves: dict[tuple[str, float, int], Curve] = {}
         if log.exists():
@@ -332,13 +336,14 @@ class Comparison:
         """Return the rounds that a budget pays for, a multiple of EVERY."""
         if budget == "exchanges":
             return EXCHANGES // (METHODS[method].exchanges * len(self.case.model["aggregation_layers"]))
-        allowed = min(METHODS[each].rounds * self.seconds(each) for each in METHODS)  # what every gradient has used
+        known = {method for method, _, _ in self.curves}
+        allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)  # what every gradient has used
         return round(allowed / self.seconds(method) / EVERY) * EVERY
 
     def choose(self, method: str, rounds: int) -> float:
         """Return the step with the best mean validation score; it is better than the next larger and smaller one.
 
-        The search starts at CENTER. Seed 0 moves first, then the mean over all seeds.
+        The search starts at CENTER. Seed 0 moves first, then the mean over all tuning seeds.
         """
 
         def score(step: float, seeds: range) -> float:
@@ -346,10 +351,10 @@ class Comparison:
             return statistics.fmean(curve.validation[curve.best(rounds)] for curve in curves)
 
         best = CENTER
-        for seeds in (self.seeds[:1], self.seeds):
+        for seeds in (self.tuning_seeds[:1], self.tuning_seeds):
             while True:
                 at = STEPS.index(best)
-                top = max(STEPS[at - 1 : at + 2], key=lambda step: score(step, seeds))
+                top = max(STEPS[max(at - 1, 0) : at + 2], key=lambda step: score(step, seeds))
                 if score(top, seeds) == score(best, seeds):
                     break
                 best = top
@@ -360,7 +365,10 @@ def main() -> None:
     """Print one row per case, budget and gradient."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=positive, default=5)
+    parser.add_argument("--tuning-seeds", type=positive, help="choose the step on this many seeds; default: all")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
+    parser.add_argument("--gradients", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--mean-of-losses", action="store_true", help="descend the mean of the losses, not the sum")
     parser.add_argument(
         "--log", type=place, default=Path("gradients.jsonl"), help="the curves; a later call reuses them"
     )
@@ -371,12 +379,13 @@ def main() -> None:
     for case in CASES:
         if case.name not in args.cases:
             continue
-        comparison = Comparison(case, range(args.seeds), args.log)
+        case = dataclasses.replace(case, mean_of_losses=args.mean_of_losses)
+        comparison = Comparison(case, range(args.tuning_seeds or args.seeds), args.log)
         for budget in ("exchanges", "CPU"):
-            for method in METHODS:
+            for method in args.gradients:
                 rounds = comparison.rounds(method, budget)
                 step = comparison.choose(method, rounds)
-                curves = [comparison.curve(method, step, seed) for seed in comparison.seeds]
+                curves = [comparison.curve(method, step, seed) for seed in range(args.seeds)]
                 found = [(curve.validation[at], curve.test[at]) for curve in curves for at in [curve.best(rounds)]]
                 validation, test = ([pair[index] for pair in found] for index in (0, 1))
                 spread = f"{statistics.stdev(test):.1f}" if len(test) > 1 else "-"

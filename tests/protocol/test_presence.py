@@ -57,10 +57,16 @@ def train_densely(whole, config, owner):
             losers = present if owner is None else (owner,)
             total = sum(whole.loss(m, top) for m in losers)
             leaves = [value for m in present for value in whole.weights[m].values()]
-            found = torch.autograd.grad(total, leaves, materialize_grads=True)
-            with torch.no_grad():
-                for leaf, gradient in zip(leaves, found, strict=True):
-                    leaf -= RATE * gradient
+            *exact, G = torch.autograd.grad(total, [*leaves, top], retain_graph=True, materialize_grads=True)
+            start = None
+            for _ in range(config.train.num_local_steps):
+                walked = [(m, walk(m, joints, sent, present)) for m in present]
+                own = sum(whole.loss(m, H) if owner in (None, m) else (G * H).sum() for m, H in walked)
+                now = torch.autograd.grad(own, leaves, materialize_grads=True)
+                start = start or now
+                with torch.no_grad():
+                    for leaf, g, g0, g_joint in zip(leaves, now, start, exact, strict=True):
+                        leaf -= RATE * ((g - g0) + g_joint)
             continue
         leaf = top.detach().clone().requires_grad_()
         if owner is not None:
@@ -72,7 +78,7 @@ def train_densely(whole, config, owner):
 
 
 @pytest.mark.parametrize("owner", [None, 1])
-@pytest.mark.parametrize(("backward", "steps"), [("local", 3), ("joint", 1)])
+@pytest.mark.parametrize(("backward", "steps"), [("local", 3), ("joint", 1), ("joint", 3)])
 @pytest.mark.parametrize("layers", [(3,), (1, 3), ALL_LAYERS])
 def test_only_the_clients_that_are_present_contribute_and_take_steps(layers, backward, steps, owner):
     keys = {"aggregation_layers": layers, "backward": backward, "num_local_steps": steps, "learning_rate": RATE}

@@ -27,6 +27,7 @@ SETTINGS = {
     "labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "full"},
     "shared sampler, labels at one party": {"optimizer": "adam", "labels": "b", "sampler": "shared", "fanout": 1},
     "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
+    "joint, several steps": {"backward": "joint", "num_local_steps": 3, "optimizer": "adam"},
     "int8, exact gradients": {"backward": "joint", "num_local_steps": 1, "precision": "int8"},
     "int8, labels at one party": {"labels": "b", "precision": "int8"},
     "gcnii with layer norms": {"backbone": "gcnii", "normalization": "layer", "optimizer": "adam"},

@@ -22,6 +22,7 @@ CASES = {
     "labels at one party": {"sampler": "neighbor", "fanout": 1, "batch_size": 4, "labels": "b"},
     "shared, labels at one party": {"sampler": "shared", "fanout": 1, "labels": "b", "aggregation": "concat"},
     "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
+    "joint, several steps": {"backward": "joint", "labels": "b", "backbone": "gcnii"},
     "gcnii, every second round": {"backbone": "gcnii", "checkpoint_every": 2, "optimizer": "adam"},
     "stops early": {"stop_at": 0.01, "evaluate_every": 2},
 }

@@ -48,8 +48,12 @@ class Optimizer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step needs nothing but the gradient."""
-        return self.train.optimizer == "sgd" and not self.train.momentum
+        """Whether a step needs nothing but the gradient of one backward pass.
+
+        Later steps with exact gradients add up three gradients.
+        """
+        one_pass = self.train.backward == "local" or self.train.num_local_steps == 1
+        return self.train.optimizer == "sgd" and not self.train.momentum and one_pass
 
     @property
     def descent(self) -> tuple[float, float]:
