@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tomli_w
 
-from glasu.experiments.plan import METHOD_SETTINGS, find_tuned_file
+from glasu.experiments.plan import METHOD_SETTINGS, TUNED_AS, find_tuned_file
 from glasu.experiments.search import SearchOptions, search
 
 ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # with one local step, with four
@@ -42,7 +42,7 @@ def run_file(folder: Path, dataset: str, method: str, backbone: str) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="cora,citeseer,pubmed")
-    parser.add_argument("--methods", default=",".join(METHOD_SETTINGS))
+    parser.add_argument("--methods", default=",".join(name for name in METHOD_SETTINGS if name not in TUNED_AS))
     parser.add_argument("--backbone", default="gcnii")
     parser.add_argument("--space", default="settings")
     parser.add_argument("--sampler", default="grid")

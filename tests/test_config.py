@@ -220,7 +220,7 @@ def test_an_unknown_name_in_an_override_is_refused_too(tmp_path):
         ("train", "learning_rate", float("inf"), "must be a finite number"),
         ("train", "sampled_evaluation", 1, "true or false"),
         ("train", "labels", 3, "must be a string"),
-        ("train", "method", "sgd", '"glasu" or "centralized" or "standalone" or "simulated"'),
+        ("train", "method", "sgd", '"glasu" or "centralized" or "standalone" or "ensemble" or'),
         ("model", "backbone", "gin", '"gcn" or "gcnii" or "gat" or "sage"'),
         ("model", "aggregation_layers", 3, "a list of integers"),
         ("model", "aggregation_layers", 3.0, "a list of integers"),

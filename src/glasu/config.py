@@ -205,12 +205,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         silent = not self.model.aggregation_layers
-        if silent and self.train.labels != "all":
+        method = registry.load("method", self.train.method)
+        if silent and self.train.labels != "all" and not method.averages:
             raise ConfigError(
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
                 'add an aggregation layer, or use labels = "all".'
             )
-        method = registry.load("method", self.train.method)
         if silent and self.train.backward == "joint" and not method.prescribes("train", "backward"):
             raise ConfigError(
                 'train.backward="joint": without aggregation layers there is no server to send gradients to; '

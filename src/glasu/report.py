@@ -47,7 +47,11 @@ class SplitScores(JsonRecord):
 
     metrics: Mapping[str, float]  # as the task names them
     round: int | None = None  # number of rounds after which this model was reached
-    per_client: tuple[float, ...] | None = None  # standalone: the first metric of every client
+    # Where parties train alone, the first metric of every client: of its model, and of plain label propagation over its
+    # edges (standalone). None for a client without labels, or without edges.
+    per_client: tuple[float | None, ...] | None = None
+    per_client_propagation: tuple[float | None, ...] | None = None
+    per_client_better: tuple[str, ...] | None = None  # "model" or "propagation"; only of the validation split
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metrics and the other fields on one level."""
@@ -95,7 +99,7 @@ class HistoryEntry(JsonRecord):
     """One evaluation on the validation split, and the cost of the run until then."""
 
     round: int
-    loss: float
+    loss: float | None  # None where the parties train alone and send no losses
     metrics: Mapping[str, float]
     bytes: int
     exchanges: int
@@ -105,7 +109,7 @@ class HistoryEntry(JsonRecord):
         """Return the entry with the metrics as val_<name>."""
         values = super().to_dict()
         metrics = {f"val_{name}": value for name, value in values.pop("metrics").items()}
-        return {"round": values.pop("round"), "loss": values.pop("loss"), **metrics, **values}
+        return {"round": values.pop("round"), "loss": values.pop("loss", None), **metrics, **values}
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,7 @@ class RunReport(Report):
     parties: tuple[PartySummary, ...]
     overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
     notes: tuple[str, ...] = ()  # about the data
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
 
     def _selected(self) -> str:
         chosen = self.validation.round
@@ -236,6 +241,25 @@ class RunReport(Report):
             f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(JsonRecord):
+    """Results and cost of a cheaper method with the settings of a run, or the reason why it is not possible."""
+
+    test: SplitScores | None = None
+    validation: SplitScores | None = None
+    bytes: int = 0
+    exchanges: int = 0
+    refused: str | None = None
+
+    @classmethod
+    def of(cls, report: RunReport) -> Baseline:
+        """Return the part of a report that a comparison needs."""
+        traffic = report.traffic
+        return cls(
+            test=report.test, validation=report.validation, bytes=traffic.total_bytes, exchanges=traffic.exchanges
         )
 
 

@@ -60,7 +60,7 @@ def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
     run_all(tmp_path, "accuracy", "lazy", seeds=2)
     assert (tmp_path / "results.csv").read_text().splitlines()[0] == COLUMNS
     found = {(row["method"], row["setting"], row["seed"]): row for row in rows(tmp_path)}
-    assert len(found) == 2 * (5 + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
+    assert len(found) == 2 * (len(METHOD_SETTINGS) + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
     for run in [run for name in ("accuracy", "lazy") for run in PLAN.list_runs(name, ["synthetic"], [0, 1])]:
         row = found[run.method, run.setting, str(run.seed)]
         report = glasu.train(load_parties(run.config), run.config)
@@ -74,29 +74,29 @@ def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
 
 def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(tmp_path):
     _, first = run_all(tmp_path, "accuracy")
-    assert sum("test accuracy" in line for line in first) == 5
+    assert sum("test accuracy" in line for line in first) == len(METHOD_SETTINGS)
     (tmp_path / "results.csv").unlink()
     _, second = run_all(tmp_path, "accuracy")
     assert not any("test accuracy" in line for line in second)
-    assert len(rows(tmp_path)) == 5
+    assert len(rows(tmp_path)) == len(METHOD_SETTINGS)
     lost = next((tmp_path / "runs").rglob("glasu-4*/seed-0-*.json"))
     lost.write_text(lost.read_text()[:-40])  # half a file, as another program's crash might leave it
     _, third = run_all(tmp_path, "accuracy")
-    assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["5/5 synthetic glasu-4"]
+    assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["7/7 synthetic glasu-4"]
 
     def changed(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
         rate = {"learning_rate": 0.05} if method == "simulated" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
     _, fourth = run_all(tmp_path, "accuracy", plan=Plan(settings=changed))
-    assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["5/5 synthetic simulated"]
+    assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["7/7 synthetic simulated"]
     _, fifth = run_all(tmp_path, "accuracy")  # the earlier results still exist
     assert not any("test accuracy" in line for line in fifth)
     for path in (tmp_path / "runs").rglob("*.json"):  # as an older version of the program wrote them
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "epoch": stored["epoch"] - 1}))
     _, sixth = run_all(tmp_path, "accuracy")
-    assert sum("test accuracy" in line for line in sixth) == 5
+    assert sum("test accuracy" in line for line in sixth) == len(METHOD_SETTINGS)
 
 
 def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_holds(tmp_path):
@@ -107,7 +107,7 @@ def test_a_quick_look_costs_no_finished_run_and_tables_show_all_that_the_folder_
         assert reproduce.QUICK in (tmp_path / page).read_text()
     done, lines = run_all(tmp_path, "accuracy", seeds=1)
     assert reproduce.QUICK not in (tmp_path / "tables.md").read_text()
-    assert sum("test accuracy" in line for line in lines) == 4  # GLASU-4 was there
+    assert sum("test accuracy" in line for line in lines) == len(METHOD_SETTINGS) - 1  # GLASU-4 was there
     assert {row["seed"] for row in rows(tmp_path)} == {"0", "1"}
     assert [table.title for table in done.tables] == ["Accuracy", "Lazy aggregation"]
 
@@ -119,7 +119,7 @@ def test_a_second_command_in_the_same_folder_is_refused(tmp_path):
 
 def test_tables_are_written_however_it_ends(tmp_path):
     def stop(line: str) -> None:
-        if line.startswith("2/5"):
+        if line.startswith("2/7"):
             raise KeyboardInterrupt
 
     with on_log(stop), pytest.raises(KeyboardInterrupt):
@@ -164,9 +164,9 @@ def test_a_run_that_diverges_is_named_and_the_others_are_kept(tmp_path):
         rate = {"learning_rate": 1e30} if method == "glasu-1" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
-    with pytest.raises(TrainingError, match=r"1 of 5 runs failed; the first was synthetic/glasu-1.*diverged"):
+    with pytest.raises(TrainingError, match=r"1 of 7 runs failed; the first was synthetic/glasu-1.*diverged"):
         run_all(tmp_path, "accuracy", plan=Plan(settings=wild))
-    assert [row["method"] for row in rows(tmp_path)] == ["centralized", "standalone", "simulated", "glasu-4"]
+    assert [row["method"] for row in rows(tmp_path)] == [name for name in METHOD_SETTINGS if name != "glasu-1"]
 
 
 def test_what_is_written_tells_nothing_about_the_machine(tmp_path, monkeypatch):

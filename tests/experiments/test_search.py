@@ -295,7 +295,7 @@ def test_test_labels_change_nothing(run_file):
         assert plain == other
 
 
-@pytest.mark.parametrize("method", ["glasu", "standalone", "centralized", "simulated"])
+@pytest.mark.parametrize("method", ["glasu", "standalone", "ensemble", "smooth", "centralized", "simulated"])
 @pytest.mark.parametrize("patience", [0, 1])
 def test_a_trial_is_worth_the_validation_score_of_its_run(run_file, method, patience):
     overrides = [f"train.method={method}", f"train.patience={patience}", "train.num_rounds=8", "train.evaluate_every=1"]

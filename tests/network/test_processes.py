@@ -57,6 +57,20 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 
+def test_parties_that_train_alone_are_killed_and_the_combined_prediction_is_the_same(processes):
+    roles = processes(SMALL_RUN.format(rounds=30) + 'method = "smooth"\n')
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: roles.rounds("b") >= 5)
+    roles.kill("b", alone=True)
+    roles.wait(lambda: roles.rounds("b") >= 12)
+    roles.kill("server", alone=True)
+    assert_same_report(roles.finish(), roles)
+    assert "continuing after round" in roles.log("b")
+    assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
 def test_of_two_processes_with_one_kit_exactly_one_takes_part(processes):
     roles = processes(SMALL_RUN.format(rounds=10))
     roles.listen()

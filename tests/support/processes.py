@@ -93,8 +93,11 @@ class Processes:
                 assert process.poll() in (None, 0), self.log(name)
             time.sleep(0.02)
 
-    def kill(self, name: str, after: float = 0.0) -> None:
-        """Kill a role without warning, and start it again; at most one round is done again."""
+    def kill(self, name: str, after: float = 0.0, *, alone: bool = False) -> None:
+        """Kill a role without warning, and start it again; at most one round is done again.
+
+        Parties that train alone do so from their own checkpoints, of which the server does not know.
+        """
         attempts = self.attempts()
         self.running[name].send_signal(signal.SIGKILL)
         self.running[name].wait()
@@ -102,7 +105,7 @@ class Processes:
         reached = max(self.rounds(role) for role in self.started)
         self.start(name)
         self.wait(lambda: len(self.attempts()) > len(attempts))
-        assert self.attempts()[-1] >= reached - 1
+        assert alone or self.attempts()[-1] >= reached - 1
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""
@@ -126,7 +129,7 @@ def assert_same_report(report: dict, roles: Processes) -> None:
     simulated = simulate(roles.parties, roles.config).report
     assert report["weights_sha256"] == list(simulated.weights_sha256)
     assert report["losses"] == list(simulated.losses)
-    assert report["test"] == simulated.test.to_dict()
+    assert report["test"] == json.loads(simulated.to_json())["test"]
     for name in "abc":
         own = json.loads((roles.folder / name / "report.json").read_text())
         assert own["weights_sha256"][0] == report["weights_sha256"]["abc".index(name)]

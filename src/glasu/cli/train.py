@@ -2,12 +2,14 @@
 
 It writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. During
 the training the folder also holds checkpoints: the same command resumes from them. They are removed at the end. A
-finished run with other settings is replaced only with --fresh.
+finished run with other settings is replaced only with --fresh. With --baselines it also trains the parties alone, and
+compares the result with theirs, with averaged predictions, and with averages that are smoothed over the edges.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path, read_config
 
@@ -22,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=parse_path, required=True, metavar="DIR", help="folder for report.json and model/"
     )
     parser.add_argument("--fresh", action="store_true", help="start over and replace the run that DIR holds")
+    parser.add_argument(
+        "--baselines", action="store_true", help="also train standalone, ensemble and smooth, and compare them"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -38,9 +43,10 @@ def run(args: argparse.Namespace) -> None:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)
 
-        from glasu.data.sources.catalog import load_data
+        from glasu.data.sources.catalog import load_data, load_parties
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
+        from glasu.runtime.baselines import compare_baselines, train_baselines
         from glasu.runtime.checkpointing import checkpoint_folder
         from glasu.runtime.simulation import SimulationOptions, simulate
         from glasu.runtime.trained_model import TrainedModel, remove_model
@@ -57,7 +63,12 @@ def run(args: argparse.Namespace) -> None:
                 )
                 simulation = simulate(loaded.parties, config, options)
             TrainedModel.of(simulation.clients).save(out / "model")
-            write_atomically(out / "report.json", simulation.report.to_json().encode())
+            report = simulation.report
+            if args.baselines:
+                report = replace(report, baselines=train_baselines(config, load_parties))
+            write_atomically(out / "report.json", report.to_json().encode())
             for finished in checkpoints.glob("*.checkpoint"):
                 finished.unlink()
-    print(simulation.report.summary())
+    print(report.summary())
+    if args.baselines:
+        print(compare_baselines(report, report.baselines))

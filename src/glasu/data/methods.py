@@ -1,6 +1,6 @@
 """The methods of `train.method`: the settings that each one prescribes, and the data that its parties see.
 
-A method is a special case of the algorithm, so it is a row of METHODS and has no code elsewhere.
+A method is a row of METHODS. Its fields say what the other modules need to know: no other module names a method.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from glasu import registry
 from glasu.config import ModelConfig, Override, RunConfig
+from glasu.errors import DataError
 
 if TYPE_CHECKING:  # a server reads this table, and it has no scipy
     from glasu.data.party import PartyData
 
+NOTHING_TO_SMOOTH = 'train.method="smooth" propagates predictions over edges; without edges use "ensemble".'
 Settings = Mapping[str, Mapping[str, Any]]  # {"train": {"num_local_steps": 1}}
 
 
@@ -27,6 +29,8 @@ class Method:
     one_party: bool = False  # one party holds all data
     needs_all_labels: bool = False  # every party learns from its own labels
     between_machines: bool = False  # no party needs the data of another
+    averages: bool = False  # the server averages the class probabilities of parties that trained alone
+    smooths: bool = False  # each party propagates the averaged class probabilities over its edges
 
     def prescribes(self, section: str, key: str) -> bool:
         """Return whether the method decides a setting."""
@@ -48,6 +52,10 @@ def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
     return [pool_parties(parties)] if len(parties) > 1 else list(parties)
 
 
+def _train_alone(model: ModelConfig) -> Settings:
+    return {"model": {"aggregation_layers": ()}, "train": {"backward": "local", "party_dropout": 0.0}}
+
+
 def _share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
     from glasu.data.partition import share_edges
 
@@ -65,10 +73,9 @@ METHODS: dict[str, Method] = {
         prepare=_pool,
         one_party=True,
     ),
-    "standalone": Method(
-        prescribe=lambda model: {"model": {"aggregation_layers": ()}, "train": {"backward": "local"}},
-        needs_all_labels=True,
-    ),
+    "standalone": Method(prescribe=_train_alone, needs_all_labels=True),
+    "ensemble": Method(prescribe=_train_alone, needs_all_labels=True, between_machines=True, averages=True),
+    "smooth": Method(prescribe=_train_alone, between_machines=True, averages=True, smooths=True),
     "simulated": Method(  # Ni et al.: every layer aggregates, and every client has all edges
         prescribe=lambda model: {
             "data": {"edge_fraction": 1.0},
@@ -86,6 +93,11 @@ def method_of(config: RunConfig) -> Method:
     return method
 
 
+def has_server(config: RunConfig) -> bool:
+    """Return whether the parties of a run exchange messages: in training, or for an averaged prediction."""
+    return bool(config.model.aggregation_layers) or method_of(config).averages
+
+
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
     """Check the parties, give each one the data that the method lets it see, and apply the prescribed settings."""
     from glasu.data.alignment import check_parties, keep_labels
@@ -95,6 +107,8 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
     prepared = method.prepare(keep_labels(parties, labels))
+    if method.smooths and not any(party.graph.num_edges for party in prepared):
+        raise DataError(f"no party has an edge. {NOTHING_TO_SMOOTH}")
     requested = config.data.num_clients
     config, overridden = override_settings(config)
     if config.data.num_clients != len(prepared):

@@ -15,10 +15,14 @@ from glasu.config import ModelConfig, RunConfig
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "centralized": {"method": "centralized"},
     "standalone": {"method": "standalone", "num_local_steps": 1},
+    "ensemble": {"method": "ensemble", "num_local_steps": 1},
+    "smooth": {"method": "smooth", "num_local_steps": 1},
     "simulated": {"method": "simulated", "num_local_steps": 1},
     "glasu-1": {"method": "glasu", "num_local_steps": 1, "backward": "joint"},
     "glasu-4": {"method": "glasu", "num_local_steps": 4},
 }
+
+TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # the parties train alone, so the same settings fit
 
 NATURAL_RELATIONS = {  # they have one client for each relation
     "dblp_authors": ("APA", "APCPA", "APTPA"),
@@ -45,9 +49,9 @@ TABLE_NAMES = tuple(DATASETS)
 @functools.cache
 def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
     """Return the settings of a method on a data set: tuned by a search if there is a file, otherwise the defaults."""
-    path = find_tuned_file(dataset, method, backbone)
+    path = find_tuned_file(dataset, TUNED_AS.get(method, method), backbone)
     if path.is_file():
-        return RunConfig.from_toml(path)
+        return RunConfig.from_toml(path).replace(train={"method": METHOD_SETTINGS[method]["method"]})
     config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHOD_SETTINGS[method]})
     return config.replace(model={"backbone": backbone})
 

@@ -53,7 +53,7 @@ class RunResult:
 
     row: Row
     curve: tuple[CurvePoint, ...]
-    per_client: tuple[float, ...] = ()  # standalone: the test accuracy of each client alone
+    per_client: tuple[float, ...] = ()  # where parties train alone: the test accuracy of each
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # about the data
 
@@ -101,7 +101,8 @@ def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResul
     curve = tuple(
         CurvePoint(**{item.name: entry[item.name] for item in fields(CurvePoint)}) for entry in report.history
     )
-    return RunResult(row, curve, report.test.per_client or (), report.versions, notes)
+    alone = tuple(value for value in report.test.per_client or () if value is not None)
+    return RunResult(row, curve, alone, report.versions, notes)
 
 
 def store_result(folder: Path, run: Run, result: RunResult) -> None:

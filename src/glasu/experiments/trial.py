@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from glasu.config import RunConfig
+from glasu.data.methods import method_of
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
@@ -113,7 +114,8 @@ def run_trial(
     for index in range(terms.seeds):
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
-        runs.append(_Run(len(parties), terms.max_bytes, should_stop))
+        combines = method_of(seeded).averages
+        runs.append(_Run(len(parties), terms.max_bytes, should_stop, combines=combines))
         try:
             runs[-1].train(parties, seeded, workers)
         except TrainingError as error:
@@ -131,7 +133,10 @@ def run_trial(
 class _Run:
     """One run and its evaluations; parties that train alone have separate ones."""
 
-    def __init__(self, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool]) -> None:
+    def __init__(
+        self, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool], *, combines: bool = False
+    ) -> None:
+        self.combines = combines  # the parties train alone, and only their combined prediction counts
         self.num_parties, self.max_bytes, self.should_stop = num_parties, max_bytes, should_stop
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.trained: set[str | None] = set()
@@ -174,10 +179,14 @@ class _Run:
         if not self.ended and isinstance(event, RoundDone | Evaluated):
             if self.max_bytes is not None and event.bytes > self.max_bytes:
                 self.over_budget = self.ended = True
-            elif isinstance(event, Evaluated) and event.split == "validation":
+            elif isinstance(event, Evaluated) and event.split == "validation" and self._counts(event):
                 self._record(event, num_rounds)
         if self.ended:
             raise _RunEnded
+
+    def _counts(self, event: Evaluated) -> bool:
+        """Return whether an evaluation is one of the method; parties that combine their predictions count together."""
+        return event.party is None or not self.combines
 
     def _record(self, event: Evaluated, num_rounds: int) -> None:
         score, party = event.metrics[event.selected_by.name], event.party

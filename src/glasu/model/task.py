@@ -114,6 +114,10 @@ class Task(ABC):
 
         return torch.from_numpy(labels)
 
+    def label_scores(self, labels: Labels, classes: Sequence[str]) -> ScoreRows:
+        """Return the scores that a certain and correct prediction of known labels has; one row per label."""
+        return labels.reshape(len(labels), -1).astype(np.float64)
+
     # Loss and scores.
 
     @abstractmethod
@@ -185,6 +189,9 @@ class Multiclass(Task):
 
         if train.class_weights != "none":
             self.weights = torch.from_numpy(_weigh_classes(train.class_weights, labels, len(classes)))
+
+    def label_scores(self, labels: Labels, classes: Sequence[str]) -> ScoreRows:
+        return np.eye(len(classes))[labels]
 
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
         """Return the mean of w[y] times the cross-entropy, and its gradient; w is 1 without `train.class_weights`."""
@@ -336,6 +343,11 @@ class Regression(Task):
 
     def num_scores(self, num_classes: int) -> int:
         return 1
+
+    def label_scores(self, labels: Labels, classes: Sequence[str]) -> ScoreRows:
+        assert self.scale is not None
+        mean, deviation = self.scale.tolist()
+        return super().label_scores(((labels - mean) / deviation).clip(-MAX_DEVIATIONS, MAX_DEVIATIONS), classes)
 
     def label_tensor(self, labels: Labels, dtype: torch.dtype) -> Tensor:
         assert self.scale is not None

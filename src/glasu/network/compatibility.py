@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
-from glasu.data.methods import method_of
+from glasu.data.methods import has_server, method_of, override_settings
 from glasu.errors import ConfigError
 from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding, Level
@@ -192,7 +192,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 
 def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
     """Compare a party's --expect with the server's settings. The number of clients may differ."""
-    agreed = agreed.replace(data={"num_clients": server.data.num_clients})
+    agreed, _ = override_settings(agreed.replace(data={"num_clients": server.data.num_clients}))
     return compare_settings({f"{party} expects": agreed.flatten(), THE_SERVER: server.flatten()})
 
 
@@ -225,7 +225,7 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
             f"train.method={config.train.method!r} needs the data of all parties in one place, or of one party only. "
             "It cannot run over the network. Use glasu train."
         )
-    if not config.model.aggregation_layers:
+    if not has_server(config):
         raise ConfigError("model.aggregation_layers=[]: the parties would exchange nothing. Use glasu train.")
 
 
@@ -238,6 +238,7 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
         )
     if config.data.num_clients != type(config.data).num_clients:  # it was set
         refuse_other_count(config.data.num_clients, len(roster), "the parties of the server's kit number")
+    config, _ = override_settings(config)
     return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
 
 

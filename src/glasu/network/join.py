@@ -21,7 +21,7 @@ from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
 from glasu.network.handshake import Payload, ResultPayload, StatementPayload, WelcomePayload, read_payload
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client
+from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
@@ -131,7 +131,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
         client.identity.incarnation = self.state.value.incarnation
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch
-        self._limits = Limits.of_run(config, party.num_nodes, len(party.classes), client.identity.num_clients)
+        self._limits = limit_messages(config, party)
 
     @abstractmethod
     def facts(self) -> Facts:

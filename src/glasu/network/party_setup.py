@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
+from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import Preparation
@@ -16,9 +17,11 @@ from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.protocol.client import Client
+from glasu.protocol.limits import Limits
 from glasu.runtime.memory import check_memory, total_memory
 from glasu.timing import Clock, Stopwatch
 
+MAX_UNKNOWN_CLASSES = 4096
 TOO_LARGE = (
     "this party allows {limit}. Ask the server's operator for smaller values, or raise the limit with --max-memory."
 )
@@ -68,6 +71,16 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party
+
+
+def limit_messages(config: RunConfig, party: PartyData) -> Limits:
+    """Return the greatest sizes of the messages that this party accepts.
+
+    A party without labels does not know the number of classes. Where predictions are averaged it receives class
+    probabilities, and accepts up to MAX_UNKNOWN_CLASSES columns.
+    """
+    unknown = MAX_UNKNOWN_CLASSES if method_of(config).averages else 0
+    return Limits.of_run(config, party.num_nodes, len(party.classes) or unknown, config.data.num_clients)
 
 
 def build_client(

@@ -38,6 +38,7 @@ from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
+ALONE = "alone"  # folder, below that of the checkpoints
 DEFAULTS = RunConfig().flatten()
 
 
@@ -143,36 +144,54 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     # --- checkpoints ------------------------------------------------------------------------
 
     def begin(self, attempt: ProposedAttempt) -> Script[dict[str, float]]:
-        """Restore the checkpoint of an attempt and return the script that continues from it."""
+        """Restore the checkpoint of an attempt and return the script that continues from it.
+
+        A party that trains alone continues from its own last checkpoint. The other roles need not know its round,
+        because no message was sent before the end of its training.
+        """
         assert self._first is not None
         client, state = self.client, self._first
         if self._saver is None:
             self._saver = self._open_run()
         self.settle()
         self.state.update(finished=None)  # results of an earlier attempt are computed again
-        if attempt.round:
-            checkpoint = self._load(attempt)
+        alone = self._load_alone() if self._trains_alone else None
+        if attempt.round or alone is not None:
+            checkpoint = self._load(attempt) if alone is None else alone
             state = checkpoint.client
             if self.telemetry.traffic.messages == 0:  # this process has just started
                 self.telemetry.restore_cost(checkpoint.cost)
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
         self.options.log.info(
-            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round)
+            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(client.progress.round)
         )
         return client_script(client)
+
+    @property
+    def _trains_alone(self) -> bool:
+        return self._client is not None and not self._client.config.model.aggregation_layers
+
+    def _load_alone(self) -> PartyCheckpoint | None:
+        """Return the last checkpoint of a party that trains alone; None if it has to begin with round 0."""
+        store = self._store(ALONE)
+        damaged: list[str] = []
+        last = max(store.digests(damaged), default=0)
+        for line in damaged:
+            self.options.log.warning("not used: %s", line)
+        return store.load(last, PartyCheckpoint) if last else None
 
     def _open_run(self) -> Saver:
         """Let the folder belong to the run, which begins now; with --fresh, remove the earlier content."""
         if self.fresh:
-            removed = self._store().clear()
+            removed = [*self._store().clear(), *self._store(ALONE).clear()]
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.update(finished=None, closed=False)
         self.state.update(run=self.client.identity.run.hex(), digest=self.client.config.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
-        store = self._store(self.client.config.extensions())
+        store = self._store(ALONE if self._trains_alone else "", self.client.config.extensions())
         store.remove_partial_files()
         return Saver(store)
 
@@ -189,10 +208,15 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             "over with --fresh everywhere."
         )
 
-    def _store(self, extensions: tuple[Extension, ...] = ()) -> Store:
-        """Return the checkpoints of the run that joining.json names; `extensions` is for writing."""
+    def _store(self, folder: str = "", extensions: tuple[Extension, ...] = ()) -> Store:
+        """Return the checkpoints of the run that joining.json names.
+
+        Args:
+            folder: ALONE for those of a party that trains alone. The party does not offer them to the server.
+            extensions: for writing.
+        """
         owner = f"party {self.party.name} in run {self.state.value.run}"
-        return Store(self.options.out / CHECKPOINTS, owner, extensions)
+        return Store(self.options.out / CHECKPOINTS / folder, owner, extensions)
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
@@ -233,7 +257,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             self._saver.close()
         if finished:
             self.state.update(closed=True)
-            self._store().clear()
+            for folder in ("", ALONE):
+                self._store(folder).clear()
 
     def result(self) -> dict[str, Any] | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glasu.config import resolve
+from glasu.data.methods import override_settings
 from glasu.errors import CheckpointError
 from glasu.network.compatibility import config_for_network
 from glasu.network.facts import server_facts
@@ -164,7 +165,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
     def _build_report(self, weights_sha256: Sequence[str]) -> RunReport:
         server = self._server
         assert server is not None
-        _, overridden = resolve(self.config, server.sizes.num_nodes)
+        _, overridden = override_settings(self.options.config)
+        overridden |= resolve(self.config, server.sizes.num_nodes)[1]
         parties = [
             PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.data.methods import NOTHING_TO_SMOOTH
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
@@ -41,7 +42,7 @@ def exchange_rows(
     key: Key,
     kinds: tuple[type[TensorMessage], type[TensorMessage]],
     sent: Sent | None,
-    shape: tuple[int, int],
+    shape: tuple[int, int | None],
     *,
     upcoming: Sample | None = None,
     requested: NDArray[np.bool_] | None = None,
@@ -53,7 +54,7 @@ def exchange_rows(
         key: of the exchange.
         kinds: of the messages and of the answers.
         sent: the released tensor; None: this client contributes nothing and waits for the answer.
-        shape: of the answer, with all rows.
+        shape: of the answer, with all rows; None columns if this client does not know their number.
         upcoming: the sample of the next round, if it is known.
         requested: the rows of the answer that this client receives, if not all.
     """
@@ -77,7 +78,7 @@ def exchange_rows(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int]) -> NDArray[Any]:
+def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> NDArray[Any]:
     """Decode the tensor of an answer; refuse another encoding or shape, NaN and infinity."""
     kind = message.content().kind
     encoding = client.release.encodings[kind]
@@ -93,7 +94,7 @@ def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int])
             "diverged: lower train.learning_rate. If other parties report finite values, check the server."
         )
     value = encoding.decode(message.value)
-    if value.shape != shape:
+    if value.shape != (shape[0], value.shape[1] if shape[1] is None else shape[1]):
         raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {value.shape}.")
     return value
 
@@ -105,6 +106,8 @@ def answer_rows(
     respond: Respond,
     num_rows: int | None = None,
     senders: Sequence[int] | None = None,
+    *,
+    from_any: bool = False,
 ) -> Script[int]:
     """Server: answer chunk after chunk until a chunk is not full; return the number of rows.
 
@@ -115,14 +118,17 @@ def answer_rows(
         respond: builds the answer to the tensors of one chunk, which are in client order.
         num_rows: the number of rows to expect, if the server knows it.
         senders: the clients that send a tensor, if not all; the others wait for the answer.
+        from_any: any client may wait, but in all chunks or in none.
     """
-    chunk_rows = server.config.wire.chunk_rows
-    everyone = senders is None or len(senders) == len(server.roster)
+    chunk_rows, waiting = server.config.wire.chunk_rows, None
+    everyone = not from_any and (senders is None or len(senders) == len(server.roster))
     kinds: tuple[type[Message], ...] = (kind,) if everyone else (kind, Waiting)
     for chunk in itertools.count():
         answer, first_row = key.at(key.layer, chunk), chunk * chunk_rows
         messages = yield Receive(kinds, answer)
-        if senders is not None:
+        if from_any:
+            waiting = _check_waiting(server, messages, waiting)
+        elif senders is not None:
             _check_senders(server, messages, senders)
         tensors = [message for message in messages if isinstance(message, TensorMessage)]
         rows = _check_tensors(server, tensors, answer, None if num_rows is None else num_rows - first_row)
@@ -144,6 +150,17 @@ def _check_senders(server: Server, messages: Sequence[Message], senders: Sequenc
                 f"expected a tensor from party {listed} alone, got a {type(message).__name__} from party "
                 f"{server.roster[client]!r}.",
             )
+
+
+def _check_waiting(server: Server, messages: Sequence[Message], before: list[bool] | None) -> list[bool]:
+    """Return which clients sent no tensor; refuse a client that sent some chunks of a tensor and not the others."""
+    waiting = [not isinstance(message, TensorMessage) for message in messages]
+    if all(waiting):
+        raise ProtocolError(f"{messages[0].key}: no party has an edge. {NOTHING_TO_SMOOTH}")
+    for message, now, earlier in zip(messages, waiting, before or waiting, strict=True):
+        if now != earlier:
+            server.refuse(message, f"expected all chunks of a tensor or none, got a {type(message).__name__}.")
+    return waiting
 
 
 def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, rows_left: int | None) -> int:

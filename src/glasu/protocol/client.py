@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from glasu.config import RunConfig
+from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError
@@ -44,6 +45,7 @@ class Client:
             preparation: of the features, from a model trained earlier; None: as the config says.
         """
         self.config, self.party, self.name, self.watch = config, party, party.name, watch
+        self.method = method_of(config)
         run = bytes.fromhex(self.config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
@@ -61,7 +63,7 @@ class Client:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no server: then this client selects its model and records its losses."""
+        """Whether no layer aggregates: then this client selects its model and records its losses."""
         return not self.config.model.aggregation_layers
 
     def state(self) -> ClientState:

@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError, TrainingError
+from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
 from glasu.protocol.messages import Metrics, Verdict
-from glasu.protocol.prediction import client_prediction, server_prediction
-from glasu.protocol.requests import Broadcast, Evaluated, Receive, Script, Send, Timed
-from glasu.protocol.sampling import agree, unite
+from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
+from glasu.protocol.requests import Broadcast, Evaluated, Propagated, Receive, Script, Send, Timed
+from glasu.protocol.sampling import agree, owner_leads, unite
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
+    from glasu.model.blocks import NodeSet
+    from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
@@ -43,7 +46,23 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     if client.is_alone:
         best, selected_by = client.progress.selection.best_round, client.learner.task.selected_by
         yield Evaluated(best, "test", metrics, selected_by, party=client.name)
+        if client.party.graph.num_edges and not client.method.one_party:
+            yield propagate_labels(client)
     return dict(metrics)
+
+
+def propagate_labels(client: Client) -> Propagated:
+    """Score plain label propagation over the party's edges; alpha is chosen on validation, as the model is."""
+    task, graph, start = client.learner.task, client.party.graph, start_from_labels(client.learner.task, client.party)
+    examples = {split: client.data.evaluation_examples(split) for split in ("validation", "test")}
+
+    def score(alpha: float, split: str) -> dict[str, float]:
+        chosen = examples[split]
+        return measure(client, propagate(graph, start, alpha)[client.data.nodes_of(chosen)], chosen)
+
+    alpha = choose_alpha(lambda alpha: task.selection_score(score(alpha, "validation")), PROPAGATING)
+    found, best = {split: score(alpha, split) for split in examples}, client.progress.selection.best
+    return Propagated(client.name, found, best is not None and task.selection_score(found["validation"]) > best)
 
 
 def client_evaluation(client: Client, round_index: int, split: str) -> Script[tuple[dict[str, float], Verdict | None]]:
@@ -55,26 +74,37 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
     nodes = client.data.nodes_of(examples)
-    if client.identity.owner >= 0:
+    if owner_leads(client.config):
         (agreed,) = yield from agree(client, key, [nodes])
         nodes = nodes if client.has_labels else agreed
-    probabilities = yield from client_prediction(client, key, nodes)
+    if client.is_alone:  # also where predictions are averaged after the training
+        own = yield from client_scores(client, key, nodes)
+        return ({} if own is None else measure(client, own, examples)), None
     found: dict[str, float] = {}
+    probabilities = yield from client_prediction(client, key, nodes)
     if client.has_labels:
-        labels = client.party.labels
-        assert labels is not None
-        if not np.isfinite(probabilities).all():
-            raise TrainingError(
-                f"party {client.name!r}, after {round_index} rounds: the predictions are not finite; training "
-                "diverged. Lower train.learning_rate."
-            )
-        found = client.learner.task.evaluate(probabilities, labels[examples])
-    if client.is_alone:
-        return found, None
+        found = evaluate(client, probabilities, examples)
     key = key.at(METRICS_LAYER)
     yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
+
+
+def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, float]:
+    """Return the metrics of released scores, or of their mean, at a client with labels."""
+    return evaluate(client, client.learner.task.convert_scores(scores), examples)
+
+
+def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
+    """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
+    labels = client.party.labels
+    assert labels is not None
+    if not np.isfinite(predictions).all():
+        raise TrainingError(
+            f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
+            "diverged. Lower train.learning_rate."
+        )
+    return client.learner.task.evaluate(predictions, labels[examples])
 
 
 def server_selection(server: Server, loss: float) -> Script[None]:
@@ -104,10 +134,10 @@ def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Scrip
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes)
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
-    return _compare_metrics(server, found)
+    return compare_metrics(server, found)
 
 
-def _compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
+def compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:
     """Return the metrics, which must be equal at all parties with labels."""
     names = [metric.name for metric in server.task.metrics]
     definable = np.array([not metric.can_be_undefined for metric in server.task.metrics])

@@ -100,14 +100,14 @@ class JointGradient(TensorMessage):
 
 @dataclass(frozen=True, eq=False)
 class Scores(TensorMessage):
-    """Client: class probabilities or predictions of the requested nodes."""
+    """Client: class probabilities or predictions, of the requested nodes or of all."""
 
     value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointScores(TensorMessage):
-    """Server: the mean of the clients' scores."""
+    """Server: the mean of the scores that clients sent."""
 
     value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
 
@@ -149,6 +149,13 @@ class Verdict(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Chosen(Message):
+    """Client: the alpha that the label owner chose; empty from the others. Server: the same value to all clients."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("choice", lambda shapes: 1)]
+
+
+@dataclass(frozen=True, eq=False)
 class Waiting(Message):
     """Client: it contributes nothing to this exchange and waits for the answer."""
 
@@ -166,4 +173,5 @@ MESSAGES: tuple[type[Message], ...] = (
     Metrics,
     Verdict,
     Waiting,
+    Chosen,
 )

@@ -6,30 +6,35 @@ Scores are class probabilities, or what the task has in their place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu.config import RunConfig
+from glasu.data.methods import has_server
 from glasu.errors import ProtocolError
-from glasu.model.aggregation import Mean
-from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.averaging import (
+    Requested,
+    client_average,
+    client_average_all,
+    client_average_propagated,
+    server_average,
+    server_average_all,
+    server_average_propagated,
+)
 from glasu.protocol.inference import client_inference, exchange_partial, server_inference, walk_forward
-from glasu.protocol.messages import JointScores, Scores
-from glasu.protocol.requests import Broadcast, Scatter, Script
+from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
-from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.model.blocks import NodeSet
+    from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
-
-Requested: TypeAlias = NDArray[np.bool_]  # over the requested nodes: those that one client requested
 
 
 def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
@@ -56,26 +61,36 @@ def client_prediction(
 
     With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
     nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
-    return an empty array.
+    return an empty array. Where the method smooths, the mean is propagated over the parties' edges.
     """
+    task = client.learner.task
+    if client.method.smooths:
+        own = yield from client_scores(client, key, np.arange(client.data.num_nodes))
+        mean, alpha = (yield from client_average_all(client, key, own)), client.progress.alpha
+        joint = yield from client_average_propagated(client, key, mean, alpha, nodes, requested=requested)
+        return task.convert_scores(joint) if client.has_labels else joint
+    own = yield from client_scores(client, key, nodes)
+    if own is None:
+        return np.empty((0, 0))
+    if client.identity.owner >= 0 or not has_server(client.config):
+        return task.convert_scores(own)
+    key = key.at(client.config.model.num_layers)
+    return task.convert_scores((yield from client_average(client, key, own, len(own), requested=requested)))
+
+
+def client_scores(client: Client, key: Key, nodes: NodeSet) -> Script[ScoreRows | None]:
+    """Client column: return the scores of this client's classifier; None at a client without labels."""
+    if not (client.has_labels or client.config.model.aggregation_layers):  # no other client needs its layers
+        return None
     model = client.learner.model
     model.eval()
     if _is_sampled(client.config, key.phase):
         joint = yield from _sampled_forward(client, key, nodes)
     else:
         joint = yield from _exact_forward(client, key, nodes)
-    own, task = client.learner.scores(joint) if client.has_labels else None, client.learner.task
+    own = np.asarray(client.learner.scores(joint).numpy()) if client.has_labels else None
     model.train()
-    if own is None:
-        return np.empty((0, 0))
-    if client.identity.owner >= 0 or client.is_alone:
-        return task.convert_scores(np.asarray(own.numpy()))
-    key = key.at(client.config.model.num_layers)
-    sent, shape = client.release.tensor("probabilities", own, key), (len(own), own.shape[1])
-    mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
-    if error := task.find_score_error(mean):
-        raise ProtocolError(f"party {client.name!r}, {key}: {task.scores_name} from the server: {error}.")
-    return task.convert_scores(np.asarray(mean))
+    return own
 
 
 def _is_sampled(config: RunConfig, phase: Phase) -> bool:
@@ -124,6 +139,19 @@ def server_prediction(
 
     All clients receive the mean; with `requested`, each client receives the rows that it requested.
     """
+    if server.method.smooths:
+        yield from server_average_all(server, key)
+        yield from server_average_propagated(server, key, num_nodes, requested)
+        return
+    yield from _server_forward(server, key, num_nodes)
+    if server.identity.owner < 0:
+        yield from server_average(server, key.at(server.config.model.num_layers), num_nodes, requested)
+
+
+def _server_forward(server: Server, key: Key, num_nodes: int) -> Script[None]:
+    """Aggregate the layers of an exact or sampled inference, if any layer aggregates."""
+    if not server.aggregation_layers:
+        return
     num_rows: Mapping[int, int | None]
     if _is_sampled(server.config, key.phase):
         sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
@@ -132,16 +160,3 @@ def server_prediction(
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}
     yield from server_inference(server, key, num_rows)
-    if server.identity.owner >= 0:
-        return
-    mean, encoding = Mean(len(server.roster)), server.shapes.encodings["probabilities"]  # also where layers concatenate
-
-    def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
-        rows = mean.combine_partials(encoding, scores, answer, first_row)
-        if requested is None:
-            return Broadcast(JointScores(answer, rows))
-        own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
-        pairs = zip(server.keys_to_each(answer), own, strict=True)
-        return Scatter(tuple(JointScores(key, part) for key, part in pairs))
-
-    yield from answer_rows(server, Scores, key.at(server.config.model.num_layers), respond, num_nodes)

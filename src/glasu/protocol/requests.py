@@ -107,6 +107,16 @@ class Evaluated(Event):
     party: str | None = None  # set where parties train alone
     last: bool = False  # the training is over
     bytes: int = 0  # sent so far by all roles; set in a simulation
+    per_client: tuple[float | None, ...] | None = None  # of a combined prediction: the first metric of each party alone
+
+
+@dataclass(frozen=True)
+class Propagated(Event):
+    """Event: a party that trained alone compared its model with plain label propagation over its edges."""
+
+    party: str
+    metrics: dict[str, dict[str, float]]  # of label propagation, by split
+    is_better: bool  # than the party's model, on validation
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ import numpy as np
 from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
+from glasu.protocol.combination import client_combination, server_combination
 from glasu.protocol.evaluation import client_selection, client_test, server_selection, server_test
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
 from glasu.protocol.presence import draw_present
-from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send
+from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send, Timed
 from glasu.protocol.sampling import (
     client_sampling,
     client_training_examples,
     draw_batches,
     known_rows,
+    owner_leads,
     server_sampling,
     server_training_examples,
     windows,
@@ -39,7 +41,18 @@ Agreement = TypeVar("Agreement")  # what a role knows about the agreed node sets
 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics."""
-    if not client.progress.stopped:
+    yield from client_training(client)
+    return (yield from client_result(client))
+
+
+def client_training(client: Client) -> Script[None]:
+    """Train to the last round. Without aggregation layers this sends no message."""
+    progress = client.progress
+    if not (client.has_labels or client.config.model.aggregation_layers):  # nothing to learn from
+        progress.stopped, progress.best_weights = True, client.learner.weights()
+        if client.config.train.checkpoint_every:
+            yield Save(client.state)
+    if not progress.stopped:
         examples = yield from client_training_examples(client)
         yield from _run_windows(
             client,
@@ -47,7 +60,14 @@ def client_script(client: Client) -> Script[dict[str, float]]:
             lambda window, samples: client_rounds(client, samples),
         )
     client.learner.forget_gathered()
-    return (yield from client_test(client))
+
+
+def client_result(client: Client) -> Script[dict[str, float]]:
+    """Test the selected weights, alone or together as the method says; return the test metrics."""
+    if not client.method.averages:
+        return (yield from client_test(client))
+    metrics: dict[str, float] = yield Timed(client_combination(client), "evaluation")
+    return metrics
 
 
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
@@ -87,7 +107,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
         client, step, client.identity.key(Phase.TRAINING, sample.round), upcoming
     )
     gradient = None
-    if client.identity.owner >= 0:
+    if owner_leads(client.config):
         _, gradient = yield from client_gradient(client, batch, joint)
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
@@ -118,6 +138,9 @@ def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None)
 
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
+    if server.method.averages:  # the parties train alone
+        yield from server_combination(server)
+        return
     if not server.progress.stopped:
         yield from server_training_examples(server)
         yield from _run_windows(

@@ -37,14 +37,19 @@ def windows(first: int, config: RunConfig) -> Iterator[tuple[range, range]]:
         yield range(start, middle), range(middle, min(middle + size, end))
 
 
+def owner_leads(config: RunConfig) -> bool:
+    """Return whether the other parties learn from the label owner; not where the owner trains alone."""
+    return config.train.labels != "all" and bool(config.model.aggregation_layers)
+
+
 def owner_sends_batches(config: RunConfig) -> bool:
     """Return whether the label owner sends every batch S[L]."""
-    return config.train.labels != "all" and not owner_publishes_nodes(config)
+    return owner_leads(config) and not owner_publishes_nodes(config)
 
 
 def owner_publishes_nodes(config: RunConfig) -> bool:
     """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
-    return config.train.labels != "all" and sampler_class(config.train).shares_draws
+    return owner_leads(config) and sampler_class(config.train).shares_draws
 
 
 def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from glasu.config import RunConfig
+from glasu.data.methods import method_of
 from glasu.errors import ConfigError, GlasuError, ProtocolError
 from glasu.model.aggregation import Aggregation, aggregation_of
 from glasu.model.sampler import sampler_class
@@ -43,6 +44,7 @@ class Server:
             run: the id of the run.
         """
         self.config, self.roster, self.sizes = config, tuple(roster), sizes
+        self.method = method_of(config)
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
         self.aggregation_layers = config.model.aggregation_layers
         self.aggregation = aggregation_of(config.model, len(roster))

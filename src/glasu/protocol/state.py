@@ -95,6 +95,7 @@ class ClientProgress(Progress):
     """The progress of a client, besides weights, optimiser and ledger."""
 
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
+    alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
 
 
 @dataclass(frozen=True, eq=False)

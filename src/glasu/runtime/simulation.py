@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, resolve
-from glasu.data.methods import PreparedRun, apply_method, method_of
+from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import DataError
@@ -20,8 +21,8 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save
-from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save, Script
+from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.report import PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
@@ -47,6 +48,7 @@ class SimulationOptions:
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
+    trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution)
         name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
-        server = make_server(config, clients) if config.model.aggregation_layers else None
+        for client, other in zip(clients, options.trained, strict=False):
+            client.progress = replace(other.progress, stopped=True)
+        server = make_server(config, clients) if has_server(config) else None
         for client in clients:
             telemetry.add_watch(client.watch)
         with _open_checkpoints(options, clients, server, telemetry) as checkpoints:
@@ -190,7 +194,9 @@ def _open_checkpoints(
         yield None
         return
     data = {client.name: client.party.data_digest() for client in clients}
-    checkpoints = SimulationCheckpoints(options.checkpoints, config, data, telemetry, server=server is not None)
+    # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
+    serves_rounds = server is not None and bool(config.model.aggregation_layers)
+    checkpoints = SimulationCheckpoints(options.checkpoints, config, data, telemetry, server=serves_rounds)
     state = checkpoints.open(fresh=options.fresh)
     if state is not None:
         for client in clients:
@@ -210,6 +216,7 @@ def _run_scripts(
     each: Map,
 ) -> None:
     """Run the scripts of all roles to their end."""
+    alone = not clients[0].config.model.aggregation_layers
 
     def perform(name: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
@@ -219,16 +226,19 @@ def _run_scripts(
             return
         if name is None or server is None:
             telemetry.observe(action)
-        elif not isinstance(action, Evaluating):  # the server reports it
+        elif not (alone or isinstance(action, Evaluating)):  # the server reports it
             return
         if options.observer is not None:
             if isinstance(action, RoundDone | Evaluated):
                 action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 
-    running = [
-        Running(client.name, client_script(client), client.watch, partial(perform, client.name)) for client in clients
-    ]
+    def run(script: Callable[[Client], Script[Any]]) -> list[Running]:
+        return [Running(client.name, script(client), client.watch, partial(perform, client.name)) for client in clients]
+
+    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
+        run_alone(run(client_training), each)
+    running = run(client_result if alone else client_script)
     if server is None:
         run_alone(running, each)
         return

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from glasu.config import Override, RunConfig
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, Event
+from glasu.protocol.requests import Evaluated, Event, Propagated
 from glasu.protocol.state import Identity
 from glasu.report import (
     HistoryEntry,
@@ -159,6 +159,7 @@ class Telemetry:
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
+        self.propagated: dict[str, Propagated] = {}  # by party; after the last checkpoint, so never saved
         self._watches = [self.watch]
         self._before = Seconds()  # of earlier processes
         self._parts = tuple(parts)
@@ -174,6 +175,8 @@ class Telemetry:
         """Record an evaluation. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
+        elif isinstance(event, Propagated):
+            self.propagated[event.party] = event
 
     def elapsed(self) -> float:
         """Return the seconds that processes have spent on this run."""
@@ -237,11 +240,20 @@ class Telemetry:
         names: Sequence[str | None] = [None] if alone is None else alone
         by_party = [[entry for entry in self.evaluations if entry.event.party == name] for name in names]
         longest = max(map(len, losses), default=0)
+        test, validation = (_score(by_party, split, per_client=per_client) for split in ("test", "validation"))
+        if per_client and self.propagated:
+            found = [self.propagated.get(name or "") for name in names]
+            test, validation = (
+                replace(scores, per_client_propagation=tuple(_first_metric(each, split) for each in found))
+                for scores, split in ((test, "test"), (validation, "validation"))
+            )
+            better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
+            validation = replace(validation, per_client_better=better)
         cost = self.cost()
         return RunReport(
             config=config,
-            test=_score(by_party, "test", per_client=per_client),
-            validation=_score(by_party, "validation", per_client=per_client),
+            test=test,
+            validation=validation,
             history=_list_history(by_party),
             losses=tuple(_mean([own[index] for own in losses if index < len(own)]) for index in range(longest)),
             traffic=cost.traffic,
@@ -295,12 +307,19 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         found.append([event for event in events if split == "test" or event.improved][-1])
+    own: tuple[float | None, ...] | None = found[
+        0
+    ].per_client  # of a combined prediction: every party has selected its own round
+    if per_client:
+        own = tuple(next(iter(event.metrics.values())) for event in found)
     rounds = {event.round for event in found}
-    return SplitScores(
-        _mean_metrics(found),
-        round=rounds.pop() if len(rounds) == 1 else None,
-        per_client=tuple(next(iter(event.metrics.values())) for event in found) if per_client else None,
-    )
+    chosen = rounds.pop() if len(rounds) == 1 and found[0].per_client is None else None
+    return SplitScores(_mean_metrics(found), round=chosen, per_client=own)
+
+
+def _first_metric(event: Propagated | None, split: str) -> float | None:
+    """Return the first metric of label propagation; None at a party without edges."""
+    return None if event is None else next(iter(event.metrics[split].values()))
 
 
 def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntry, ...]:
@@ -313,10 +332,11 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
     for round_index in sorted({entry.event.round for own in validated for entry in own}):
         found = [next(entry for entry in reversed(own) if entry.event.round <= round_index) for own in validated]
         events = [entry.event for entry in found]
+        losses = [event.loss for event in events if event.loss is not None]
         entries.append(
             HistoryEntry(
                 round=round_index,
-                loss=_mean([event.loss or 0.0 for event in events]),
+                loss=_mean(losses) if losses else None,
                 metrics=_mean_metrics(events),
                 bytes=max(entry.bytes for entry in found),
                 exchanges=max(entry.exchanges for entry in found),

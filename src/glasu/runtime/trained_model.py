@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.data.methods import prepare_parties
+from glasu.data.methods import has_server, prepare_parties
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import Preparation
@@ -59,6 +59,7 @@ class ClientEntry:
     preparation: Preparation  # of the features
     columns_sha256: str  # empty where the features have no names
     weights_sha256: str
+    alpha: float | None = None  # where predictions are smoothed, at a party with edges
 
     def __post_init__(self) -> None:
         check_party_name(self.name)
@@ -102,6 +103,7 @@ class TrainedModel:
                     preparation=client.data.preparation,
                     columns_sha256=client.party.columns_digest(),
                     weights_sha256=weights_digest(client.progress.best_weights),
+                    alpha=client.progress.alpha,
                 )
                 for client in clients
             ),
@@ -151,12 +153,12 @@ class TrainedModel:
             prepared = self.add_unknown_labels(parties)
             preparations = [client.preparation for client in self.clients]
             clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
-            for client, weights in zip(clients, self.weights, strict=True):
-                load_weights(client, weights)
+            for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
+                load_weights(client, entry, weights)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
             name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
-            if self.config.model.aggregation_layers:
+            if has_server(self.config):
                 server = make_server(self.config, clients)
                 script = server_prediction(server, server.identity.key(Phase.PREDICTION, 0), len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
@@ -169,9 +171,9 @@ class TrainedModel:
 
     def _find_alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
-        if self.config.model.aggregation_layers or len(self.names) == 1:
+        if has_server(self.config) or len(self.names) == 1:
             if party is not None:
-                raise ConfigError(f"party={party!r}: the parties trained one joint model; remove the party.")
+                raise ConfigError(f"party={party!r}: the parties predict together; remove the party.")
             return None
         if party not in self.names:
             raise ConfigError(
@@ -282,8 +284,9 @@ def write_predictions(
         put_in_place(Path(temporary) / path.name, path, 0o600)
 
 
-def load_weights(client: Client, weights: dict[str, Tensor]) -> None:
-    """Give a client the weights of a trained model."""
+def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor]) -> None:
+    """Give a client its part of a trained model."""
+    client.progress.alpha = entry.alpha
     try:
         client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes

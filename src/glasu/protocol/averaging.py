@@ -1,0 +1,154 @@
+"""Averages of class probabilities, and their propagation over the parties' edges; client and server columns.
+
+An average is one exchange: clients send probabilities of the same rows, and the server returns the mean of those that
+it received. With labels at one party only the owner has probabilities, so the mean is the owner's.
+
+A smoothed prediction takes two: the average at all nodes, which every party with edges propagates, and the average of
+the propagated rows. A party without edges contributes nothing to the second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ProtocolError
+from glasu.model.aggregation import Mean
+from glasu.model.propagation import propagate
+from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.messages import JointScores, Scores
+from glasu.protocol.requests import Broadcast, Scatter, Script
+from glasu.wire.encodings import Array
+from glasu.wire.message_key import Key
+
+if TYPE_CHECKING:
+    from glasu.model.blocks import NodeSet
+    from glasu.model.task import ScoreRows
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+    from glasu.protocol.state import Identity
+
+Requested: TypeAlias = NDArray[np.bool_]  # over the rows of an exchange: those that one client receives
+
+
+def client_average(
+    client: Client,
+    key: Key,
+    own: ScoreRows | None,
+    num_rows: int,
+    *,
+    num_columns: int | None = None,
+    requested: Requested | None = None,
+) -> Script[ScoreRows]:
+    """Client column: return the mean of the class probabilities that clients send.
+
+    Args:
+        client: the client.
+        key: of the exchange.
+        own: this client's probabilities; None: it contributes nothing.
+        num_rows: of the exchange.
+        num_columns: the number of classes, where `own` is None and this client knows it.
+        requested: the rows that this client receives; None: all.
+    """
+    import torch
+
+    sent = None if own is None else client.release.tensor("probabilities", torch.from_numpy(own), key)
+    shape = num_rows, num_columns if own is None else own.shape[1]
+    mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
+    task = client.learner.task
+    if error := task.find_score_error(mean):
+        raise ProtocolError(f"party {client.name!r}, {key}: {task.scores_name} from the server: {error}.")
+    return np.asarray(mean)
+
+
+def server_average(
+    server: Server, key: Key, num_rows: int, requested: Sequence[Requested] | None = None, *, from_any: bool = False
+) -> Script[None]:
+    """Server column: send the mean to all clients, or to each one the rows that it requested.
+
+    Args:
+        server: the server.
+        key: of the exchange.
+        num_rows: of the exchange.
+        requested: for each client, the rows that it receives; None: all.
+        from_any: any client may contribute nothing. Otherwise those with labels send probabilities.
+    """
+    encoding = server.shapes.encodings["probabilities"]
+
+    def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
+        mean = Mean(len(scores))  # also where layers concatenate
+        rows = mean.combine_partials(encoding, scores, answer, first_row)
+        if requested is None:
+            return Broadcast(JointScores(answer, rows))
+        own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
+        pairs = zip(server.keys_to_each(answer), own, strict=True)
+        return Scatter(tuple(JointScores(key, part) for key, part in pairs))
+
+    senders = None if server.identity.owner < 0 else [server.identity.owner]
+    yield from answer_rows(server, Scores, key, respond, num_rows, senders, from_any=from_any)
+
+
+def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:
+    """Client column: return the mean at all nodes, given the own class probabilities at all nodes."""
+    return (yield from client_average(client, _first(client, key), own, client.data.num_nodes))
+
+
+def server_average_all(server: Server, key: Key) -> Script[None]:
+    """Server column of `client_average_all`."""
+    yield from server_average(server, _first(server, key), server.sizes.num_nodes)
+
+
+def client_average_propagated(
+    client: Client,
+    key: Key,
+    mean: ScoreRows,
+    alpha: float | None,
+    nodes: NodeSet,
+    *,
+    requested: Requested | None = None,
+    place: int = 0,
+) -> Script[ScoreRows]:
+    """Client column: propagate the mean over the own edges, and return the average of all such results at the nodes.
+
+    Args:
+        client: the client.
+        key: phase and round.
+        mean: of the class probabilities at all nodes.
+        alpha: see `propagate`; None at a party that had no edges in training.
+        nodes: the rows of the exchange.
+        requested: the rows that this client receives; None: all, or those of `find_receivers`.
+        place: tells several such exchanges under one key apart.
+    """
+    own = None
+    if alpha is not None and client.party.graph.num_edges:
+        own = propagate(client.party.graph, mean, alpha)[nodes]
+    if client.identity.owner >= 0:
+        requested = find_receivers(client.identity, len(nodes))[client.identity.index]
+    key = _second(client, key, place)
+    average = client_average(client, key, own, len(nodes), num_columns=mean.shape[1], requested=requested)
+    return (yield from average)
+
+
+def server_average_propagated(
+    server: Server, key: Key, num_rows: int, requested: Sequence[Requested] | None = None, place: int = 0
+) -> Script[None]:
+    """Server column of `client_average_propagated`."""
+    if server.identity.owner >= 0:
+        requested = find_receivers(server.identity, num_rows)
+    yield from server_average(server, _second(server, key, place), num_rows, requested, from_any=True)
+
+
+def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
+    """Return who receives the rows of a smoothed prediction with labels at one party: the label owner alone."""
+    return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
+
+
+def _first(role: Client | Server, key: Key) -> Key:
+    return key.at(role.config.model.num_layers)
+
+
+def _second(role: Client | Server, key: Key, place: int) -> Key:
+    return key.at(role.config.model.num_layers + 1 + place)

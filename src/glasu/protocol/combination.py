@@ -1,0 +1,169 @@
+"""Methods whose parties train alone and combine their predictions afterwards; client and server columns.
+
+The selected models are tested together, once: the class probabilities of all parties are averaged through the server
+and, where the method smooths, propagated over the parties' edges. With labels everywhere each party with edges chooses
+its alpha on the validation nodes. With labels at one party the owner chooses one alpha for all, from the averages for
+every alpha at the validation nodes, and the server passes it on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from glasu.errors import ProtocolError
+from glasu.model.propagation import ALPHAS, PROPAGATING, choose_alpha, propagate
+from glasu.protocol.averaging import (
+    client_average,
+    client_average_all,
+    client_average_propagated,
+    server_average,
+    server_average_all,
+    server_average_propagated,
+)
+from glasu.protocol.evaluation import compare_metrics, measure
+from glasu.protocol.messages import Chosen, Metrics
+from glasu.protocol.prediction import client_scores
+from glasu.protocol.requests import Broadcast, Evaluated, Receive, Script, Send
+from glasu.protocol.sampling import agree, unite
+from glasu.wire.message_key import Key, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from glasu.model.blocks import NodeSet
+    from glasu.model.task import ScoreRows
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+SPLITS = ("validation", "test")  # in the order of rows and messages
+NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)  # these and the next two stand for the layer in keys
+OWN_LAYER, CHOICE_LAYER = -4, -5
+
+
+def client_combination(client: Client) -> Script[dict[str, float]]:
+    """Client column: return the metrics of the combined prediction on the test split; none without labels."""
+    client.learner.model.load_state_dict(client.progress.best_weights)
+    key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
+    nodes = yield from _client_nodes(client, key)
+    rows, everything = np.concatenate(list(nodes.values())), np.arange(client.data.num_nodes)
+    prediction = client.identity.key(Phase.PREDICTION, key.round)  # a prediction is exact
+    own = yield from client_scores(client, prediction, everything if client.method.smooths else rows)
+    if client.method.smooths:
+        mean = yield from client_average_all(client, key, own)
+        own = None if own is None else own[rows]
+        alpha = client.progress.alpha = yield from _client_alpha(client, key, mean, nodes["validation"])
+        joint = yield from client_average_propagated(client, key, mean, alpha, rows)
+    else:
+        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, len(rows))
+    return (yield from _client_metrics(client, key, own, joint, len(nodes["validation"])))
+
+
+def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
+    """Return the nodes of both splits. With labels at one party, the owner names them (not their labels)."""
+    found = {}
+    for split, layer in zip(SPLITS, NODE_LAYERS, strict=True):
+        found[split] = client.data.nodes_of(client.data.evaluation_examples(split))
+        if client.identity.owner >= 0:
+            (agreed,) = yield from agree(client, key.at(layer), [found[split]])
+            found[split] = found[split] if client.has_labels else agreed
+    return found
+
+
+def _client_alpha(client: Client, key: Key, mean: ScoreRows, nodes: NodeSet) -> Script[float | None]:
+    """Return the alpha of this party: its own, or the label owner's; None if it chooses and has no edges."""
+    examples, graph = client.data.evaluation_examples("validation"), client.party.graph
+
+    def score(scores: ScoreRows) -> float:
+        return client.learner.task.selection_score(measure(client, scores, examples))
+
+    if client.identity.owner < 0:
+        if not graph.num_edges:
+            return None
+        return choose_alpha(lambda alpha: score(propagate(graph, mean, alpha)[nodes]), ALPHAS)
+    candidates = {1.0: mean[nodes]}
+    for place, alpha in enumerate(PROPAGATING, 1):
+        candidates[alpha] = yield from client_average_propagated(client, key, mean, alpha, nodes, place=place)
+    chosen = []
+    if client.has_labels:
+        chosen = [choose_alpha(lambda alpha: score(candidates[alpha]), ALPHAS)]
+    key = key.at(CHOICE_LAYER)
+    yield Send(Chosen(key, client.release.numbers("alpha", chosen, key)))
+    answer: Chosen = yield Receive((Chosen,), key)
+    return _read_choice(answer)
+
+
+def _read_choice(message: Chosen) -> float:
+    values = message.values.tolist()
+    if len(values) != 1 or values[0] not in ALPHAS:
+        raise ProtocolError(f"{message.key}: expected one alpha of {', '.join(map(str, ALPHAS))}, got {values}.")
+    return float(values[0])
+
+
+def _client_metrics(
+    client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows, num_validation: int
+) -> Script[dict[str, float]]:
+    """Send the metrics of the combined prediction, and the first metric of this party's own; none without labels."""
+    parts = {"validation": slice(None, num_validation), "test": slice(num_validation, None)}
+    combined: dict[str, dict[str, float]] = {}
+    alone: list[float] = []
+    if own is not None:
+        for split, rows in parts.items():
+            examples = client.data.evaluation_examples(split)
+            combined[split] = measure(client, joint[rows], examples)
+            alone.append(next(iter(measure(client, own[rows], examples).values())))
+    for split, layer in zip(SPLITS, METRIC_LAYERS, strict=True):
+        found = list(combined.get(split, {}).values())
+        yield Send(Metrics(key.at(layer), client.release.numbers("metrics", found, key.at(layer))))
+    key = key.at(OWN_LAYER)
+    yield Send(Metrics(key, client.release.numbers("metrics", alone, key)))
+    return combined.get("test", {})
+
+
+def server_combination(server: Server) -> Script[None]:
+    """Server column: average, and report the metrics of the combined prediction on both splits."""
+    key = server.identity.key(Phase.EVALUATION, server.config.train.num_rounds + 1)
+    num_validation, num_test = server.sizes.num_validation, server.sizes.num_test
+    if server.identity.owner >= 0:
+        _, (validation,) = yield from unite(server, key.at(NODE_LAYERS[0]), 1)
+        _, (test,) = yield from unite(server, key.at(NODE_LAYERS[1]), 1)
+        num_validation, num_test = len(validation), len(test)
+    if server.method.smooths:
+        yield from server_average_all(server, key)
+        if server.identity.owner >= 0:
+            yield from _server_alpha(server, key, num_validation)
+        yield from server_average_propagated(server, key, num_validation + num_test)
+    else:
+        yield from server_average(server, key.at(server.config.model.num_layers), num_validation + num_test)
+    combined = []
+    for layer in METRIC_LAYERS:
+        combined.append(compare_metrics(server, (yield Receive((Metrics,), key.at(layer)))))
+    alone = _read_own(server, (yield Receive((Metrics,), key.at(OWN_LAYER))))
+    selected_by, num_rounds = server.task.selected_by, server.config.train.num_rounds
+    for split, metrics, own in zip(SPLITS, combined, alone, strict=True):
+        yield Evaluated(num_rounds, split, metrics, selected_by, improved=True, last=True, per_client=own)
+
+
+def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]:
+    """Average the candidates for the label owner, and pass its choice on to all clients."""
+    for place in range(1, len(PROPAGATING) + 1):
+        yield from server_average_propagated(server, key, num_validation, place=place)
+    key = key.at(CHOICE_LAYER)
+    messages: Sequence[Chosen] = yield Receive((Chosen,), key)
+    for client, message in enumerate(messages):
+        if len(message.values) != server.identity.has_labels(client):
+            server.refuse(message, f"expected a choice from the label owner alone, got {len(message.values)} values.")
+    chosen = messages[server.identity.owner]
+    yield Broadcast(Chosen(key, np.array([_read_choice(chosen)])))
+
+
+def _read_own(server: Server, messages: Sequence[Metrics]) -> list[tuple[float | None, ...]]:
+    """Return the first metric of every party alone, on each split; None for a party without labels."""
+    found: list[list[float | None]] = []
+    for client, message in enumerate(messages):
+        expected = len(SPLITS) if server.identity.has_labels(client) else 0
+        if len(message.values) != expected or np.isinf(message.values).any():
+            server.refuse(message, f"expected {expected} metrics that are not infinite, got {message.values.tolist()}.")
+        found.append(message.values.tolist() or [None] * len(SPLITS))
+    return list(zip(*found, strict=True))

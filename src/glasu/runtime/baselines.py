@@ -1,0 +1,86 @@
+"""Train the cheap alternatives to joint training with the settings of a run, and compare them with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.errors import GlasuError
+from glasu.model.task import task_of
+from glasu.protocol.client import Client
+from glasu.report import Baseline, RunReport
+from glasu.runtime.simulation import SimulationOptions, simulate
+
+BASELINES = ("standalone", "ensemble", "smooth")
+log = logging.getLogger(__name__)
+
+
+def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[PartyData]]) -> dict[str, Baseline]:
+    """Return the results of every baseline, by method. The parties train once: all baselines use the same weights.
+
+    Args:
+        config: the settings of the run, as requested.
+        load: returns the parties for settings.
+    """
+    found: dict[str, Baseline] = {}
+    trained: tuple[Client, ...] = ()
+    for method in BASELINES:
+        try:
+            asked = config.replace(train={"method": method})
+            done = simulate(load(asked), asked, SimulationOptions(trained=trained))
+        except GlasuError as error:  # for example: labels at one party, or no edges
+            found[method] = Baseline(refused=str(error))
+            log.info("%s: not possible: %s", method, error)
+            continue
+        found[method], trained = Baseline.of(done.report), done.clients
+        log.info("%s", done.report.summary())
+    return found
+
+
+def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
+    """Return one line: the scores and bytes of the baselines, and the distance of the run to the best of them."""
+    metric = task_of(report.config.train).selected_by
+    possible = {name: each for name, each in baselines.items() if each.test is not None}
+    parts = []
+    for name, each in baselines.items():
+        if each.test is None:
+            parts.append(f"{name} not possible")
+            continue
+        notes = [f"{each.bytes / 1e6:.1f} MB"] if each.bytes else []
+        notes += _describe_best_party(report, each) if name == next(iter(possible)) else []
+        parts.append(f"{name} {metric.format(each.test.metrics[metric.name])} ({', '.join(notes)})")
+    own = report.test.metrics[metric.name]
+    line = f"baselines: {', '.join(parts)}; {report.config.train.method} {metric.format(own)}"
+    line += f" ({report.traffic.total_bytes / 1e6:.1f} MB)"
+    if not possible:
+        return line
+
+    def validation(name: str) -> float:
+        scores = possible[name].validation
+        return scores.metrics[metric.name] if scores is not None else 0.0
+
+    best = max(possible, key=validation)
+    scores = possible[best].test
+    assert scores is not None
+    difference = (100 if metric.is_share else 1) * (own - scores.metrics[metric.name])
+    unit = " points" if metric.is_share else ""
+    return f"{line}, {difference:+.1f}{unit} against {best}, the best of them on validation"
+
+
+def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
+    """Return the test score of the party, and of model or label propagation there, that is the best on validation."""
+    metrics = task_of(report.config.train).metrics
+    if alone.test is None or alone.validation is None:
+        return []
+    candidates: list[tuple[float, float, str]] = []
+    for kind, field in (("", "per_client"), (" by label propagation", "per_client_propagation")):
+        validation, test = (getattr(scores, field) or () for scores in (alone.validation, alone.test))
+        for party, here, there in zip(report.parties, validation, test, strict=False):
+            if here is not None and there is not None:
+                candidates.append((here, there, f"{party.name}{kind}"))
+    if not candidates:
+        return []
+    _, score, who = max(candidates)
+    return [f"best party {who}: {metrics[0].title} {metrics[0].format(score)}"]

@@ -1,0 +1,77 @@
+"""`glasu train --baselines`: the alternatives are trained with the settings of the run and compared in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from glasu.cli.main import main
+from glasu.report import Baseline, SplitScores
+from glasu.runtime.baselines import BASELINES, compare_baselines, train_baselines
+from support.small import SMALL
+from support.tiny import settings, simulate, tiny_parties
+
+KEYS = {"num_rounds": 4, "evaluate_every": 2, "optimizer": "adam", "learning_rate": 0.05}
+
+
+def test_the_baselines_are_the_runs_of_their_methods():
+    parties = tiny_parties()
+    found = train_baselines(settings(**KEYS, aggregation_layers=(1, 3)), lambda config: parties)
+    assert tuple(found) == BASELINES
+    for method, baseline in found.items():
+        report = simulate(parties, settings(**KEYS, method=method)).report
+        assert (baseline.test, baseline.validation) == (report.test, report.validation)
+        assert (baseline.bytes, baseline.exchanges) == (report.traffic.total_bytes, report.traffic.exchanges)
+
+
+def test_with_labels_at_one_party_only_smoothing_is_possible():
+    parties = tiny_parties(owner="b")
+    config = settings(**KEYS, labels="b")
+    found = train_baselines(config, lambda config: parties)
+    assert [name for name, baseline in found.items() if baseline.test is not None] == ["smooth"]
+    assert "needs labels at every party" in found["ensemble"].refused
+    line = compare_baselines(simulate(parties, config).report, found)
+    assert "standalone not possible, ensemble not possible, smooth" in line
+    assert "best party b: accuracy" in line
+
+
+def test_the_line_compares_with_the_best_baseline_on_validation():
+    report = simulate(tiny_parties(), settings(**KEYS)).report
+
+    def scores(accuracy: float, **alone) -> SplitScores:
+        return SplitScores({"accuracy": accuracy}, **alone)
+
+    own = (0.4, 0.6, 0.5)
+    found = {
+        "standalone": Baseline(
+            test=scores(0.5, per_client=own, per_client_propagation=(0.7, None, 0.1)),
+            validation=scores(0.5, per_client=own, per_client_propagation=(0.8, None, 0.1)),
+        ),
+        "ensemble": Baseline(test=scores(0.9), validation=scores(0.7), bytes=300_000),
+        "smooth": Baseline(test=scores(0.6), validation=scores(0.8), bytes=700_000),
+    }
+    line = compare_baselines(report, found)
+    assert line.startswith(
+        "baselines: standalone 50.0 % (best party a by label propagation: accuracy 70.0 %), "
+        "ensemble 90.0 % (0.3 MB), smooth 60.0 % (0.7 MB); glasu "
+    )
+    difference = 100 * (report.test.accuracy - 0.6)
+    assert line.endswith(f"{difference:+.1f} points against smooth, the best of them on validation")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_command_stores_the_baselines_and_ends_with_the_line(asked, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(SMALL + "aggregation_layers = [0, 1]\n[train]\nnum_rounds = 3\n")
+    words = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main([*words, *(["--baselines"] if asked else [])]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    last = capsys.readouterr().out.splitlines()[-1]
+    if not asked:
+        assert report["baselines"] == {}
+        assert last.startswith("glasu: test accuracy")
+        return
+    assert list(report["baselines"]) == list(BASELINES)
+    assert report["baselines"]["ensemble"]["bytes"] > 0 == report["baselines"]["standalone"]["bytes"]
+    assert re.match(r"baselines: standalone [\d.]+ % .*, ensemble .*, smooth .*; glasu .* on validation$", last)
