@@ -64,8 +64,8 @@ def test_prediction_is_that_of_one_process(keys, kits, tmp_path):
     cluster.port = 0
     model, nodes = TrainedModel.of(simulate(parties, config).clients), np.array([3, 11, 20])
     _, found = cluster.predict(b=nodes)
-    assert np.array_equal(found["b"].probabilities, model.predict_proba(parties, nodes))
-    assert len(found["a"].probabilities) == len(found["c"].probabilities) == 0
+    assert np.array_equal(found["b"].scores, model.predict_proba(parties, nodes))
+    assert len(found["a"].scores) == len(found["c"].scores) == 0
 
 
 @pytest.mark.parametrize("keys", [RUNS[0], RUNS[3]], ids=str)

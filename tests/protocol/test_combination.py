@@ -99,7 +99,7 @@ def test_smoothing_is_dense_pagerank_of_the_ensemble_with_each_party_s_best_alph
     for party in parties:
         candidates = {alpha: smooth(party.graph, P, alpha) for alpha in ALPHAS}
         scores = {alpha: accuracy(Z, party, "validation") for alpha, Z in candidates.items()}
-        chosen.append(min(alpha for alpha in ALPHAS if scores[alpha] == max(scores.values())))
+        chosen.append(max(alpha for alpha in ALPHAS if scores[alpha] == max(scores.values())))
         expected.append(candidates[chosen[-1]])
     assert [client.progress.alpha for client in done.clients] == chosen
     assert min(chosen) < 1  # otherwise nothing was propagated
@@ -143,7 +143,7 @@ def test_with_labels_at_one_party_the_owner_s_predictions_are_smoothed(owner_has
     graphs = [party.graph for party in parties if party.graph.num_edges]
     candidates = {alpha: np.mean([smooth(graph, P, alpha) for graph in graphs], axis=0) for alpha in ALPHAS}
     scores = {alpha: accuracy(Z, owner, "validation") for alpha, Z in candidates.items()}
-    chosen = min(alpha for alpha in ALPHAS if scores[alpha] == max(scores.values()))
+    chosen = max(alpha for alpha in ALPHAS if scores[alpha] == max(scores.values()))
     assert {client.progress.alpha for client in done.clients} == {chosen}
     got = TrainedModel.of(done.clients).predict_proba(parties)
     np.testing.assert_allclose(got, candidates[chosen], rtol=0, atol=1e-14)
@@ -245,7 +245,7 @@ def test_standalone_compares_each_model_with_label_propagation():
     start = np.tile(np.eye(3)[party.labels[party.splits.train]].mean(axis=0), (NODES, 1))
     start[party.splits.train] = np.eye(3)[party.labels[party.splits.train]]
     for m in (0, 1):
-        candidates = [smooth(parties[m].graph, start, alpha) for alpha in ALPHAS[:-1]]
+        candidates = [smooth(parties[m].graph, start, alpha) for alpha in ALPHAS[1:]]
         best = max(candidates, key=lambda Z: accuracy(Z, party, "validation"))
         assert report.validation.per_client_propagation[m] == pytest.approx(accuracy(best, party, "validation"))
         assert report.test.per_client_propagation[m] == pytest.approx(accuracy(best, party, "test"))
@@ -274,3 +274,31 @@ def test_a_party_that_propagates_some_chunks_only_is_named():
 
     with pytest.raises(GlasuError, match=r"party 'b'.*expected all chunks of a tensor or none, got a Waiting"):
         simulate(parties, config, SimulationOptions(carry=drop))
+
+
+# --- other tasks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["binary", "regression"])
+@pytest.mark.parametrize("labels", ["all", "b"])
+def test_other_tasks_are_smoothed_in_the_unit_of_their_labels(task, labels):
+    parties = tiny_parties(num_nodes=NODES, owner=None if labels == "all" else labels)
+    numbers = 7.0 + 3.0 * np.random.default_rng(5).standard_normal(NODES)
+    known = {"binary": ((numbers > 7).astype(np.int64), ("no", "yes")), "regression": (numbers, ())}[task]
+    parties = [each if each.labels is None else replace(each, labels=known[0], classes=known[1]) for each in parties]
+    done = run(parties, method="smooth", labels=labels, task=task)
+    model = TrainedModel.of(done.clients)
+    full = [replace(each, labels=known[0], classes=known[1], splits=parties[1].splits) for each in parties]
+    silent = TrainedModel.of(run(full, method="standalone", task=task).clients)
+    own = np.stack([silent.scores(full, party=party.name) for party in full])
+    P = own.mean(axis=0) if labels == "all" else own[1]
+    alphas = [client.progress.alpha for client in done.clients]
+    expected = np.mean([smooth(each.graph, P, alpha) for each, alpha in zip(parties, alphas, strict=True)], axis=0)
+    np.testing.assert_allclose(model.scores(parties), expected, rtol=0, atol=1e-12)
+    assert done.report.test.metrics.keys() == silent_metrics(task)
+
+
+def silent_metrics(task):
+    return {"binary": {"roc_auc", "average_precision", "accuracy", "macro_f1", "loss"}, "regression": {"r2", "mse"}}[
+        task
+    ]
