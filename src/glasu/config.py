@@ -128,7 +128,7 @@ class TrainConfig(Checked):
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
-    class_weights: Literal["none", "balanced"] | tuple[Positive, ...] = "none"  # of the loss
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # of the loss
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: Positive = 0.005
     weight_decay: Annotated[float, Bounds(0)] = 0.001
@@ -159,6 +159,9 @@ class TrainConfig(Checked):
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         everywhere = f'train.method="{self.method}" needs labels at every party.'
         self._need("labels", self.labels == "all" or not method.needs_all_labels, everywhere)
+        if isinstance(self.class_weights, tuple):
+            positive = min(self.class_weights, default=0) > 0
+            self._need("class_weights", positive, "must be a list of numbers above 0, one per class.")
         if self.class_weights != "none":
             rule = f'train.task="{self.task}" has no class weights; remove them, or use a task with one class per node.'
             self._need("class_weights", registry.load("task", self.task).takes_class_weights, rule)

@@ -68,7 +68,7 @@ def test_each_party_prepares_its_own_features_and_only_its_own_report_lists_it(k
     _, found = cluster.predict(b=ASKED)
     nodes = np.unique(ASKED)
     expected = model.predict_proba(cluster.parties, nodes)
-    assert np.array_equal(found["b"].probabilities, expected[np.searchsorted(nodes, ASKED)])
+    assert np.array_equal(found["b"].scores, expected[np.searchsorted(nodes, ASKED)])
     reports = {name: json.loads((tmp_path / name / "report.json").read_text()) for name in ("server", "a", "b", "c")}
     for name, party in zip("abc", cluster.parties, strict=True):
         assert reports[name]["prepared"]["standardized"] == party.num_features
