@@ -66,6 +66,18 @@ class SplitScores(JsonRecord):
 
 
 @dataclass(frozen=True)
+class SubsetScores(JsonRecord):
+    """Validation scores of the selected model when only some of the parties contribute."""
+
+    parties: tuple[str, ...]
+    metrics: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parties and the metrics on one level."""
+        return {"parties": list(self.parties), **self.metrics}
+
+
+@dataclass(frozen=True)
 class Traffic(JsonRecord):
     """Encoded messages of a run and their bytes. Evaluation and repeated rounds count too."""
 
@@ -226,6 +238,7 @@ class RunReport(Report):
     overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
     notes: tuple[str, ...] = ()  # about the data
     baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
+    subsets: tuple[SubsetScores, ...] | None = None  # with party dropout
 
     def _selected(self) -> str:
         chosen = self.validation.round

@@ -518,7 +518,9 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing():
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
     refused(
-        glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"), "party='a'", "one joint model"
+        glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"),
+        "party='a'",
+        "the parties predict together",
     )
 
 

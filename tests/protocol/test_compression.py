@@ -323,7 +323,7 @@ def test_a_gradient_from_someone_without_labels_is_refused():
             return Gradient(key=message.key, value=Int8(HIDDEN).encode(np.ones((12, HIDDEN), np.float32), message.key))
         return message
 
-    expected = "party 'a', .*: expected a tensor from the label owner 'b' alone, got a Gradient from party 'a'"
+    expected = "party 'a', .*: expected a tensor from party 'b' alone, got a Gradient from party 'a'"
     with pytest.raises(ProtocolError, match=expected):
         run(quick(labels="b"), tiny_parties(owner="b"), carry=carry)
 

@@ -10,7 +10,9 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, ProtocolError
 from glasu.protocol.messages import Partial, Waiting
 from glasu.protocol.presence import draw_present, list_subsets
+from glasu.protocol.requests import SubsetScored
 from glasu.protocol.state import Identity
+from glasu.runtime.trained_model import TrainedModel
 from support.monolith import ALL_LAYERS, Monolith, assert_same, identical, run, settings, tiny_parties
 
 RATE, ROUNDS = 0.2, 5
@@ -162,3 +164,51 @@ def test_all_but_one_and_each_alone_are_scored_and_a_subset_has_the_label_owner(
 def test_party_dropout_is_refused_where_a_mean_over_some_parties_does_not_exist(model, reason):
     with pytest.raises(ConfigError, match=reason):
         RunConfig().replace(model=model, train={"party_dropout": 0.3})
+
+
+@pytest.mark.parametrize("owner", [None, "b"])
+@pytest.mark.parametrize("layers", [(3,), (1, 3)])
+def test_a_subset_is_scored_as_a_model_of_these_parties_alone(layers, owner):
+    config = settings(num_rounds=2, party_dropout=0.4, aggregation_layers=layers, labels=owner or "all")
+    parties = tiny_parties(owner=owner)
+    done = run(config, parties)
+    events = {event.parties: event.metrics for event in done.events if isinstance(event, SubsetScored)}
+    expected = list_subsets(config, done.clients[0].identity)
+    assert list(events) == [tuple("abc"[client] for client in subset) for subset in expected]
+    model = TrainedModel.of(done.clients)
+    labelled = next(party for party in parties if party.labels is not None)
+    validation = labelled.splits.validation
+    for names, metrics in events.items():
+        chosen = [party for party in parties if party.name in names]
+        scores = model.scores(chosen, validation)
+        found = done.clients[0].learner.task.evaluate(scores, labelled.labels[validation])
+        assert found == pytest.approx(metrics, nan_ok=True)
+        assert model.find_subset(names).metrics == metrics
+
+
+def test_a_subset_predicts_the_mean_of_its_own_parts():
+    config = settings(num_rounds=2, party_dropout=0.4)
+    parties = tiny_parties()
+    done = run(config, parties)
+    chosen = [0, 2]
+    kept = [parties[m] for m in chosen]
+    whole = Monolith(config, kept, [done.clients[m].progress.best_weights for m in chosen])
+    scores = TrainedModel.of(done.clients).scores(kept)
+    np.testing.assert_allclose(scores, whole.probabilities().numpy(), atol=1e-12)
+
+
+def test_a_subset_cannot_predict_without_party_dropout_or_the_label_owner():
+    parties = tiny_parties()
+    plain = TrainedModel.of(run(settings(num_rounds=1), parties).clients)
+    with pytest.raises(ConfigError, match="trained with all parties in every round"):
+        plain.scores(parties[:2])
+    owned = tiny_parties(owner="c")
+    dropped = TrainedModel.of(run(settings(num_rounds=1, party_dropout=0.3, labels="c"), owned).clients)
+    with pytest.raises(ConfigError, match="it has the labels"):
+        dropped.scores(owned[:2])
+
+
+def test_a_saved_model_keeps_the_scores_of_subsets(tmp_path):
+    model = TrainedModel.of(run(settings(num_rounds=1, party_dropout=0.3), tiny_parties()).clients)
+    model.save(tmp_path)
+    assert TrainedModel.load(tmp_path).subsets == model.subsets != ()

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_extensions, add_overrides, make_output_folder, parse_path
 from glasu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from glasu.data.party import PartyData
 
 EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 
@@ -19,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, "the present location of the data, for example data.root=elsewhere")
     add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
+    parser.add_argument(
+        "--parties", metavar="A,B", help="after training with party dropout: predict without the others"
+    )
     parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
 
@@ -48,6 +55,23 @@ def run(args: argparse.Namespace) -> None:
             "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
         )
     parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
-    scores = model.scores(parties, party=args.party)
-    write_predictions(args.out, parties[0].ids, scores, model.classes, model.config.train)
-    print(f"{args.out}: {len(scores)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
+    if args.parties is not None:
+        parties = _choose(parties, args.parties)
+    predicted = model.scores(parties, party=args.party)
+    write_predictions(args.out, parties[0].ids, predicted, model.classes, model.config.train)
+    print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
+    present = [party.name for party in parties]
+    if missing := [name for name in model.names if name not in present]:
+        found = model.find_subset(present)
+        scores = {} if found is None else found.metrics
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in scores.items()) or "unknown"
+        print(f"predicted without {', '.join(missing)}; validation scores of these parties: {listed}")
+
+
+def _choose(parties: list[PartyData], names: str) -> list[PartyData]:
+    """Return the parties that --parties names."""
+    chosen, known = names.split(","), [party.name for party in parties]
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"--parties {names}: there is no party {name!r}; the parties are {', '.join(known)}.")
+    return [party for party in parties if party.name in chosen]

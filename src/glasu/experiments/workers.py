@@ -61,9 +61,10 @@ def run_tasks(
                     result = future.result()
                     yield running.pop(future), result
     except BrokenProcessPool:
+        unfinished = ", ".join(map(str, running.values() or [task]))  # a broken pool does not take `task`
         raise TrainingError(
-            f"a process died; {', '.join(map(str, running.values()))} did not finish. If memory was short, use fewer "
-            "--jobs. The same command continues from here."
+            f"a process died; {unfinished} did not finish. If memory was short, use fewer --jobs. The same command "
+            "continues from here."
         ) from None
 
 

@@ -65,7 +65,13 @@ def client_average(
 
 
 def server_average(
-    server: Server, key: Key, num_rows: int, requested: Sequence[Requested] | None = None, *, from_any: bool = False
+    server: Server,
+    key: Key,
+    num_rows: int,
+    requested: Sequence[Requested] | None = None,
+    *,
+    present: Sequence[int] | None = None,
+    from_any: bool = False,
 ) -> Script[None]:
     """Server column: send the mean to all clients, or to each one the rows that it requested.
 
@@ -74,6 +80,7 @@ def server_average(
         key: of the exchange.
         num_rows: of the exchange.
         requested: for each client, the rows that it receives; None: all.
+        present: the clients that send probabilities, if not all.
         from_any: any client may contribute nothing. Otherwise those with labels send probabilities.
     """
     encoding = server.shapes.encodings["probabilities"]
@@ -87,7 +94,7 @@ def server_average(
         pairs = zip(server.keys_to_each(answer), own, strict=True)
         return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 
-    senders = None if server.identity.owner < 0 else [server.identity.owner]
+    senders = present if server.identity.owner < 0 else [server.identity.owner]
     yield from answer_rows(server, Scores, key, respond, num_rows, senders, from_any=from_any)
 
 

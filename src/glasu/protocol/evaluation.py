@@ -12,9 +12,10 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
-from glasu.protocol.requests import Broadcast, Evaluated, Propagated, Receive, Script, Send, Timed
+from glasu.protocol.presence import list_subsets
+from glasu.protocol.requests import Broadcast, Evaluated, Propagated, Receive, Script, Send, SubsetScored, Timed
 from glasu.protocol.sampling import agree, owner_leads, unite
-from glasu.wire.message_key import Phase
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
@@ -41,28 +42,77 @@ def client_selection(client: Client, loss: float | None) -> Script[None]:
 def client_test(client: Client) -> Script[dict[str, float]]:
     """Client column: test the selected weights; return the metrics."""
     client.learner.model.load_state_dict(client.progress.best_weights)
+    propagated = None
+    if client.is_alone and client.party.graph.num_edges and not client.method.one_party:
+        propagated = propagate_labels(client)
     evaluation = client_evaluation(client, client.config.train.num_rounds + 1, "test")
     metrics, _ = yield Timed(evaluation, "evaluation")
     if client.is_alone:
         best, selected_by = client.progress.selection.best_round, client.learner.task.selected_by
         yield Evaluated(best, "test", metrics, selected_by, party=client.name)
-        if client.party.graph.num_edges and not client.method.one_party:
-            yield propagate_labels(client)
+    if propagated is not None:
+        yield score_propagation(client, *propagated)
     return dict(metrics)
 
 
-def propagate_labels(client: Client) -> Propagated:
-    """Score plain label propagation over the party's edges; alpha is chosen on validation, as the model is."""
+def client_subsets(client: Client) -> Script[None]:
+    """Client column: score the selected model on validation nodes with some of the parties; see `list_subsets`."""
+    examples = client.data.evaluation_examples("validation")
+    nodes = client.data.nodes_of(examples)
+    for index, present in enumerate(list_subsets(client.config, client.identity)):
+        key = _subset_key(client, index)
+        if client.identity.owner >= 0:
+            (agreed,) = yield from agree(client, key, [nodes])
+            nodes = nodes if client.has_labels else agreed
+        predicted = yield from client_prediction(client, key, nodes, present=present)
+        found = evaluate(client, predicted, examples) if client.has_labels else {}
+        if found:
+            names = tuple(client.identity.names[each] for each in present)
+            client.progress.subsets = {**client.progress.subsets, names: found}
+        key = key.at(METRICS_LAYER)
+        yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
+
+
+def server_subsets(server: Server) -> Script[None]:
+    """Server column of `client_subsets`."""
+    for index, present in enumerate(list_subsets(server.config, server.identity)):
+        key, num_nodes = _subset_key(server, index), server.sizes.num_validation
+        if server.identity.owner >= 0:
+            _, (nodes,) = yield from unite(server, key, 1)
+            num_nodes = len(nodes)
+        yield from server_prediction(server, key, num_nodes, present=present)
+        metrics = compare_metrics(server, (yield Receive((Metrics,), key.at(METRICS_LAYER))))
+        yield SubsetScored(tuple(server.roster[each] for each in present), metrics)
+
+
+def _subset_key(role: Client | Server, index: int) -> Key:
+    """Return the key of the inference with a subset. It is a prediction, so it uses every edge."""
+    return role.identity.key(Phase.PREDICTION, role.config.train.num_rounds + 2 + index)
+
+
+def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
+    """Propagate the training labels over the party's edges; alpha is chosen on validation, as the model is.
+
+    Returns:
+        The scores of all nodes, and the metrics on the validation nodes.
+    """
     task, graph, start = client.learner.task, client.party.graph, start_from_labels(client.learner.task, client.party)
-    examples = {split: client.data.evaluation_examples(split) for split in ("validation", "test")}
+    examples = client.data.evaluation_examples("validation")
+    nodes = client.data.nodes_of(examples)
 
-    def score(alpha: float, split: str) -> dict[str, float]:
-        chosen = examples[split]
-        return measure(client, propagate(graph, start, alpha)[client.data.nodes_of(chosen)], chosen)
+    def score(alpha: float) -> dict[str, float]:
+        return measure(client, propagate(graph, start, alpha)[nodes], examples)
 
-    alpha = choose_alpha(lambda alpha: task.selection_score(score(alpha, "validation")), PROPAGATING)
-    found, best = {split: score(alpha, split) for split in examples}, client.progress.selection.best
-    return Propagated(client.name, found, best is not None and task.selection_score(found["validation"]) > best)
+    alpha = choose_alpha(lambda alpha: task.selection_score(score(alpha)), PROPAGATING)
+    return propagate(graph, start, alpha), score(alpha)
+
+
+def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, float]) -> Propagated:
+    """Test propagated labels, and compare them with the selected model on the validation nodes."""
+    examples, best = client.data.evaluation_examples("test"), client.progress.selection.best
+    test = measure(client, scores[client.data.nodes_of(examples)], examples)
+    is_better = best is not None and client.learner.task.selection_score(validation) > best
+    return Propagated(client.name, {"validation": validation, "test": test}, is_better)
 
 
 def client_evaluation(client: Client, round_index: int, split: str) -> Script[tuple[dict[str, float], Verdict | None]]:

@@ -23,7 +23,13 @@ from glasu.protocol.averaging import (
     server_average_all,
     server_average_propagated,
 )
-from glasu.protocol.inference import client_inference, exchange_partial, server_inference, walk_forward
+from glasu.protocol.inference import (
+    await_inference,
+    client_inference,
+    exchange_partial,
+    server_inference,
+    walk_forward,
+)
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
@@ -55,13 +61,18 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
 
 
 def client_prediction(
-    client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
+    client: Client,
+    key: Key,
+    nodes: NodeSet,
+    requested: Requested | None = None,
+    present: Sequence[int] | None = None,
 ) -> Script[NDArray[Any]]:
     """Client column: return the scores of the nodes, in the unit of the labels.
 
     With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
     nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
-    return an empty array. Where the method smooths, the mean is propagated over the parties' edges.
+    return an empty array. Where the method smooths, the mean is propagated over the parties' edges. Where only some
+    clients are present, the others contribute nothing and receive the same mean.
     """
     task = client.learner.task
     if client.method.smooths:
@@ -69,18 +80,23 @@ def client_prediction(
         mean, alpha = (yield from client_average_all(client, key, own)), client.progress.alpha
         joint = yield from client_average_propagated(client, key, mean, alpha, nodes, requested=requested)
         return task.convert_scores(joint) if client.has_labels else joint
-    own = yield from client_scores(client, key, nodes)
-    if own is None:
-        return np.empty((0, 0))
-    if client.identity.owner >= 0 or not has_server(client.config):
-        return task.convert_scores(own)
-    key = key.at(client.config.model.num_layers)
-    return task.convert_scores((yield from client_average(client, key, own, len(own), requested=requested)))
+    own = yield from client_scores(client, key, nodes, present)
+    if client.has_labels and client.identity.owner < 0 and has_server(client.config):
+        key = key.at(client.config.model.num_layers)
+        return task.convert_scores((yield from client_average(client, key, own, len(nodes), requested=requested)))
+    return np.empty((0, 0)) if own is None else task.convert_scores(own)
 
 
-def client_scores(client: Client, key: Key, nodes: NodeSet) -> Script[ScoreRows | None]:
-    """Client column: return the scores of this client's classifier; None at a client without labels."""
-    if not (client.has_labels or client.config.model.aggregation_layers):  # no other client needs its layers
+def client_scores(
+    client: Client, key: Key, nodes: NodeSet, present: Sequence[int] | None = None
+) -> Script[ScoreRows | None]:
+    """Client column: return the scores of this client's classifier; None at a client without labels or presence."""
+    layers = client.config.model.aggregation_layers
+    if not (client.has_labels or layers):  # no other client needs its layers
+        return None
+    if present is not None and client.identity.index not in present:
+        lower = dict.fromkeys(layers[:-1], client.data.num_nodes)
+        yield from await_inference(client, key, {**lower, layers[-1]: len(nodes)})
         return None
     model = client.learner.model
     model.eval()
@@ -133,22 +149,28 @@ def server_request(server: Server) -> Script[int]:
 
 
 def server_prediction(
-    server: Server, key: Key, num_nodes: int, requested: Sequence[Requested] | None = None
+    server: Server,
+    key: Key,
+    num_nodes: int,
+    requested: Sequence[Requested] | None = None,
+    present: Sequence[int] | None = None,
 ) -> Script[None]:
     """Server column of a joint inference and of the mean of the scores.
 
-    All clients receive the mean; with `requested`, each client receives the rows that it requested.
+    All clients receive the mean; with `requested`, each client receives the rows that it requested. With `present`,
+    only these clients contribute.
     """
     if server.method.smooths:
         yield from server_average_all(server, key)
         yield from server_average_propagated(server, key, num_nodes, requested)
         return
-    yield from _server_forward(server, key, num_nodes)
+    yield from _server_forward(server, key, num_nodes, present)
     if server.identity.owner < 0:
-        yield from server_average(server, key.at(server.config.model.num_layers), num_nodes, requested)
+        place = key.at(server.config.model.num_layers)
+        yield from server_average(server, place, num_nodes, requested, present=present)
 
 
-def _server_forward(server: Server, key: Key, num_nodes: int) -> Script[None]:
+def _server_forward(server: Server, key: Key, num_nodes: int, present: Sequence[int] | None) -> Script[None]:
     """Aggregate the layers of an exact or sampled inference, if any layer aggregates."""
     if not server.aggregation_layers:
         return
@@ -159,4 +181,4 @@ def _server_forward(server: Server, key: Key, num_nodes: int) -> Script[None]:
     else:
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}
-    yield from server_inference(server, key, num_rows)
+    yield from server_inference(server, key, num_rows, present)

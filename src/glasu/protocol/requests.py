@@ -120,6 +120,14 @@ class Propagated(Event):
 
 
 @dataclass(frozen=True)
+class SubsetScored(Event):
+    """Event: the selected model was scored on validation nodes with some of the parties."""
+
+    parties: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Evaluating(Event):
     """Event: progress of a long evaluation at one party."""
 

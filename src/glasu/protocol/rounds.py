@@ -12,7 +12,14 @@ from glasu.config import TrainConfig
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
 from glasu.protocol.combination import client_combination, server_combination
-from glasu.protocol.evaluation import client_selection, client_test, server_selection, server_test
+from glasu.protocol.evaluation import (
+    client_selection,
+    client_subsets,
+    client_test,
+    server_selection,
+    server_subsets,
+    server_test,
+)
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
@@ -65,9 +72,11 @@ def client_training(client: Client) -> Script[None]:
 def client_result(client: Client) -> Script[dict[str, float]]:
     """Test the selected weights, alone or together as the method says; return the test metrics."""
     if not client.method.averages:
-        return (yield from client_test(client))
-    metrics: dict[str, float] = yield Timed(client_combination(client), "evaluation")
-    return metrics
+        metrics = yield from client_test(client)
+        yield Timed(client_subsets(client), "evaluation")
+        return metrics
+    combined: dict[str, float] = yield Timed(client_combination(client), "evaluation")
+    return combined
 
 
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
@@ -149,6 +158,7 @@ def server_script(server: Server) -> Script[None]:
             lambda window, sizes: server_rounds(server, window, sizes),
         )
     yield from server_test(server)
+    yield from server_subsets(server)
 
 
 def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:

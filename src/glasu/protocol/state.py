@@ -96,6 +96,8 @@ class ClientProgress(Progress):
 
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
+    # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
+    subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

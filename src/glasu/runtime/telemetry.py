@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from glasu.config import Override, RunConfig
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, Event, Propagated
+from glasu.protocol.requests import Evaluated, Event, Propagated, SubsetScored
 from glasu.protocol.state import Identity
 from glasu.report import (
     HistoryEntry,
@@ -27,6 +27,7 @@ from glasu.report import (
     RunReport,
     Seconds,
     SplitScores,
+    SubsetScores,
     Traffic,
     versions,
 )
@@ -159,7 +160,9 @@ class Telemetry:
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
-        self.propagated: dict[str, Propagated] = {}  # by party; after the last checkpoint, so never saved
+        # Both follow the last checkpoint, so they are never saved.
+        self.propagated: dict[str, Propagated] = {}  # by party
+        self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
         self._watches = [self.watch]
         self._before = Seconds()  # of earlier processes
         self._parts = tuple(parts)
@@ -177,6 +180,8 @@ class Telemetry:
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
         elif isinstance(event, Propagated):
             self.propagated[event.party] = event
+        elif isinstance(event, SubsetScored):
+            self.subsets[event.parties] = SubsetScores(event.parties, event.metrics)
 
     def elapsed(self) -> float:
         """Return the seconds that processes have spent on this run."""
@@ -261,6 +266,7 @@ class Telemetry:
             parties=tuple(parties),
             overridden=overridden,
             notes=tuple(notes),
+            subsets=tuple(self.subsets.values()) or None,
             weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(config, ledgers),
             versions=versions(config),

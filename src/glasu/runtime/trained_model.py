@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ from glasu.protocol.prediction import client_prediction, server_prediction
 from glasu.protocol.requests import Script
 from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
+from glasu.report import SubsetScores
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
@@ -74,6 +76,7 @@ class ModelManifest:
     config: Mapping[str, Mapping[str, Any]]
     client: tuple[ClientEntry, ...]
     extension: tuple[Extension, ...] = ()  # that the settings use
+    subset: tuple[SubsetScores, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.client:
@@ -89,6 +92,7 @@ class TrainedModel:
     clients: tuple[ClientEntry, ...]
     weights: tuple[dict[str, Tensor], ...]
     convolution: Convolution | None = None
+    subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
 
     @classmethod
     def of(cls, clients: Sequence[Client], convolution: Convolution | None = None) -> TrainedModel:
@@ -109,6 +113,7 @@ class TrainedModel:
             ),
             weights=tuple(client.progress.best_weights for client in clients),
             convolution=convolution,
+            subsets=_list_subsets(next((client for client in clients if client.has_labels), clients[0])),
         )
 
     @property
@@ -139,6 +144,8 @@ class TrainedModel:
     ) -> NDArray[Any]:
         """Return class probabilities, shape (n, classes), or predicted numbers, shape (n, 1), by exact joint inference.
 
+        After training with party dropout, some of the parties can predict without the others; see `among`.
+
         Args:
             parties: their data, in the order of training; labels and splits are not read.
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
@@ -146,6 +153,9 @@ class TrainedModel:
             traffic: counts the messages.
         """
         parties = prepare_parties(self.config, as_parties(parties))
+        names = tuple(party.name for party in parties)
+        if names != self.names and set(names) < set(self.names):
+            return self.among(names).scores(parties, nodes, party=party, traffic=traffic)
         self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
@@ -168,6 +178,31 @@ class TrainedModel:
         found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
         scores: NDArray[Any] = found.result
         return scores
+
+    def among(self, names: Sequence[str]) -> TrainedModel:
+        """Return the model of some of the parties, which predict without the others: the mean is over those present.
+
+        Raises:
+            ConfigError: the model was trained without party dropout, or the label owner is missing.
+        """
+        missing = ", ".join(name for name in self.names if name not in names)
+        if not self.config.train.party_dropout:
+            raise ConfigError(
+                f"party {missing} is missing, and the model was trained with all parties in every round; add it, or "
+                "train with train.party_dropout = 0.3."
+            )
+        if self.config.train.labels not in ("all", *names):
+            raise ConfigError(f"party {missing} is missing; it has the labels, and only its classifier can predict.")
+        kept = [index for index, name in enumerate(self.names) if name in names]
+        return dataclasses.replace(
+            self,
+            clients=tuple(self.clients[index] for index in kept),
+            weights=tuple(self.weights[index] for index in kept),
+        )
+
+    def find_subset(self, names: Sequence[str]) -> SubsetScores | None:
+        """Return the validation scores of some of the parties; None if they were not scored together."""
+        return next((found for found in self.subsets if set(found.parties) == set(names)), None)
 
     def _find_alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
@@ -228,7 +263,9 @@ class TrainedModel:
         }
         for client, weights in zip(self.clients, self.weights, strict=True):
             write_atomically(folder / client.file, save(weights), mode=0o600)
-        manifest = ModelManifest(MODEL_SCHEMA, self.classes, sections, self.clients, self.config.extensions())
+        manifest = ModelManifest(
+            MODEL_SCHEMA, self.classes, sections, self.clients, self.config.extensions(), self.subsets
+        )
         former = _list_files(folder)
         write_atomically(folder / MODEL_FILE, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
         for name in former - {client.file for client in self.clients}:  # of an earlier model with other parties
@@ -255,11 +292,20 @@ class TrainedModel:
                 clients=manifest.client,
                 weights=tuple(_read_weights(folder, client, config) for client in manifest.client),
                 convolution=convolution,
+                subsets=manifest.subset,
             )
         except OSError as error:
             raise DataError(
                 f"{error.filename}: cannot be read ({error.strerror}); restore it, or train again."
             ) from None
+
+
+def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:
+    """Return the subsets that a client with labels has scored; a metric that is not defined is left out."""
+    return tuple(
+        SubsetScores(names, {name: value for name, value in found.items() if math.isfinite(value)})
+        for names, found in client.progress.subsets.items()
+    )
 
 
 def remove_model(folder: Path) -> None:
