@@ -55,50 +55,48 @@ class Sampled(Monolith):
         width = at_joint.shape[1] // M
         return at_joint[:, m * width : (m + 1) * width]
 
-    def forward_together(self):
-        """Return H_m[L] of all clients, and {l: H_m^+[l] of all clients} for the aggregation layers."""
-        clients = range(M)
-        hidden, initial = (list(values) for values in zip(*(self.start(m) for m in clients), strict=True))
-        sent = {}
-        for layer in range(self.model.num_layers):
-            hidden = [self.partial(m, layer, hidden[m], initial[m]) for m in clients]
-            if layer in self.model.aggregation_layers:
-                sent[layer] = [part.detach() for part in hidden]
-                hidden = [self.aggregate(hidden)] * M
-        return hidden, sent
-
-    def local_losses(self, sent, G):
-        """Return the objective of each client, in which everything but its own weights is constant."""
-        objectives = []
-        for m in range(M):
-            H, initial = self.start(m)
-            for layer in range(self.model.num_layers):
-                part = H = self.partial(m, layer, H, initial)
-                if layer in self.model.aggregation_layers:
-                    H = self.aggregate([part if other == m else sent[layer][other] for other in range(M)])
-            has_labels = "classifier.weight" in self.weights[m]
-            objectives.append(self.loss(m, H) if has_labels else (self.own_part(m, G) * part).sum())
-        return objectives
+    def replace_own(self, m, parts, part):
+        """Return H[l+1] of all parts, with client m's one replaced."""
+        return self.aggregate([part if other == m else parts[other] for other in range(M)])
 
     def round(self, optimizer, steps):
-        """Step 0 descends g_joint(W_0), step q descends (g_m(W_q) - g_m(W_0)) + g_joint(W_0)."""
-        labelled = [m for m in range(M) if "classifier.weight" in self.weights[m]]
+        """Step 0 descends the summed losses. Step q descends L_m + sum of <C_m[l], H_m^+[l]>, all else as received."""
+        clients, layers, aggregating = range(M), range(self.model.num_layers), self.model.aggregation_layers
+        labelled = [m for m in clients if "classifier.weight" in self.weights[m]]
+        hidden, initial = (list(values) for values in zip(*(self.start(m) for m in clients), strict=True))
+        received, copies = {}, {}
+        for layer in layers:
+            hidden = [self.partial(m, layer, hidden[m], initial[m]) for m in clients]
+            if layer in aggregating:
+                received[layer] = [part.detach() for part in hidden]
+                whole = self.aggregate(hidden)
+                hidden = [whole.clone() for _ in clients]  # a copy per client has that client's gradient
+                copies[layer] = hidden
+        losses = [[self.loss(m, hidden[m])] for m in labelled]
+        leaves = [copy for layer in aggregating for copy in copies[layer]]
         weights = [value for own in self.weights for value in own.values()]
-        hidden, sent = self.forward_together()
-        losses = [self.loss(m, hidden[m]) for m in labelled]
-        *exact, G = torch.autograd.grad(sum(losses), [*weights, hidden[0]], retain_graph=True, materialize_grads=True)
-        start = torch.autograd.grad(sum(self.local_losses(sent, G)), weights, materialize_grads=True)
-        descend(optimizer, weights, exact)
+        found = torch.autograd.grad(sum(loss for (loss,) in losses), [*weights, *leaves], materialize_grads=True)
+        at = dict(zip([(m, layer) for layer in aggregating for m in clients], found[len(weights) :], strict=True))
+        C = {(m, layer): self.own_part(m, sum(at[other, layer] for other in clients if other != m)) for m, layer in at}
+        descend(optimizer, weights, found)
         for _ in range(1, steps):
-            objectives = self.local_losses(sent, G)
-            losses += [objectives[m] for m in labelled]
-            now = torch.autograd.grad(sum(objectives), weights, materialize_grads=True)
-            descend(optimizer, weights, [(g - g0) + g_joint for g, g0, g_joint in zip(now, start, exact, strict=True)])
-        return sum(loss.item() for loss in losses) / len(losses)
+            total = 0.0
+            for m in clients:
+                H, initial = self.start(m)
+                for layer in layers:
+                    part = H = self.partial(m, layer, H, initial)
+                    if layer in aggregating:
+                        total = total + (C[m, layer] * part).sum()
+                        H = self.replace_own(m, received[layer], part)
+                if m in labelled:
+                    losses[labelled.index(m)].append(self.loss(m, H))
+                    total = total + losses[labelled.index(m)][-1]
+            descend(optimizer, weights, torch.autograd.grad(total, weights, materialize_grads=True))
+        return sum(sum(own).item() / len(own) for own in losses) / len(losses)
 
 
 def descend(optimizer, weights, gradients):
-    for weight, gradient in zip(weights, gradients, strict=True):
+    for weight, gradient in zip(weights, gradients, strict=False):
         weight.grad = gradient
     optimizer.step()
 
@@ -228,10 +226,10 @@ def test_all_steps_have_the_dropout_masks_of_the_joint_inference(aggregation, ba
     _, spies = run_with_spies(config, tiny_parties(), scatter=13, carry=with_valid_scores())
     for spy in spies:
         assert len(spy.extracted) == 4  # two rounds, two layers
-        assert len(spy.merged) == 2 * 2 * Q  # g_m(W_0), then Q - 1 later steps
+        assert len(spy.merged) == 2 * 2 * (Q - 1)
         for t in range(2):
             joints = [joint for joint, _, _ in spy.extracted[2 * t : 2 * t + 2]]
-            merged = [merged for _, _, merged in spy.merged[2 * Q * t : 2 * Q * (t + 1)]]
+            merged = [merged for _, _, merged in spy.merged[6 * t : 6 * t + 6]]
             for position, again in enumerate(merged):
                 torch.testing.assert_close(again, joints[position % 2], rtol=1e-12, atol=1e-12)
         assert (spy.extracted[0][1] - spy.extracted[2][1]).abs().max() > 1e-3  # another round, other masks

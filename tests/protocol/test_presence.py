@@ -33,49 +33,55 @@ def train_densely(whole, config, owner):
     def rows(layer, values):  # S[L] is the batch, all other sets are all nodes
         return values[whole.train_nodes] if layer == last else values
 
-    def walk(m, joints, sent, present):
-        hidden, initial = whole.start(m)
+    def walk(m, joints, sent, present, C=None):
+        """Return H_m[L], and the sum of <C_m[l], H_m^+[l]>."""
+        (hidden, initial), linear = whole.start(m), 0.0
         for layer in layers:
             hidden = rows(layer, whole.partial(m, layer, hidden, initial))
             if layer in whole.model.aggregation_layers:
+                linear = linear + (C[m, layer] * hidden).sum() if C else linear
                 hidden = joints[layer].detach() + (hidden - sent[m, layer]) / len(present)
-        return hidden
+        return hidden, linear
 
     for index in range(config.train.num_rounds):
         present = draw_present(config, 3, index)
         hidden, initial = {}, {}
         for m in present:
             hidden[m], initial[m] = whole.start(m)
-        sent, joints = {}, {}
+        sent, joints, copies = {}, {}, {}
         for layer in layers:
             parts = {m: rows(layer, whole.partial(m, layer, hidden[m], initial[m])) for m in present}
             if layer in whole.model.aggregation_layers:
                 joints[layer] = sum(parts.values()) / len(present)
                 sent |= {(m, layer): part.detach() for m, part in parts.items()}
-                parts = dict.fromkeys(present, joints[layer])
+                parts = {m: joints[layer].clone() for m in present}  # a client's copy has that client's gradient
+                copies |= {(m, layer): part for m, part in parts.items()}
             hidden = parts
         top = joints[last]
         if config.train.backward == "joint":
             losers = present if owner is None else (owner,)
-            total = sum(whole.loss(m, top) for m in losers)
+            total = sum(whole.loss(m, hidden.get(m, top)) for m in losers)
             leaves = [value for m in present for value in whole.weights[m].values()]
-            *exact, G = torch.autograd.grad(total, [*leaves, top], retain_graph=True, materialize_grads=True)
-            start = None
-            for _ in range(config.train.num_local_steps):
-                walked = [(m, walk(m, joints, sent, present)) for m in present]
-                own = sum(whole.loss(m, H) if owner in (None, m) else (G * H).sum() for m, H in walked)
-                now = torch.autograd.grad(own, leaves, materialize_grads=True)
-                start = start or now
+            tensors = [*leaves, *joints.values(), *copies.values()]
+            found = torch.autograd.grad(total, tensors, materialize_grads=True)
+            whole_at = dict(zip(joints, found[len(leaves) :], strict=False))
+            own_at = dict(zip(copies, found[len(leaves) + len(joints) :], strict=True))
+            C = {(m, layer): (whole_at[layer] - own_at[m, layer]) / len(present) for m, layer in copies}
+            for step in range(config.train.num_local_steps):
+                if step:
+                    walked = [(m, *walk(m, joints, sent, present, C)) for m in present]
+                    own = sum(linear + (whole.loss(m, H) if owner in (None, m) else 0) for m, H, linear in walked)
+                    found = torch.autograd.grad(own, leaves, materialize_grads=True)
                 with torch.no_grad():
-                    for leaf, g, g0, g_joint in zip(leaves, now, start, exact, strict=True):
-                        leaf -= RATE * ((g - g0) + g_joint)
+                    for leaf, gradient in zip(leaves, found, strict=False):
+                        leaf -= RATE * gradient
             continue
         leaf = top.detach().clone().requires_grad_()
         if owner is not None:
             (G,) = torch.autograd.grad(whole.loss(owner, leaf), leaf)
         for m in present:
             for _ in range(config.train.num_local_steps):
-                H = walk(m, joints, sent, present)
+                H, _ = walk(m, joints, sent, present)
                 descend(whole, whole.loss(m, H) if owner in (None, m) else (G * H).sum(), m, RATE)
 
 

@@ -48,12 +48,8 @@ class Optimizer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step needs nothing but the gradient of one backward pass.
-
-        Later steps with exact gradients add up three gradients.
-        """
-        one_pass = self.train.backward == "local" or self.train.num_local_steps == 1
-        return self.train.optimizer == "sgd" and not self.train.momentum and one_pass
+        """Whether a step needs nothing but the gradient."""
+        return self.train.optimizer == "sgd" and not self.train.momentum
 
     @property
     def descent(self) -> tuple[float, float]:

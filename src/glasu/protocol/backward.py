@@ -3,25 +3,22 @@
 The loss is the sum of the clients' losses. At each aggregation layer the server adds the clients' gradients at H[l+1]
 and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its columns (concat).
 
-With Q > 1, the first local step uses this gradient, g_joint(W_0). The later steps send no message. They use
+With Q > 1, the first local step uses this gradient. The later steps send no message. They descend the client's own loss
+with a linear term for the losses of the others. At step 0 the gradient of this objective is the exact gradient:
 
-    (g_m(W_q) - g_m(W_0)) + g_joint(W_0)
-
-where g_m is the gradient of LocalUpdate (`update.py`), with the others' parts and the dropout masks of step 0. So the
-steps stand still where the exact gradient is zero, which steps with g_m alone do not.
+    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m minus what m itself contributed to it
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.inference import client_inference
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import check_loss, local_gradient, walk_backward
+from glasu.protocol.update import check_loss, local_update, walk_backward
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
 
     from glasu.model.aggregation import Aggregation
     from glasu.model.sampler import Sample
+    from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
@@ -52,38 +50,29 @@ def client_joint_round(
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(client, step, key, upcoming)
+    others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
+    if later_steps:
+        others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
-    top_share: Tensor | None = None  # what a client without labels receives at the last layer
-    optimizer = client.learner.optimizer
     if client.has_labels:
         loss, gradient = client.learner.loss_and_gradient(step, joint, batch)
         losses = [check_loss(client, loss, batch.round)]
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        share = yield from share_gradient(client, own, gradient, len(step.partials[layer]))
-        if gradient is None:
-            nonlocal top_share
-            top_share = share
+        share, sent = yield from share_gradient(client, own, gradient, len(step.partials[layer]))
+        if later_steps:
+            from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
-    if not later_steps:
-        optimizer.step(step.pending)
-        return losses
-    others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
-    find_gradient = partial(local_gradient, client, batch, others=others, share=top_share, aggregation=aggregation)
-    exact = optimizer.gradients.copy()
-    yield from find_gradient(client.learner.step(batch, 0))
-    start = optimizer.gradients.copy()
-    optimizer.gradients[:] = exact
-    optimizer.step()
     for _ in later_steps:
-        losses.append((yield from find_gradient(client.learner.step(batch, 0))))
-        optimizer.gradients[:] = (optimizer.gradients - start) + exact
-        optimizer.step()
+        step = client.learner.step(batch, 0)  # C_m[l] belongs to the dropout masks of step 0
+        loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
+        losses.append(loss)
     return losses if client.has_labels else []
 
 
@@ -109,8 +98,10 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
     return [check_loss(client, loss, batch.round)], gradient
 
 
-def share_gradient(client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1) -> Script[Tensor]:
-    """Send a gradient, or wait without one; return the server's answer.
+def share_gradient(
+    client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1
+) -> Script[tuple[Tensor, Sent | None]]:
+    """Send a gradient, or wait without one; return the server's answer, and the gradient as it was sent.
 
     Args:
         client: the client.
@@ -121,7 +112,7 @@ def share_gradient(client: Client, key: Key, gradient: Tensor | None, rows: int,
     """
     sent = None if gradient is None else client.release.tensor("gradient", gradient, key)
     shape = rows, client.config.model.hidden * widening
-    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape))
+    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
 
 def server_backward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from glasu.errors import TrainingError
 from glasu.protocol.inference import walk_forward
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 
-def local_update(client: Client, batch: Batch, step: Step, others: Mapping[int, Tensor], **given: Any) -> Script[float]:
-    """Descend the gradient of `local_gradient`, which has the same arguments; return the loss before the step."""
-    value = yield from local_gradient(client, batch, step, others, **given)
-    client.learner.optimizer.step(step.pending)
-    return value
-
-
-def local_gradient(
+def local_update(
     client: Client,
     batch: Batch,
     step: Step,
@@ -36,12 +29,13 @@ def local_gradient(
     *,
     joint: Tensor | None = None,
     gradient: Tensor | None = None,
-    share: Tensor | None = None,
+    from_others: Mapping[int, Tensor] | None = None,
     aggregation: Aggregation | None = None,
 ) -> Script[float]:
-    """Compute g_m, the gradient of the client's own loss with the others' parts constant; return the loss.
+    """Descend the client's own loss with the others' parts constant; return the loss before the step.
 
     A client without labels minimises <G, H_m[L]>, where G is the label owner's gradient at H[L] from JointInference.
+    With exact gradients (`backward.py`), the losses of the other clients add the linear terms <C_m[l], H_m^+[l]>.
 
     Args:
         client: the client.
@@ -50,7 +44,7 @@ def local_gradient(
         others: {l+1: H_{-m}[l+1]}, fixed for the round.
         joint: H_m^{t,q}[L], if the step has gone forward already: step 0 can reuse JointInference.
         gradient: G, at a client without labels.
-        share: the part of G at H_m^+[L-1], where a client without labels received only that (`backward.py`).
+        from_others: {l: C_m[l]}, fixed for the round; a client without labels then needs no G.
         aggregation: of the clients that are present in the round; None: of all.
     """
     learner = client.learner
@@ -63,9 +57,10 @@ def local_gradient(
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
         if gradient is None:
-            assert share is not None
-            return share
-        return used.own_gradient(gradient)
+            assert from_others is not None
+            return from_others[layer]
+        own = used.own_gradient(gradient)
+        return own if from_others is None else own + from_others[layer]
 
     if joint is None:
         joint = yield from walk_forward(client, step, merge)
@@ -75,8 +70,8 @@ def local_gradient(
     elif gradient is not None:
         value = (gradient * joint).sum().item()
     else:
-        assert share is not None
-        value = (share * step.partials[client.config.model.num_layers - 1]).sum().item()
+        assert from_others is not None
+        value = sum((constant * step.partials[layer]).sum().item() for layer, constant in from_others.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
     return value
@@ -93,9 +88,7 @@ def check_loss(client: Client, value: float, round_index: int) -> float:
 
 
 def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
-    """Go back from H_m[L] to the features. Local and exact gradients both go back here.
-
-    The `pending` weights of the step then have gradients, and the optimizer must change them.
+    """Go back from H_m[L] to the features, and change the weights. Local and exact gradients both go back here.
 
     Args:
         client: the client.
@@ -111,3 +104,4 @@ def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Sh
         assert gradient is not None
         gradient = step.backward_layer(layer, gradient)
     step.backward_encoder(gradient)
+    client.learner.optimizer.step(step.pending)
