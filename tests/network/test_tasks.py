@@ -39,7 +39,8 @@ def test_a_party_whose_numbers_have_another_scale_is_refused_before_the_first_ro
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
     a, b = cluster.join("a"), cluster.join("b")
-    cluster.until("server", "b")
+    cluster.until("server", "a: prepared")
+    cluster.until("server", "b: prepared")
     error = str(cluster.join("c").error())
     assert "mean and deviation of labels (SHA-256)" in error
     assert "make labels and splits equal" in error

@@ -183,13 +183,14 @@ class TrainedModel:
         """Return the model of some of the parties, which predict without the others: the mean is over those present.
 
         Raises:
-            ConfigError: the model was trained without party dropout, or the label owner is missing.
+            AlignmentError: the model was trained without party dropout.
+            ConfigError: the label owner is missing.
         """
         missing = ", ".join(name for name in self.names if name not in names)
         if not self.config.train.party_dropout:
-            raise ConfigError(
-                f"party {missing} is missing, and the model was trained with all parties in every round; add it, or "
-                "train with train.party_dropout = 0.3."
+            raise AlignmentError(
+                f"the model was trained by the parties {', '.join(self.names)}; got {', '.join(names)}. Add {missing}. "
+                "Some parties can predict without the others after training with train.party_dropout."
             )
         if self.config.train.labels not in ("all", *names):
             raise ConfigError(f"party {missing} is missing; it has the labels, and only its classifier can predict.")
