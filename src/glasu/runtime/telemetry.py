@@ -313,13 +313,10 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         found.append([event for event in events if split == "test" or event.improved][-1])
-    own: tuple[float | None, ...] | None = found[
-        0
-    ].per_client  # of a combined prediction: every party has selected its own round
-    if per_client:
-        own = tuple(next(iter(event.metrics.values())) for event in found)
+    combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
+    own = tuple(next(iter(event.metrics.values())) for event in found) if per_client else combined
     rounds = {event.round for event in found}
-    chosen = rounds.pop() if len(rounds) == 1 and found[0].per_client is None else None
+    chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_mean_metrics(found), round=chosen, per_client=own)
 
 
