@@ -129,8 +129,8 @@ OWN = {
 def attacks_on(name):
     tensor = TENSORS if issubclass(TARGETS[name].kind, TensorMessage) else {}
     found = {**ANY, **tensor, **OWN.get(name, {})}
-    if name == "waiting":  # it has no content: these two are the message itself, and a repetition of an earlier one
-        found = {attack: found[attack] for attack in found if attack not in ("another kind", "an earlier round")}
+    if name == "waiting":  # this attack would send the message itself
+        del found["another kind"]
     return found
 
 
