@@ -115,6 +115,7 @@ class TrainConfig(Checked):
     """The training: method, sampling, labels, optimizer and evaluation."""
 
     section = "train"
+    preset: Annotated[str, Choice("preset")] = "auto"  # suggests values for keys that are not set
     method: Annotated[str, Choice("method")] = "glasu"
     num_rounds: Count = 100  # T
     num_local_steps: Count = 4  # Q
@@ -236,19 +237,29 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with changed keys: `config.replace(train={"seed": 1})`."""
-        parts = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in changes.items()}
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as given."""
+        parts = {}
+        for name, keys in changes.items():
+            part = getattr(self, name)
+            parts[name] = type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
         return dataclasses.replace(self, **parts)
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the sections as plain values that JSON and TOML can hold."""
-        return {
-            part.name: {
+    def to_dict(self, *, given: bool = False) -> dict[str, dict[str, Any]]:
+        """Return the sections as plain values that JSON and TOML can hold.
+
+        Args:
+            given: leave out the keys that were not set. A preset may choose them, so a copy of the config needs this.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for item in dataclasses.fields(self):
+            part: Checked = getattr(self, item.name)
+            values = {key: getattr(part, key) for key in type(part).__dataclass_fields__}  # type: ignore[attr-defined]
+            found[item.name] = {
                 key: list(value) if isinstance(value, tuple) else value
-                for key, value in dataclasses.asdict(getattr(self, part.name)).items()
+                for key, value in values.items()
+                if not given or key in part.given
             }
-            for part in dataclasses.fields(self)
-        }
+        return found
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], source: str = "the config") -> Self:
@@ -294,10 +305,10 @@ class RunConfig:
                 raise ConfigError(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
             _apply_override(changed, override)
         _make_absolute(changed, Path("-"))
-        base = self.to_dict()
+        base = self.to_dict(given=True)
         for key, other in (("name", "parties"), ("parties", "name")):
             if key in changed.get("data", {}):  # the new source replaces the old one
-                del base["data"][other]
+                base["data"].pop(other, None)
         return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
     def extensions(self) -> tuple[registry.Extension, ...]:
@@ -312,9 +323,12 @@ class RunConfig:
 
     @functools.cached_property  # every checkpoint holds it
     def _digest(self) -> str:
-        settings = self.to_dict()
+        settings: dict[str, Any] = self.to_dict()
         for key in WHERE:
             del settings["data"][key]
+        candidates = list_candidates(self)
+        if len(candidates) > 1 or candidates[0] != self:
+            settings["candidates"] = [candidate.to_dict() for candidate in candidates]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def flatten(self) -> dict[str, Any]:
@@ -325,6 +339,12 @@ class RunConfig:
             for key, value in keys.items()
             if section != "data" or key not in WHERE
         }
+
+
+def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:
+    """Return the settings between which `train.preset` decides, in order of preference; often there is only one."""
+    candidates: tuple[RunConfig, ...] = registry.load("preset", config.train.preset).expand(config)
+    return candidates
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -403,10 +423,14 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
+    A preset that leaves nothing to decide is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+
     Returns:
         The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
         {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
+    candidates = list_candidates(config)
+    config = candidates[0] if len(candidates) == 1 else config
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
     large_batch = min(512, train.max_nodes or 512)

@@ -125,6 +125,24 @@ class HistoryEntry(JsonRecord):
 
 
 @dataclass(frozen=True)
+class CandidateSummary(JsonRecord):
+    """A candidate of the preset that fitted the data of the parties."""
+
+    settings: Mapping[str, Any]  # in which it differs from the other candidates
+    score: float | None  # on validation, after the rounds of the race; None: there was no race
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class RaceSummary(JsonRecord):
+    """The choice of the preset."""
+
+    preset: str
+    rounds: int  # of every candidate in the race
+    candidates: tuple[CandidateSummary, ...]  # the preferred one first
+
+
+@dataclass(frozen=True)
 class PreparedColumns(JsonRecord):
     """The preparation of the feature columns of a party. Only the party knows it."""
 
@@ -236,6 +254,7 @@ class RunReport(Report):
     losses: tuple[float, ...]
     parties: tuple[PartySummary, ...]
     overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
+    race: RaceSummary | None = None  # where the preset had to decide between candidates
     notes: tuple[str, ...] = ()  # about the data
     baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
     subsets: tuple[SubsetScores, ...] | None = None  # with party dropout

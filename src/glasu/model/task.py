@@ -39,6 +39,14 @@ class Metric:
     is_share: bool = True  # in 0..1, and shown as a percentage
     can_be_undefined: bool = False  # NaN, although labels are known
 
+    def standard_error(self, value: float, count: int) -> float:
+        """Return a standard error of the metric on `count` nodes, as if it were a share of them.
+
+        For ROC AUC and R2 this is a rough bound, which keeps small differences from deciding.
+        """
+        share = min(max(value, 0.0), 1.0)
+        return math.sqrt(share * (1 - share) / max(count, 1))
+
     def format(self, value: float) -> str:
         """Format a value; NaN, which means no data, as a dash."""
         if math.isnan(value):

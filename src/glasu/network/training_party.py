@@ -188,7 +188,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.update(finished=None, closed=False)
-        self.state.update(run=self.client.identity.run.hex(), digest=self.client.config.digest(), data=self._data)
+        self.state.update(run=self.client.identity.run.hex(), digest=self.client.requested.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
         store = self._store(ALONE if self._trains_alone else "", self.client.config.extensions())
@@ -221,7 +221,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `begin`
-        self._saver.save(state.progress.round, PartyCheckpoint(state, self.telemetry.cost()))
+        self._saver.save(state.progress.position, PartyCheckpoint(state, self.telemetry.cost()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
 from glasu.model.task import task_of
@@ -48,7 +48,7 @@ class Shapes:
             num_scores=task_of(config.train).num_scores(num_classes),
             hidden=hidden,
             joint_width=hidden * aggregation_of(config.model, num_clients).widening,
-            num_local_steps=config.train.num_local_steps,
+            num_local_steps=max(each.train.num_local_steps for each in list_candidates(config)),
             prefetch=config.train.prefetch,
             chunk_rows=config.wire.chunk_rows,
             encodings=encodings_of(config),

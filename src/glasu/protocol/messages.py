@@ -156,6 +156,20 @@ class Chosen(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class PartySituation(Message):
+    """Client: what it says about its data before a race (`glasu.data.presets.Situation`)."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("situation", lambda shapes: 3)]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates(Message):
+    """Server: the candidates that race, the preferred one first; after the race, the winner. Positions in the list."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("candidates", lambda shapes: 16)]
+
+
+@dataclass(frozen=True, eq=False)
 class Waiting(Message):
     """Client: it contributes nothing to this exchange and waits for the answer."""
 
@@ -174,4 +188,6 @@ MESSAGES: tuple[type[Message], ...] = (
     Verdict,
     Waiting,
     Chosen,
+    PartySituation,
+    Candidates,
 )

@@ -130,7 +130,8 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the result has the given order
-    (sample,) = yield from client_sampling(client, [key.round], [distinct], Phase.EVALUATION_SAMPLING)
+    rounds = [client.identity.round_of(key)]
+    (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
     hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key)
     joint: Tensor = hidden[places]
@@ -176,8 +177,9 @@ def _server_forward(server: Server, key: Key, num_nodes: int, present: Sequence[
         return
     num_rows: Mapping[int, int | None]
     if _is_sampled(server.config, key.phase):
-        sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
-        num_rows = known_rows(server, key.round, sizes)
+        round_index = server.identity.round_of(key)
+        sizes = yield from server_sampling(server, [round_index], Phase.EVALUATION_SAMPLING)
+        num_rows = known_rows(server, round_index, sizes)
     else:
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}

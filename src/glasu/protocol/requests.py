@@ -8,7 +8,7 @@ they were sent, at the server per client.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from glasu.model.task import Metric
@@ -108,6 +108,18 @@ class Evaluated(Event):
     last: bool = False  # the training is over
     bytes: int = 0  # sent so far by all roles; set in a simulation
     per_client: tuple[float | None, ...] | None = None  # of a combined prediction: the first metric of each party alone
+
+
+@dataclass(frozen=True)
+class CandidateStarted(Event):
+    """Event: a candidate of a race starts at round 0, or the race is decided and its winner goes on."""
+
+    position: int  # in the list of candidates
+    num_candidates: int
+    settings: dict[str, Any]  # in which it differs from the others
+    chosen: bool = False  # it is the winner
+    restarts: bool = True  # from round 0
+    scores: dict[int, float] = field(default_factory=dict)  # at the server, when the race is decided: by position
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
-def windows(first: int, config: RunConfig) -> Iterator[tuple[range, range]]:
-    """Divide the rounds from `first` on into windows; yield pairs of a window and the next one (empty: none)."""
-    size, end = max(1, config.train.prefetch), config.train.num_rounds
+def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
+    """Divide the rounds first..end-1 into windows; yield pairs of a window and the next one (empty: none)."""
+    size = max(1, prefetch)
     for start in range(first, end, size):
         middle = min(start + size, end)
         yield range(start, middle), range(middle, min(middle + size, end))

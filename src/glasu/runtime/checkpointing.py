@@ -40,7 +40,7 @@ from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
-CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 4
+CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 5
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
@@ -414,7 +414,7 @@ class SimulationCheckpoints:
             if state.server is not None:
                 self._latest[None] = state.server
             self.telemetry.restore(state.telemetry)
-            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
+            log.info("resuming after round %d.", self._saved)
         if self._run.cost is not None and self._run.round >= self._saved:
             self.telemetry.restore_cost(self._run.cost)
         return state
@@ -447,8 +447,8 @@ class SimulationCheckpoints:
             self._latest[name] = state
             if len(self._latest) < len(self._names):
                 return
-            newest = max(each.progress.round for each in self._latest.values())
-            complete = all(each.progress.round == newest or each.progress.stopped for each in self._latest.values())
+            newest = max(each.progress.position for each in self._latest.values())
+            complete = all(each.progress.position == newest or each.progress.stopped for each in self._latest.values())
             if not complete or newest <= self._saved:
                 return
             self._saved = newest

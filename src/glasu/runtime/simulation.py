@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
-from glasu.config import RunConfig, resolve
+from glasu.config import RunConfig, list_candidates, resolve
 from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
@@ -28,7 +28,7 @@ from glasu.report import PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.memory import check_memory, total_memory
-from glasu.runtime.telemetry import Telemetry, TrafficCounter
+from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
 
@@ -189,7 +189,7 @@ def _open_checkpoints(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None, telemetry: Telemetry
 ) -> Iterator[SimulationCheckpoints | None]:
     """Bring all roles to the last checkpoint, if there is one, and save them while the block runs."""
-    config = clients[0].config
+    config = clients[0].requested
     if options.checkpoints is None or not config.train.checkpoint_every:
         yield None
         return
@@ -254,7 +254,7 @@ def _build_report(
     telemetry: Telemetry,
     notes: Sequence[str],
 ) -> RunReport:
-    config, together = prepared.config, server is not None
+    config, together = clients[0].config, server is not None
     return telemetry.build_report(
         config,
         losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
@@ -263,6 +263,7 @@ def _build_report(
         parties=map(_summarize, clients),
         weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
+        race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
         notes=notes,
     )
@@ -270,7 +271,7 @@ def _build_report(
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
-    if backbone_class(config.model).uses_torch_generator:
+    if any(backbone_class(each.model).uses_torch_generator for each in list_candidates(config)):
         return 1
     return max(1, min(num_clients, cores() if requested is None else requested))
 

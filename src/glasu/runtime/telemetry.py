@@ -14,16 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glasu.config import Override, RunConfig
+from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.requests import CandidateStarted, Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.server import Server
 from glasu.protocol.state import Identity
 from glasu.report import (
+    CandidateSummary,
     HistoryEntry,
     PartyReport,
     PartySummary,
     PreparedColumns,
     PrivacySummary,
+    RaceSummary,
     RunReport,
     Seconds,
     SplitScores,
@@ -178,6 +182,8 @@ class Telemetry:
         """Record an evaluation. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
+        elif isinstance(event, CandidateStarted) and event.restarts:
+            self.evaluations.clear()  # they belong to another candidate
         elif isinstance(event, Propagated):
             self.propagated[event.party] = event
         elif isinstance(event, SubsetScored):
@@ -224,6 +230,7 @@ class Telemetry:
         parties: Iterable[PartySummary],
         weights_sha256: Iterable[str],
         overridden: Mapping[str, Override],
+        race: RaceSummary | None = None,
         alone: Sequence[str] | None = None,
         per_client: bool = False,
         ledgers: Mapping[str, Ledger] | None = None,
@@ -237,6 +244,7 @@ class Telemetry:
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
+            race: the choice of the preset; None if it left nothing to decide.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
@@ -265,6 +273,7 @@ class Telemetry:
             seconds=cost.seconds,
             parties=tuple(parties),
             overridden=overridden,
+            race=race,
             notes=tuple(notes),
             subsets=tuple(self.subsets.values()) or None,
             weights_sha256=tuple(weights_sha256),
@@ -305,6 +314,19 @@ class Telemetry:
             privacy=PrivacySummary.of(config, {party: ledger}),
             versions=versions(config),
         )
+
+
+def summarize_race(server: Server) -> RaceSummary | None:
+    """Return the candidates of a race, their scores and the choice; None if there was nothing to decide."""
+    race = server.progress.race
+    if race is None:
+        return None
+    scores = dict(zip(reversed(race.order), race.scores, strict=False))
+    entries = tuple(
+        CandidateSummary(list_chosen(server.candidates, each), scores.get(each), chosen=each == race.chosen)
+        for each in race.order
+    )
+    return RaceSummary(server.config.train.preset, count_race_rounds(server.config.train), entries)
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
