@@ -135,7 +135,7 @@ class TrainConfig(Checked):
     weight_decay: Annotated[float, Bounds(0)] = 0.001
     momentum: Annotated[float, Bounds(0, 1, ends="[)")] = 0.0  # sgd only
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    patience: Natural = 0  # evaluations without improvement before the run stops; 0: never
+    patience: Natural = 4  # evaluations without improvement before the run stops; 0: never
     stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
     seed: Seed = 0
     evaluate_every: Count = 10

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a server reads this module, and it has no scipy
 MIN_TRAINING_EDGES = 100  # fewer edges between training nodes give no estimate of homophily
 # Adjusted homophily (Platonov et al. 2023) is 0 if neighbours are as often of one class as by chance, and 1 if always.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
-RACE_SHARE = 0.3  # of the rounds of a run, for each candidate of a race
+RACE_ROUNDS, RACE_SHARE = 30, 0.3  # rounds of each candidate in a race: at most this number, and this share of the run
 
 
 class Homophily(enum.IntEnum):
@@ -100,15 +100,13 @@ class Preset:
 # apart from the mean of its neighbours suit the others. docs/experiments.md has the comparison.
 _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-_EXACT = {"num_local_steps": 1, "learning_rate": 0.01}
+_EXACT = {"num_local_steps": 1, "learning_rate": 0.01, "num_rounds": 200}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
             Candidate({"model": _GCNII, "train": {"backward": "local"}}),
-            Candidate(
-                {"model": _SAGE, "train": {"backward": "joint"}}, {"train": {**_EXACT, "weight_decay": 0.0005}}
-            ),
+            Candidate({"model": _SAGE, "train": {"backward": "joint"}}, {"train": {**_EXACT, "weight_decay": 0.0005}}),
             Candidate({"model": _GCNII, "train": {"backward": "joint"}}, {"train": _EXACT}),
         )
     ),
@@ -141,7 +139,7 @@ PRESETS: dict[str, Preset] = {
 
 def count_race_rounds(train: TrainConfig) -> int:
     """Return the number of rounds of each candidate in a race."""
-    return max(1, math.ceil(RACE_SHARE * train.num_rounds))
+    return min(RACE_ROUNDS, math.ceil(RACE_SHARE * train.num_rounds))
 
 
 def order_candidates(candidates: Sequence[RunConfig], situations: Sequence[Situation]) -> list[int]:

@@ -164,6 +164,10 @@ class Task(ABC):
         score = metrics[self.selected_by.name]
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        """Return whether a model has learned nothing: it predicts the same for nodes with different labels."""
+        return False  # unless a task can tell
+
     # Predictions.
 
     @abstractmethod
@@ -232,6 +236,9 @@ class Multiclass(Task):
         likelihood = scores[np.arange(len(labels)), labels]
         return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
 
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        return len(np.unique(scores.argmax(axis=1))) == 1 and len(np.unique(labels[have_labels(labels)])) > 1
+
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full(num_nodes, -1, np.int64)
 
@@ -257,6 +264,9 @@ class Binary(Multiclass):
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return super().accepts(labels, classes) and len(classes) == 2
+
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        return False  # where one class is rare, useful scores may all lie on one side of 1/2
 
     def head_width(self, classes: Sequence[str]) -> int:
         return 1

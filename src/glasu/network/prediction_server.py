@@ -13,7 +13,7 @@ from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import open_predicting, open_serving, require_finished_training
+from glasu.network.run_folder import open_predicting, open_serving, read_trained_config, require_finished_training
 from glasu.network.serve import ScriptPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
@@ -60,6 +60,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         roster = options.kit.roster
         config = config_for_network(options.config, roster)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
+        config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         super().__init__(options, server_facts("prediction", training=training), config, run, self.state)
 

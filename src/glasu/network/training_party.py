@@ -27,7 +27,7 @@ from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
 from glasu.network.state_file import write_named
-from glasu.protocol.requests import Event, RoundDone, Script
+from glasu.protocol.requests import CandidateStarted, Collapsed, Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
@@ -233,9 +233,13 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def observe(self, event: Event) -> None:
         """Pass an event on, and the status after a round."""
         super().observe(event)
-        if isinstance(event, RoundDone):
+        if isinstance(event, CandidateStarted):
+            self.options.log.info("%s.", event)
+        elif isinstance(event, Collapsed):
+            self.options.log.warning("%s.", event)
+        elif isinstance(event, RoundDone):
             client = self.client
-            num_rounds, attempt = client.config.train.num_rounds, client.identity.attempt
+            num_rounds, attempt = client.progress.end(client.config.train), client.identity.attempt
             self.options.emit(Status.of(self.telemetry, client.progress.round, num_rounds, attempt, event.loss))
 
     def finish(self, result: dict[str, float]) -> ResultPayload:

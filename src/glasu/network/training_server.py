@@ -199,8 +199,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         )
 
     def _status(self) -> Status:
-        server, planned = self._server, self.config.train.num_rounds
+        server, attempt = self._server, self.state.value.attempt
         if server is None:
-            return Status.of(self.telemetry, 0, planned, self.state.value.attempt, None)
-        loss = next(iter(server.progress.losses[-1:]), None)
-        return Status.of(self.telemetry, server.progress.round, planned, self.state.value.attempt, loss)
+            return Status.of(self.telemetry, 0, self.config.train.num_rounds, attempt, None)
+        progress, loss = server.progress, next(iter(server.progress.losses[-1:]), None)
+        return Status.of(self.telemetry, progress.round, progress.end(server.config.train), attempt, loss)

@@ -13,7 +13,17 @@ from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
 from glasu.protocol.presence import list_subsets
-from glasu.protocol.requests import Broadcast, Evaluated, Propagated, Receive, Script, Send, SubsetScored, Timed
+from glasu.protocol.requests import (
+    Broadcast,
+    Collapsed,
+    Evaluated,
+    Propagated,
+    Receive,
+    Script,
+    Send,
+    SubsetScored,
+    Timed,
+)
 from glasu.protocol.sampling import agree, owner_leads, unite
 from glasu.wire.message_key import Key, Phase
 
@@ -47,6 +57,8 @@ def client_test(client: Client) -> Script[dict[str, float]]:
         propagated = propagate_labels(client)
     evaluation = client_evaluation(client, client.config.train.num_rounds + 1, "test")
     metrics, _ = yield Timed(evaluation, "evaluation")
+    if client.progress.collapsed:
+        yield Collapsed()
     if client.is_alone:
         best, selected_by = client.progress.selection.best_round, client.learner.task.selected_by
         yield Evaluated(best, "test", metrics, selected_by, party=client.name)
@@ -149,6 +161,7 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
     """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
     labels = client.party.labels
     assert labels is not None
+    client.progress.collapsed = client.learner.task.is_collapsed(predictions, labels[examples])
     if not np.isfinite(predictions).all():
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "

@@ -20,7 +20,7 @@ from glasu.errors import ProtocolError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.requests import Broadcast, CandidateStarted, Receive, Script, Send
 from glasu.protocol.state import Race
-from glasu.wire.message_key import Key, Phase
+from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.protocol.client import Client
@@ -47,9 +47,8 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         progress.race = _start_race(_read_positions(answer, len(client.candidates)))
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
-        key = client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
-        answer = yield Receive((Candidates,), key)
-        _decide(client, *_read_positions(answer, len(client.candidates)))
+        answer = yield Receive((Candidates,), client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER))
+        yield _decide(client, *_read_positions(answer, len(client.candidates)))
 
 
 def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
@@ -63,16 +62,13 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
         order = order_candidates(server.candidates, stated)
         yield Broadcast(Candidates(key, np.array(order, "<f8")))
         progress.race = _start_race(order)
-        if progress.race.chosen is not None:
-            yield _describe_choice(server)
     yield from _run_candidates(server, train)
     if progress.race.chosen is None:
         key = server.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
         progress.race = dataclasses.replace(progress.race, scores=(*progress.race.scores, _score(server)))
         winner = choose_winner(server, progress.race)
         yield Broadcast(Candidates(key, np.array([winner], "<f8")))
-        _decide(server, winner)
-        yield _describe_choice(server)
+        yield _decide(server, winner)
 
 
 def choose_winner(server: Server, race: Race) -> int:
@@ -92,12 +88,8 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
     while True:
         if progress.round == 0:
             role.adopt_candidate()
-            race = progress.race
-            if race.chosen is not None:
-                return
-            settings = list_chosen(role.candidates, race.candidate)
-            yield CandidateStarted(race.candidate, len(role.candidates), settings)
-        elif progress.race.chosen is not None:
+            yield _describe_candidate(role)
+        if progress.race.chosen is not None:
             return
         yield from train(role)
         if progress.race.is_last:
@@ -118,25 +110,29 @@ def _start_race(order: Sequence[int]) -> Race:
     return Race(tuple(order), chosen=order[0] if len(order) == 1 else None)
 
 
-def _decide(role: Client | Server, winner: int) -> None:
+def _decide(role: Client | Server, winner: int) -> CandidateStarted:
     """End the race. A winner that does not run now starts again."""
     progress = role.progress
     race = progress.race
     assert race is not None
-    rounds = count_race_rounds(role.config.train)
     progress.race = dataclasses.replace(race, chosen=winner)
     if winner != race.candidate:
-        progress.start_over(rounds)
+        progress.start_over(count_race_rounds(role.config.train))
         role.adopt_candidate()
+    return _describe_candidate(role)
 
 
-def _describe_choice(server: Server) -> CandidateStarted:
-    race = server.progress.race
+def _describe_candidate(role: Client | Server) -> CandidateStarted:
+    progress = role.progress
+    race = progress.race
     assert race is not None
-    scores = dict(zip(reversed(race.order), race.scores, strict=False))
-    settings = list_chosen(server.candidates, race.candidate)
-    restarts = server.progress.round == 0
-    return CandidateStarted(race.candidate, len(server.candidates), settings, True, restarts, scores)
+    return CandidateStarted(
+        list_chosen(role.candidates, race.candidate),
+        progress.end(role.config.train),
+        chosen=race.chosen is not None,
+        restarts=progress.round == 0,
+        scores=race.scores if len(race.scores) == len(race.order) else (),
+    )
 
 
 def _read_positions(message: Candidates, count: int) -> list[int]:

@@ -8,7 +8,7 @@ they were sent, at the server per client.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from glasu.model.task import Metric
@@ -112,14 +112,32 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class CandidateStarted(Event):
-    """Event: a candidate of a race starts at round 0, or the race is decided and its winner goes on."""
+    """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
 
-    position: int  # in the list of candidates
-    num_candidates: int
-    settings: dict[str, Any]  # in which it differs from the others
-    chosen: bool = False  # it is the winner
-    restarts: bool = True  # from round 0
-    scores: dict[int, float] = field(default_factory=dict)  # at the server, when the race is decided: by position
+    settings: dict[str, Any]  # in which it differs from the other candidates
+    num_rounds: int  # that it runs now
+    chosen: bool = False
+    restarts: bool = True  # from round 0; the preferred candidate of a race goes on if it wins
+    scores: tuple[float, ...] = ()  # at the server, when it was chosen: of all candidates in the order of their runs
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
+        if not self.chosen:
+            return f"race: {self.num_rounds} rounds with {listed}"
+        scores = f"; validation scores in the race: {', '.join(f'{each:.4f}' for each in self.scores)}"
+        return f"the preset chose {listed}{scores if self.scores else ''}"
+
+
+@dataclass(frozen=True)
+class Collapsed(Event):
+    """Event: the selected model predicts one class for all test nodes."""
+
+    def __str__(self) -> str:
+        return (
+            "the selected model predicts one class for all test nodes: it has learned nothing. Use exact gradients "
+            '(train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer layers, or '
+            'another train.learning_rate; train.preset = "auto" chooses between tested settings'
+        )
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class ClientProgress(Progress):
     """The progress of a client, besides weights, optimiser and ledger."""
 
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
+    collapsed: bool = False  # the model of the last evaluation predicted the same for all nodes
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save, Script
+from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.report import PartySummary, PreparedColumns, RunReport
@@ -224,7 +224,7 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        if name is None or server is None:
+        if name is None or server is None or isinstance(action, Collapsed):
             telemetry.observe(action)
         elif not (alone or isinstance(action, Evaluating)):  # the server reports it
             return

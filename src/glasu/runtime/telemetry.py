@@ -17,7 +17,7 @@ from glasu.config import Override, RunConfig
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import CandidateStarted, Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, Propagated, SubsetScored
 from glasu.protocol.server import Server
 from glasu.protocol.state import Identity
 from glasu.report import (
@@ -40,6 +40,7 @@ from glasu.wire.message_key import SERVER, TO_ONE, Key
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party times
 SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
+log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
 
 
@@ -164,7 +165,8 @@ class Telemetry:
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
-        # Both follow the last checkpoint, so they are never saved.
+        # All three follow the last checkpoint, so they are never saved.
+        self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
         self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
         self._watches = [self.watch]
@@ -182,8 +184,13 @@ class Telemetry:
         """Record an evaluation. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
-        elif isinstance(event, CandidateStarted) and event.restarts:
-            self.evaluations.clear()  # they belong to another candidate
+        elif isinstance(event, CandidateStarted):
+            log.info("%s; %.1f MB sent so far.", event, self.traffic.total_bytes / 1e6)
+            if event.restarts:
+                self.evaluations.clear()  # they belong to another candidate
+        elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
+            self.warnings.append(f"{event}.")
+            log.warning("%s.", event)
         elif isinstance(event, Propagated):
             self.propagated[event.party] = event
         elif isinstance(event, SubsetScored):
@@ -274,7 +281,7 @@ class Telemetry:
             parties=tuple(parties),
             overridden=overridden,
             race=race,
-            notes=tuple(notes),
+            notes=(*notes, *self.warnings),
             subsets=tuple(self.subsets.values()) or None,
             weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(config, ledgers),
