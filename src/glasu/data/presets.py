@@ -11,7 +11,6 @@ the parties; a short race on the validation nodes decides the rest (`glasu.proto
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -138,27 +137,28 @@ PRESETS: dict[str, Preset] = {
 
 
 def count_race_rounds(train: TrainConfig) -> int:
-    """Return the number of rounds of each candidate in a race."""
-    return min(RACE_ROUNDS, math.ceil(RACE_SHARE * train.num_rounds))
+    """Return the number of rounds of each candidate in a race. It ends with an evaluation that is due in any case."""
+    wanted = min(RACE_ROUNDS, RACE_SHARE * train.num_rounds)
+    return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
 
 
 def order_candidates(candidates: Sequence[RunConfig], situations: Sequence[Situation]) -> list[int]:
     """Return the positions of the candidates that race, the preferred one first.
 
     Where a party has no edges or no features, a model must combine the data of several parties to learn anything, and
-    local gradients do not teach a party what the others need. Then only exact gradients are kept. Elsewhere only one
-    candidate of each backbone is kept.
+    local gradients do not teach a party what the others need. Then only exact gradients are kept. Elsewhere, of two
+    candidates with the same model, the one with local gradients is kept, because it sends half as much per round.
     """
     incomplete = not all(each.has_edges and each.has_features for each in situations)
+    local = [each.model for each in candidates if not _is_exact(each)]
     positions = range(len(candidates))
-    kept = [each for each in positions if not incomplete or _is_exact(candidates[each])] or list(positions)
-    by_backbone: dict[str, int] = {}
-    for each in kept:
-        by_backbone.setdefault(candidates[each].model.backbone, each)
-    homophily = max(each.homophily for each in situations)
-    if homophily is Homophily.LOW:
-        return sorted(by_backbone.values(), key=lambda each: candidates[each].model.backbone != "sage")
-    return list(by_backbone.values())
+    kept = [
+        each for each in positions if _is_exact(candidates[each]) == (incomplete or candidates[each].model not in local)
+    ]
+    kept = kept or list(positions)
+    if max(each.homophily for each in situations) is Homophily.LOW:
+        kept.sort(key=lambda each: candidates[each].model.backbone != "sage")
+    return kept
 
 
 def describe_situation(party: PartyData, num_columns: int, *, has_labels: bool) -> Situation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -19,6 +20,8 @@ from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
 from glasu.randomness import Stream
 
 TYPICAL_NORM = 3.0  # mean length of a feature row after scaling with input_scale = "auto"
+
+GENERATOR = threading.Lock()  # held while weights are drawn from torch's one generator
 
 
 class ClientModel(nn.Module):
@@ -51,8 +54,9 @@ class ClientModel(nn.Module):
         wide = config.hidden * aggregation_of(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
-        # Layers of other libraries draw their weights from torch's one generator, so it is seeded before each layer.
-        with torch.random.fork_rng(devices=[]):
+        # Layers of other libraries draw their weights from torch's one generator, so it is seeded before each layer, and
+        # clients in several threads build their layers one after the other.
+        with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
             self.layers = nn.ModuleList()
