@@ -54,7 +54,7 @@ class ClientModel(nn.Module):
         wide = config.hidden * aggregation_of(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
-        # Layers of other libraries draw their weights from torch's one generator, so it is seeded before each layer, and
+        # Layers of other libraries draw their weights from torch's one generator. It is seeded before each layer, and
         # clients in several threads build their layers one after the other.
         with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
