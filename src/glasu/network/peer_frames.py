@@ -115,6 +115,7 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, peer.index)
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
+        # A known key is an error for sure, but only the complete message shows which one: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             check_expected(peer.expected, head.kind, key)
         attempt.check_limits(head, size)

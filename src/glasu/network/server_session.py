@@ -121,34 +121,27 @@ class ServerSession:
         Raises:
             ProtocolError: a party's message is invalid, or not the expected one; `set_aside` may save the run.
         """
-        roster, found = self.roster, dict[Peer, Message]()
-        while owing := [peer for peer in roster.peers.values() if peer not in found]:
-            with roster.changed:
-                for peer in owing:
-                    peer.expected = expected
-                try:
-                    roster.wait_for(
-                        lambda peer: peer in found or bool(peer.channel.inbox),
-                        f"to send {describe_expected(expected)}",
-                    )
-                    arrived = [(peer, peer.channel.pop()) for peer in owing]
-                finally:
-                    for peer in owing:
-                        peer.expected = None
-                roster.changed.notify_all()  # there is room again
-            for peer, encoded in arrived:
-                if (message := self._decode(peer, encoded, expected)) is not None:
-                    found[peer] = message
-        return [found[peer] for peer in roster.peers.values()]
+        roster = self.roster
+        peers = list(roster.peers.values())
+        with roster.changed:
+            for peer in peers:
+                peer.expected = expected
+            try:
+                roster.wait_for(lambda peer: bool(peer.channel.inbox), f"to send {describe_expected(expected)}")
+                arrived = [peer.channel.pop() for peer in peers]
+            finally:
+                for peer in peers:
+                    peer.expected = None
+            roster.changed.notify_all()  # there is room again
+        return [self._decode(peer, encoded, expected) for peer, encoded in zip(peers, arrived, strict=True)]
 
-    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message | None:
-        """Decode a message without the lock; return None for a repeat of an earlier one."""
+    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message:
+        """Check and decode a message. Hashing and decoding hold no lock."""
         (kind, key, *_), receipts = encoded.head, peer.receipts
         digest = hashlib.sha256(encoded.content).digest()
         try:
             with self.roster.changed:
-                if not receipts.take(key, digest):
-                    return None
+                receipts.take(key, digest)
             check_expected(expected, kind, key)
             return decode(encoded.content, encoded.head)
         except ProtocolError as error:
