@@ -21,7 +21,7 @@ from glasu.errors import (
     get_public_message,
 )
 from glasu.network.control import ProposedAttempt, StatementRequest
-from glasu.network.frames import Encoded, check_expected, describe_expected
+from glasu.network.frames import Encoded
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
@@ -127,7 +127,7 @@ class ServerSession:
             for peer in peers:
                 peer.expected = expected
             try:
-                roster.wait_for(lambda peer: bool(peer.channel.inbox), f"to send {describe_expected(expected)}")
+                roster.wait_for(lambda peer: bool(peer.channel.inbox), f"to send {expected}")
                 arrived = [peer.channel.pop() for peer in peers]
             finally:
                 for peer in peers:
@@ -142,7 +142,7 @@ class ServerSession:
         try:
             with self.roster.changed:
                 receipts.take(key, digest)
-            check_expected(expected, kind, key)
+            expected.check(kind, key)
             return decode(encoded.content, encoded.head)
         except ProtocolError as error:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
