@@ -200,7 +200,7 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
+        """Tell every party why the run ends, before any waiting data; wait `seconds` for all to hang up."""
         why, code = get_public_message(error), get_code(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why, code = f"the server failed: {why}", "server_failed"
