@@ -88,7 +88,7 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 
 
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw whom each user follows, by popularity. Most followed users have the profession of the follower's field."""
+    """Draw the followed users by popularity. Most of them have the profession that is their follower's field."""
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
     links = round(users * NUM_FOLLOWED)
