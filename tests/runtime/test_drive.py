@@ -387,7 +387,7 @@ def test_a_contribution_to_another_topic_or_of_another_client_is_refused_and_the
     request = Receive((Partial,), ASKED._replace(client=SERVER))
     good = Partial(ASKED, np.ones((1, 1)))
     assert check_contribution(request, good, 1, "b") is good
-    with pytest.raises(ProtocolError, match=r"party 'b': expected (Partial for|a message from client 1)") as caught:
+    with pytest.raises(ProtocolError, match=r"party 'b': expected Partial for .*, got Partial for") as caught:
         check_contribution(request, Partial(ASKED._replace(**change), good.value), 1, "b")
     assert caught.value.party == "b"
 

@@ -115,7 +115,9 @@ def check_contribution(request: Receive, message: Message, client: int, party: s
     try:
         request.check(type(message), message.key)
         if message.key.client != client:
-            raise ProtocolError(f"expected a message from client {client}, got {message.key}.")
+            raise ProtocolError(
+                f"expected {request} from client {client}, got {type(message).__name__} for {message.key}."
+            )
     except ProtocolError as error:
         raise ProtocolError(f"party {party!r}: {error}", party=party) from None
     return message
