@@ -852,6 +852,7 @@ def about(round_index, layer=0):
     return Key(bytes(12), Phase.TRAINING, 1, round_index, layer)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), max_size=60))
 def test_receipts_agree_with_a_plain_model(sequence):
     """The reference model keeps all keys. Its last two groups equal the stored ones."""
