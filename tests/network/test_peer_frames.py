@@ -855,7 +855,7 @@ def about(round_index, layer=0):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1)), max_size=60))
 def test_receipts_agree_with_a_plain_model(sequence):
-    """The reference model keeps all keys. Its last two groups equal the stored ones."""
+    """The reference model keeps all keys. Its last GROUPS groups equal the stored ones."""
     receipts, seen, order = Receipts(), {}, []
     for round_index, content in sequence:
         known = round_index in order[-GROUPS:]
