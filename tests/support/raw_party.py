@@ -46,15 +46,15 @@ class RawParty:
         """Send a control message in the sequence."""
         self._send_numbered(CONTROL, pack_control(kind, **fields))
 
-    def send_message(self, message: bytes) -> None:
-        """Send an encoded message in the sequence."""
+    def send_message(self, message: bytes, times: int = 1) -> None:
+        """Send an encoded message in the sequence, each of its frames so often."""
         for offset in range(0, len(message), MAX_PIECE):
             piece = message[offset : offset + MAX_PIECE]
-            self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece)
+            self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece, times)
 
-    def _send_numbered(self, kind: int, body: bytes) -> None:
+    def _send_numbered(self, kind: int, body: bytes, times: int = 1) -> None:
         self._number += 1
-        self.send(pack_frame(kind, body, number=self._number))
+        self.send(*[pack_frame(kind, body, number=self._number)] * times)
 
     def end(self) -> None:
         """End the stream, and wait until the server has read everything."""

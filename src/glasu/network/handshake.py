@@ -166,7 +166,7 @@ class ServerHandshake(Protocol):
         ...
 
     def settle(self) -> None:
-        """Note that an attempt begins with the admitted processes: from now on their places are theirs."""
+        """Note that an attempt begins. From now on the admitted processes keep their places."""
         ...
 
 

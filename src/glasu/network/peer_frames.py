@@ -20,7 +20,7 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, control_frame, read_frame
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import OnInvalidMessage
@@ -115,8 +115,9 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, peer.index)
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
+        # A known key is an error for sure, but only the complete message shows which one: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
-            check_expected(peer.expected, head.kind, key)
+            peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
 
     # --- hello ----------------------------------------------------------------------------

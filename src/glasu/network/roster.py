@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from glasu.errors import AbsenceError, EquivocationError, GlasuError
+from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
 from glasu.network.control import Notice, Stopped
 from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload
@@ -37,8 +37,11 @@ GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, an
 class Receipts:
     """Keys and digests of the messages that a party sent in the current and the previous phases.
 
-    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
-    under one key stop the run, because one of them is not the computed one.
+    A key comes at most once. Frames that are sent again after a break have known numbers, and the channel drops them
+    before they are read as messages. A new attempt and a new process begin with empty receipts, and their keys hold
+    the number of the attempt. So no honest party repeats a key, and a repeat is an invalid message. It must not be
+    dropped in silence: it can stand in the place of the message that the server waits for, which then never comes.
+    Two contents under one key are worse: one of them is not the computed one, so the run stops whatever the policy is.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,17 @@ class Receipts:
         """Return whether a message with this key came before."""
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
-    def take(self, key: Key, digest: bytes) -> bool:
-        """Return whether a message is new; raise EquivocationError where its key came with another content."""
+    def take(self, key: Key, digest: bytes) -> None:
+        """Note a message.
+
+        Raises:
+            ProtocolError: it came before.
+            EquivocationError: its key came before, with another content.
+        """
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
         if known == digest:
-            return False
+            raise ProtocolError(f"{key}: came a second time.")
         if known is not None:
             raise EquivocationError(
                 f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
@@ -64,7 +72,6 @@ class Receipts:
                 del self._groups[oldest]
             self._groups[group] = {}
         self._groups[group][packed] = digest
-        return True
 
 
 @dataclass(eq=False)

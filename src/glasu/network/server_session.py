@@ -21,7 +21,7 @@ from glasu.errors import (
     get_public_message,
 )
 from glasu.network.control import ProposedAttempt, StatementRequest
-from glasu.network.frames import Encoded, check_expected, describe_expected
+from glasu.network.frames import Encoded
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
@@ -121,35 +121,28 @@ class ServerSession:
         Raises:
             ProtocolError: a party's message is invalid, or not the expected one; `set_aside` may save the run.
         """
-        roster, found = self.roster, dict[Peer, Message]()
-        while owing := [peer for peer in roster.peers.values() if peer not in found]:
-            with roster.changed:
-                for peer in owing:
-                    peer.expected = expected
-                try:
-                    roster.wait_for(
-                        lambda peer: peer in found or bool(peer.channel.inbox),
-                        f"to send {describe_expected(expected)}",
-                    )
-                    arrived = [(peer, peer.channel.pop()) for peer in owing]
-                finally:
-                    for peer in owing:
-                        peer.expected = None
-                roster.changed.notify_all()  # there is room again
-            for peer, encoded in arrived:
-                if (message := self._decode(peer, encoded, expected)) is not None:
-                    found[peer] = message
-        return [found[peer] for peer in roster.peers.values()]
+        roster = self.roster
+        peers = list(roster.peers.values())
+        with roster.changed:
+            for peer in peers:
+                peer.expected = expected
+            try:
+                roster.wait_for(lambda peer: bool(peer.channel.inbox), f"to send {expected}")
+                arrived = [peer.channel.pop() for peer in peers]
+            finally:
+                for peer in peers:
+                    peer.expected = None
+            roster.changed.notify_all()  # there is room again
+        return [self._decode(peer, encoded, expected) for peer, encoded in zip(peers, arrived, strict=True)]
 
-    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message | None:
-        """Decode a message without the lock; return None for a repeat of an earlier one."""
+    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message:
+        """Check and decode a message. Hashing and decoding hold no lock."""
         (kind, key, *_), receipts = encoded.head, peer.receipts
         digest = hashlib.sha256(encoded.content).digest()
         try:
             with self.roster.changed:
-                if not receipts.take(key, digest):
-                    return None
-            check_expected(expected, kind, key)
+                receipts.take(key, digest)
+            expected.check(kind, key)
             return decode(encoded.content, encoded.head)
         except ProtocolError as error:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
@@ -207,7 +200,7 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
+        """Tell every party why the run ends, before any waiting data; wait `seconds` for all to hang up."""
         why, code = get_public_message(error), get_code(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why, code = f"the server failed: {why}", "server_failed"

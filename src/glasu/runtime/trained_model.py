@@ -61,7 +61,7 @@ class ClientEntry:
     preparation: Preparation  # of the features
     columns_sha256: str  # empty where the features have no names
     weights_sha256: str
-    alpha: float | None = None  # where predictions are smoothed, at a party with edges
+    alpha: float | None = None  # of `smooth`, see `model/propagation.py`; None at a party without edges
 
     def __post_init__(self) -> None:
         check_party_name(self.name)
