@@ -255,5 +255,5 @@ class Roster:
             self._handshake.withdraw(peer.name)
             self.drop(peer, PeerEvent.OMIT)
         names = ", ".join(peer.name for peer in overdue)
-        self.announce(f"no connection to {names} for {self._wait:.0f} s{reasons}; the other parties continue without.")
+        self.announce(f"continuing without {names}: no connection for {self._wait:.0f} s{reasons}.")
         self.restart()
