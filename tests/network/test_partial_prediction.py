@@ -14,9 +14,11 @@ from glasu.network.handshake import Code, RefusalError
 from glasu.network.join import PartyPerformer
 from glasu.network.prediction_party import PredictionParty
 from glasu.network.prediction_server import PredictionServer
+from glasu.network.run_folder import read_subsets
 from glasu.network.training_party import TrainingParty
 from glasu.protocol.messages import JointScores
 from glasu.protocol.requests import Send
+from glasu.report import SubsetScores
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import NOBODY, Cluster
@@ -258,3 +260,15 @@ def test_a_party_refuses_a_training_that_leaves_out_another_one(kits, tmp_path):
     assert "a training needs all parties" in str(cluster.join("c", Misled).error())
     for role in (server, *roles):
         assert isinstance(role.error(), TrainingError)
+
+
+def test_the_server_reads_the_stored_scores_from_its_report(tmp_path):
+    (tmp_path / "report.json").write_text('{"subsets": [{"parties": ["a", "c"], "accuracy": 0.5, "auc": null}]}')
+    assert read_subsets(tmp_path) == [SubsetScores(("a", "c"), {"accuracy": 0.5})]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"subsets": 1}', '{"subsets": [1]}', '{"subsets": [{"parties": 2}]}'])
+def test_without_a_readable_report_the_stored_scores_are_unknown(content, tmp_path):
+    assert read_subsets(tmp_path) == []
+    (tmp_path / "report.json").write_text(content)
+    assert read_subsets(tmp_path) == []

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():
         raise ConfigError(
-            f"{args.run_dir}: holds the model of one party, and no party can predict alone. Start glasu serve "
+            f"{args.run_dir}: holds the model of one party; the parties predict through a server. Start glasu serve "
             f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
