@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,18 @@ class SubsetScores(JsonRecord):
     def to_dict(self) -> dict[str, Any]:
         """Return the parties and the metrics on one level."""
         return {"parties": list(self.parties), **self.metrics}
+
+
+def find_subset(subsets: Iterable[SubsetScores], present: Sequence[str]) -> SubsetScores | None:
+    """Return the scores of exactly these parties; None if they were not scored together."""
+    return next((found for found in subsets if set(found.parties) == set(present)), None)
+
+
+def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str:
+    """Return the mark of a prediction without some of the parties; `scores` are those of the others."""
+    metrics = {} if scores is None else scores.metrics
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()) or "unknown"
+    return f"predicted without {', '.join(missing)}; validation scores of the parties present: {listed}."
 
 
 @dataclass(frozen=True)

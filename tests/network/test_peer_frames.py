@@ -219,7 +219,7 @@ def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     party = desk.connect("a")
     party.send_control("Statement", payload=STATEMENT)
     desk.session.gather()
-    role = Role("beginning", lambda: desk.session.begin_attempt(Attempt(1, 4, ("right",), desk.toy.check_limits)))
+    role = Role("beginning", lambda: desk.session.begin_attempt(Attempt(1, 4, {"a": "right"}, desk.toy.check_limits)))
     wait_for(lambda: any(control.kind == "ProposedAttempt" for control in party.controls()))
     party.send_control("Confirmation", attempt=1, digest="wrong")
     role.join(20)
@@ -235,7 +235,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     a.send_message(partial(0))
     a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
-    role = Role("begin", lambda: desk.session.begin_attempt(Attempt(2, 0, ("start",), desk.toy.check_limits)))
+    role = Role("begin", lambda: desk.session.begin_attempt(Attempt(2, 0, {"a": "start"}, desk.toy.check_limits)))
     wait_for(lambda: sum(control.kind == "ProposedAttempt" for control in a.controls()) == 2)
     a.send_control("Confirmation", attempt=2, digest="start")
     role.outcome(20)
@@ -763,7 +763,9 @@ def test_a_failure_jumps_ahead_of_data_that_waits():
 
 
 def test_a_broadcast_is_encoded_once_for_all_parties():
-    desk = Desk("abcd")  # no party is connected: the message waits for all of them
+    desk = Desk("abcd")
+    for party in desk.run():
+        party.end()  # no party is connected: the message waits for all of them
     message = Joint(key(0, 0), np.zeros((1_000_000, 4), np.float32))
     tracemalloc.start()
     try:

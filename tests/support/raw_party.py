@@ -96,7 +96,7 @@ class Desk:
         for party in parties:
             party.send_control("Statement", payload=STATEMENT)
         gathering.outcome(20)
-        proposed = Attempt(attempt, 0, ("start",) * len(parties), self.toy.check_limits)
+        proposed = Attempt(attempt, 0, dict.fromkeys(self.toy.parties, "start"), self.toy.check_limits)
         beginning = Role("beginning", lambda: self.session.begin_attempt(proposed))
         for party in parties:
             wait_for(lambda party=party: any(control.kind == "ProposedAttempt" for control in party.controls()))
