@@ -23,7 +23,7 @@ TUNED = ("standalone", "glasu", "centralized")
 
 
 def list_cases(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the partitions and methods that have a step size of their own."""
+    """Yield the partitions and methods to try; the other partitions have the steps of the first one."""
     for partition in [way for way in list_ways(dataset) if way in (find_undivided(dataset), "apart")]:
         for method in TUNED:
             if method != "centralized" or partition != "apart":

@@ -328,5 +328,5 @@ def format_interval(differences: Sequence[float]) -> str:
 
 
 def _format_signed(value: float) -> str:
-    """Format a value with its sign; zero, and what is rounded to it, as +0.0."""
+    """Format a value with its sign; a value that is rounded to zero as +0.0."""
     return f"{round(value, 1) + 0.0:+.1f}"
