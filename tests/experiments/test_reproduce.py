@@ -507,17 +507,6 @@ def test_a_task_of_two_classes_is_compared_by_the_area_under_the_curve(tmp_path)
     assert shown["apart", "all"] == f"{100 * report.test.roc_auc:.1f}"
 
 
-def test_parties_that_train_alone_train_once_for_three_methods():
-    runs = Plan().list_runs("partitions", ["cora"], [0, 1])
-    groups = reproduce.group_runs(runs)
-    assert sorted(str(run) for group in groups for run in group.runs) == sorted(map(str, runs))
-    shared = [group for group in groups if len(group.runs) > 1]
-    assert len(shared) == 2 * len(WAYS)
-    for group in shared:
-        assert [run.method for run in group.runs] == ["standalone", "ensemble", "smooth"]
-        assert len({run.seed for run in group.runs}) == len({run.config.data for run in group.runs}) == 1
-
-
 @pytest.mark.parametrize("dataset", DATASETS["partitions"])
 def test_all_methods_of_a_partition_have_the_same_settings(dataset):
     assert set(DATASETS["partitions"]) == set(PARTITION_SETTINGS)

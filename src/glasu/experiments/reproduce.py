@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from glasu import train
 from glasu.data.sources.catalog import load_data
 from glasu.data.statistics import describe_size
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
@@ -26,9 +27,6 @@ from glasu.experiments.results import (
 from glasu.experiments.tables import TextTable, make_tables, to_markdown
 from glasu.experiments.workers import load_once, run_tasks
 from glasu.files import hold_folder, write_atomically
-from glasu.protocol.client import Client
-from glasu.runtime.baselines import BASELINES
-from glasu.runtime.simulation import SimulationOptions, simulate
 
 QUICK = "Quick try: a quarter of the rounds. Do not compare these results with the paper."
 log = logging.getLogger(__name__)
@@ -99,60 +97,26 @@ def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
     stored = len(runs) - len(missing)
     if stored:
         log.info("%d/%d runs have results", stored, len(runs))
-    groups = group_runs(missing)
-    done = stored
-    with closing(run_tasks(train_runs, iter(groups), min(jobs, len(groups)))) as finished:
-        for group, results in finished:
-            for run, result in zip(group.runs, results, strict=True):
-                done += 1
-                if isinstance(result, TrainingError):
-                    failures.append(f"{run}: {result}")
-                else:
-                    store_result(out, run, result)
-                said = failures[-1] if isinstance(result, TrainingError) else result.summary()
-                log.info("%d/%d %s", done, len(runs), said)
+    with closing(run_tasks(train_run, iter(missing), min(jobs, len(missing)))) as results:
+        for done, (run, result) in enumerate(results, stored + 1):
+            if isinstance(result, TrainingError):
+                failures.append(f"{run}: {result}")
+            else:
+                store_result(out, run, result)
+            said = failures[-1] if isinstance(result, TrainingError) else result.summary()
+            log.info("%d/%d %s", done, len(runs), said)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """Runs that one process runs one after the other. If there are several, they use the same trained parties."""
-
-    runs: tuple[Run, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.runs))
-
-
-def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
-    """Group the runs in which the parties train alone with equal settings; other runs are groups of one."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        train = run.config.train
-        shares = train.method in BASELINES and train.labels == "all"
-        key = run.config.replace(train={"method": BASELINES[0]}).digest() if shares else str(run)
-        groups.setdefault(key, []).append(run)
-    return [RunGroup(tuple(group)) for group in groups.values()]
-
-
-def train_runs(group: RunGroup, workers: int | None) -> list[RunResult | TrainingError]:
-    """Train once and finish every run; return the error of a run that diverged, so that the others continue."""
-    loaded = load_once(group.runs[0].config)
-    results: list[RunResult | TrainingError] = []
-    trained: tuple[Client, ...] = ()
-    seconds = 0.0
-    for run in group.runs:
-        options = SimulationOptions(workers=workers, clock=time.process_time, trained=trained)
-        try:
-            done = simulate(loaded.parties, run.config, options)
-        except TrainingError as error:
-            results.append(error)
-            continue
-        results.append(make_result(run, done.report, loaded.notes, seconds))
-        if not trained:
-            trained, seconds = done.clients, done.report.seconds.total
-    return results
+def train_run(run: Run, workers: int | None) -> RunResult | TrainingError:
+    """Train; return the error of a run that diverged, so that the others continue."""
+    loaded = load_once(run.config)
+    try:
+        report = train(loaded.parties, run.config, workers=workers, clock=time.process_time)
+    except TrainingError as error:
+        return error
+    return make_result(run, report, loaded.notes)
 
 
 def _select_methods(runs: dict[str, Run], methods: Collection[str] | None) -> dict[str, Run]:

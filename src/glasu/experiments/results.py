@@ -91,15 +91,8 @@ class StoredResult:
     result: RunResult
 
 
-def make_result(run: Run, report: RunReport, notes: tuple[str, ...], training_seconds: float = 0.0) -> RunResult:
-    """Return the part of a report that the tables show.
-
-    Args:
-        run: the run.
-        report: its report.
-        notes: about the data.
-        training_seconds: CPU seconds of an earlier run whose weights this run uses.
-    """
+def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResult:
+    """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
     metric = task_of(run.config.train).selected_by.name
     if run.method != "centralized" and len(report.parties) != clients:
@@ -114,7 +107,7 @@ def make_result(run: Run, report: RunReport, notes: tuple[str, ...], training_se
         rounds=report.history[-1].round,
         bytes=traffic.total_bytes,
         exchanges=traffic.exchanges,
-        cpu_seconds=round(training_seconds + report.seconds.total, 3),
+        cpu_seconds=round(report.seconds.total, 3),
         metric=metric,
         test_score=report.test.metrics[metric],
         validation_score=report.validation.metrics[metric],
