@@ -66,6 +66,27 @@ class SplitScores(JsonRecord):
 
 
 @dataclass(frozen=True)
+class AloneScores:
+    """The first metric of the task for one party alone: of its model, or of plain label propagation over its edges."""
+
+    party: str
+    by: str  # "model" or "label propagation"
+    validation: float
+    test: float
+
+
+def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores) -> list[AloneScores]:
+    """Return the scores of every party alone, models first; nothing for a party without labels, or without edges."""
+    found = []
+    for by, key in (("model", "per_client"), ("label propagation", "per_client_propagation")):
+        scores = (getattr(split, key) or () for split in (validation, test))
+        for name, here, there in zip(names, *scores, strict=False):
+            if here is not None and there is not None:
+                found.append(AloneScores(name, by, here, there))
+    return found
+
+
+@dataclass(frozen=True)
 class SubsetScores(JsonRecord):
     """Validation scores of the selected model when only some of the parties contribute."""
 
