@@ -52,7 +52,7 @@ MAX_TEXT = 1_000_000  # characters of one string, likewise
 MAX_DOCUMENT_BYTES = 64 * 2**20  # of one document
 SHOWN_FAULTS = 8
 MAX_FAULTS = 100  # reading stops at this number
-TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> one value of it, several
+TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular and in the plural
     str: ("a string", "strings"),
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,27 @@ class SplitScores(JsonRecord):
 
 
 @dataclass(frozen=True)
+class AloneScores:
+    """The first metric of the task for one party alone: of its model, or of plain label propagation over its edges."""
+
+    party: str
+    by: str  # "model" or "label propagation"
+    validation: float
+    test: float
+
+
+def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores) -> list[AloneScores]:
+    """Return the scores of every party alone, models first; nothing for a party without labels, or without edges."""
+    found = []
+    for by, key in (("model", "per_client"), ("label propagation", "per_client_propagation")):
+        scores = (getattr(split, key) or () for split in (validation, test))
+        for name, here, there in zip(names, *scores, strict=False):
+            if here is not None and there is not None:
+                found.append(AloneScores(name, by, here, there))
+    return found
+
+
+@dataclass(frozen=True)
 class SubsetScores(JsonRecord):
     """Validation scores of the selected model when only some of the parties contribute."""
 
@@ -75,6 +96,18 @@ class SubsetScores(JsonRecord):
     def to_dict(self) -> dict[str, Any]:
         """Return the parties and the metrics on one level."""
         return {"parties": list(self.parties), **self.metrics}
+
+
+def find_subset(subsets: Iterable[SubsetScores], present: Sequence[str]) -> SubsetScores | None:
+    """Return the scores of exactly these parties; None if they were not scored together."""
+    return next((found for found in subsets if set(found.parties) == set(present)), None)
+
+
+def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str:
+    """Return the mark of a prediction without some of the parties; `scores` are those of the others."""
+    metrics = {} if scores is None else scores.metrics
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()) or "unknown"
+    return f"predicted without {', '.join(missing)}; validation scores of the parties present: {listed}."
 
 
 @dataclass(frozen=True)

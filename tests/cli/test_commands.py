@@ -449,10 +449,12 @@ def test_help_has_one_example_and_loads_nothing_heavy(command):
     assert result.stdout.count("example: glasu " + command) == 1
 
 
-def test_demo_trains_four_methods_and_leaves_a_self_contained_page(tmp_path):
+def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path):
     result = glasu("demo", "--rounds", "2", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    for name in ("centralized", "standalone", "GLASU Q=1", "GLASU Q=4", "profile", "follower", "reading"):
+    for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4"):
+        assert name in result.stdout
+    for name in ("profile", "follower", "reading"):
         assert name in result.stdout
     page = (tmp_path / "report.html").read_text()
     assert "<script src=" not in page

@@ -10,7 +10,9 @@ import signal
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 import glasu
 from glasu.cli.main import main
@@ -19,12 +21,25 @@ from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import reproduce, results, tables
 from glasu.experiments.figures import average_curves
-from glasu.experiments.plan import METHOD_SETTINGS, TABLE_NAMES, Plan, find_tuned_file, read_settings
+from glasu.experiments.partitions import COLUMNS as PARTITION_COLUMNS
+from glasu.experiments.partitions import SETTINGS as PARTITION_SETTINGS
+from glasu.experiments.partitions import WAYS, make_settings
+from glasu.experiments.plan import (
+    DATASETS,
+    METHOD_SETTINGS,
+    PAPER_TABLES,
+    TABLE_NAMES,
+    Plan,
+    find_tuned_file,
+    read_settings,
+)
 from glasu.files import hold_folder
+from glasu.report import AloneScores
 from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
 
 COLUMNS = "dataset,method,setting,seed,test_accuracy,validation_accuracy,rounds,bytes,exchanges,cpu_seconds"
+SCORES = "metric,test_score,validation_score"
 SMALL = {
     "data": {"num_nodes": 60, "average_degree": 4.0, "num_features": 9, "num_classes": 3, "split": [0.4, 0.3, 0.3]},
     "model": {"hidden": 8},
@@ -42,7 +57,17 @@ def small(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
     return RunConfig.from_dict(sections).replace(model={"backbone": backbone, "heads": 2})
 
 
-PLAN = Plan(settings=small)
+def small_divided(dataset: str, partition: str, method: str) -> RunConfig:
+    """Return settings of four rounds on a divided graph of sixty nodes."""
+    config = small(dataset, "glasu-1").replace(data={"partition": partition, **WAYS.get(partition, {})})
+    return config.replace(train={"method": method})
+
+
+PLAN = Plan(settings=small, divided=small_divided)
+
+
+def make_row(dataset: str, method: str, setting: str, seed: int, *, score: float = 0.5, bytes: int = 10) -> results.Row:
+    return results.Row(dataset, method, setting, seed, score, 0.5, 4, bytes, 2, 1.0, "accuracy", score, 0.5)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -58,7 +83,7 @@ def run_all(folder: Path, *names: str, seeds: int = 1, jobs: int = 1, plan: Plan
 
 def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
     run_all(tmp_path, "accuracy", "lazy", seeds=2)
-    assert (tmp_path / "results.csv").read_text().splitlines()[0] == COLUMNS
+    assert (tmp_path / "results.csv").read_text().splitlines()[0] == f"{COLUMNS},{SCORES}"
     found = {(row["method"], row["setting"], row["seed"]): row for row in rows(tmp_path)}
     assert len(found) == 2 * (len(METHOD_SETTINGS) + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
     for run in [run for name in ("accuracy", "lazy") for run in PLAN.list_runs(name, ["synthetic"], [0, 1])]:
@@ -177,8 +202,8 @@ def test_what_is_written_tells_nothing_about_the_machine(tmp_path, monkeypatch):
 
 
 def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
-    plan = Plan(settings=small, stop_at={"pubmed": 0.1})
-    done, _ = run_all(tmp_path, *TABLE_NAMES, seeds=2, plan=plan, dataset="pubmed")
+    plan = Plan(settings=small, divided=small_divided, stop_at={"pubmed": 0.1})
+    done, _ = run_all(tmp_path, *PAPER_TABLES, seeds=2, plan=plan, dataset="pubmed")
     assert [table.title for table in done.tables] == [
         "Accuracy",
         "Lazy aggregation",
@@ -227,7 +252,7 @@ def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
 
 def test_savings_are_against_every_layer_and_over_the_same_seeds():
     def result(K: int, seed: int, moved: int):
-        row = results.Row("cora", "glasu-4", f"M=3 K={K} Q=4 gcnii", seed, 0.5, 0.5, 4, moved, 2, 1.0)
+        row = make_row("cora", "glasu-4", f"M=3 K={K} Q=4 gcnii", seed, bytes=moved)
         return results.RunResult(row, (results.CurvePoint(4, 0.5, moved, 2, 1.0),))
 
     def savings(*found):
@@ -246,7 +271,7 @@ def test_a_set_that_comes_divided_is_not_divided_among_more(tmp_path):
 
 
 def test_no_difference_is_shown_where_the_features_are_not_the_papers():
-    row = results.Row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0, 0.5, 0.5, 4, 10, 2, 1.0)
+    row = make_row("suzhou", "glasu-4", "M=3 K=2 Q=4 gcnii", 0)
     (table,) = tables.make_tables(
         [results.RunResult(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), notes=("replaced",))]
     )
@@ -255,8 +280,10 @@ def test_no_difference_is_shown_where_the_features_are_not_the_papers():
 
 def test_a_set_with_relations_shows_each_party_alone():
     def result(method: str, setting: str, seed: int, accuracy: float, alone: tuple[float, ...] = ()):
-        row = results.Row("dblp_authors", method, setting, seed, accuracy, 0.5, 4, 10, 2, 1.0)
-        return results.RunResult(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), alone)
+        row = make_row("dblp_authors", method, setting, seed, score=accuracy)
+        parties = [AloneScores(name, "model", 0.5, value) for name, value in zip("abc", alone, strict=False)]
+        propagation = [AloneScores(each.party, "label propagation", 0.4, 0.3) for each in parties]
+        return results.RunResult(row, (results.CurvePoint(4, 0.5, 10, 2, 1.0),), (*parties, *propagation))
 
     found = [
         result("standalone", "M=3 gcnii", 0, 0.6, (0.5, 0.7, 0.6)),
@@ -275,7 +302,7 @@ def test_a_set_with_relations_shows_each_party_alone():
 
 def test_a_mean_curve_ends_where_the_first_seed_stopped():
     def result(curve):
-        row = results.Row("cora", "glasu-4", "", 0, 0.5, 0.5, 4, 10, 2, 1.0)
+        row = make_row("cora", "glasu-4", "", 0)
         return results.RunResult(row, tuple(results.CurvePoint(*point) for point in curve))
 
     pair = [result(((2, 0.5, 4_000_000, 2, 1.0), (4, 0.6, 8_000_000, 4, 2.0))), result(((2, 0.7, 6_000_000, 2, 3.0),))]
@@ -388,3 +415,121 @@ def test_bad_input_is_one_line_and_exit_code_two(words, said, tmp_path, capsys, 
     assert code == 2
     assert said in errors
     assert errors.count("\n") == 1
+
+
+PARTITION_HEADS = ("data set", "partition", "labels", *PARTITION_COLUMNS, "MB", "seeds")
+
+
+def test_the_table_of_partitions_pairs_every_method_with_glasu(tmp_path):
+    done, _ = run_all(tmp_path, "partitions", seeds=3)
+    (table,) = done.tables
+    assert (table.title, table.headings) == ("Partitions", PARTITION_HEADS)
+    assert [row[1:3] for row in table.rows] == [(way, labels) for way in WAYS for labels in ("all", "a")]
+    found = {(row["method"], row["setting"].split(" M=")[0], int(row["seed"])): row for row in rows(tmp_path)}
+    assert len(found) == 3 * (6 * len(WAYS) + 1)  # 4 methods with labels everywhere, 2 at one party, pooled data once
+    for row in table.rows:
+        _, partition, labels, *_ = row
+        cells = dict(zip(table.headings, row, strict=True))
+
+        def scores(method: str, setting: str) -> np.ndarray:
+            return np.array([100 * float(found[method, setting, seed]["test_accuracy"]) for seed in range(3)])
+
+        where = f"{partition} labels={labels}"
+        ours = scores("glasu-1", where)
+        assert cells["GLASU"] == f"{ours.mean():.1f}"
+        compared = {"smooth": scores("smooth", where), "pooled": scores("centralized", "undivided gcnii")}
+        compared |= {"ensemble": scores("ensemble", where)} if labels == "all" else {}
+        for heading, theirs in compared.items():
+            low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.9) if (ours != theirs).any() else (0, 0)
+            mean, paired = cells[heading].rstrip(")").split(" (")
+            assert mean == f"{theirs.mean():.1f}"
+            shown = [float(value) for value in paired.replace(" to ", ", ").split(", ")]
+            assert shown == pytest.approx([(ours - theirs).mean(), low, high], abs=0.051)
+        moved = [int(found["glasu-1", where, seed]["bytes"]) for seed in range(3)]
+        assert cells["MB"] == f"{statistics.fmean(moved) / 1e6:,.1f}"
+        assert cells["seeds"] == "3"
+
+
+def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_owner(tmp_path):
+    done, _ = run_all(tmp_path, "partitions")
+    shown = {row[1:3]: row[3].split(" (")[0] for row in done.tables[0].rows}
+    for partition in WAYS:
+        report = glasu.train(load_parties(config := small_divided("synthetic", partition, "standalone")), config)
+        validation = [*report.validation.per_client, *report.validation.per_client_propagation]
+        test = [*report.test.per_client, *report.test.per_client_propagation]
+        parties = [(here, there) for here, there in zip(validation, test, strict=True) if here is not None]
+        _, best = max(parties, key=lambda scores: scores[0])
+        assert shown[partition, "all"] == f"{100 * best:.1f}"
+        owner = [(validation[index], test[index]) for index in (0, 3) if validation[index] is not None]
+        assert shown[partition, "a"] == f"{100 * max(owner, key=lambda scores: scores[0])[1]:.1f}"
+
+
+def test_what_a_partition_makes_impossible_is_said_in_the_table(tmp_path):
+    done, _ = run_all(tmp_path, "partitions")
+    (table,) = done.tables
+    cells = {(row[1], row[2]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
+    assert {cell["ensemble"] for (_, labels), cell in cells.items() if labels == "a"} == {"impossible"}
+    assert "impossible" not in {
+        text for (_, labels), cell in cells.items() if labels == "all" for text in cell.values()
+    }
+    assert "ensemble: train.labels='a': train.method=\"ensemble\" needs labels at every party." in table.note
+
+
+def test_a_seed_that_failed_is_missing_from_its_column_only(tmp_path):
+    def wild(dataset: str, partition: str, method: str) -> RunConfig:
+        rate = {"learning_rate": 1e30} if (partition, method) == ("edges", "glasu") else {}
+        return small_divided(dataset, partition, method).replace(train=rate)
+
+    with pytest.raises(TrainingError, match=r"2 of 31 runs failed; the first was synthetic/glasu-1-edges.*diverged"):
+        run_all(tmp_path, "partitions", plan=Plan(divided=wild))
+    (line,) = [line for line in (tmp_path / "tables.md").read_text().splitlines() if "| edges | all |" in line]
+    cells = dict(zip(PARTITION_HEADS, line.strip("| ").split(" | "), strict=True))
+    assert (cells["GLASU"], cells["MB"], cells["seeds"]) == ("-", "-", "1")
+    assert "(" not in cells["pooled"]  # nothing to compare with
+
+
+def test_a_task_of_two_classes_is_compared_by_the_area_under_the_curve(tmp_path):
+    def binary(dataset: str, partition: str, method: str) -> RunConfig:
+        config = small_divided(dataset, partition, method).replace(data={"num_classes": 2}, train={"task": "binary"})
+        return config.replace(data={"num_clients": 2})
+
+    plan = Plan(divided=binary)
+    done, lines = run_all(tmp_path, "partitions", plan=plan)
+    assert sum("test ROC AUC 0." in line or "test ROC AUC 1" in line for line in lines) == 31
+    config = binary("synthetic", "apart", "glasu")
+    report = glasu.train(load_parties(config), config)
+    (row,) = [row for row in rows(tmp_path) if (row["method"], row["setting"][:16]) == ("glasu-1", "apart labels=all")]
+    assert row["metric"] == "roc_auc"
+    assert float(row["test_score"]) == pytest.approx(report.test.roc_auc, rel=1e-5)
+    assert float(row["validation_score"]) == pytest.approx(report.validation.roc_auc, rel=1e-5)
+    assert float(row["test_accuracy"]) == pytest.approx(report.test.accuracy, rel=1e-5)
+    shown = {row[1:3]: row[6] for row in done.tables[0].rows}
+    assert shown["apart", "all"] == f"{100 * report.test.roc_auc:.1f}"
+
+
+@pytest.mark.parametrize("dataset", DATASETS["partitions"])
+def test_all_methods_of_a_partition_have_the_same_settings(dataset):
+    assert set(DATASETS["partitions"]) == set(PARTITION_SETTINGS)
+    for row in Plan().list_partitions(dataset):
+        runs = {name: run.config for name, run in row.runs.items() if not isinstance(run, str)}
+        pooled = runs.pop("pooled")
+        (common,) = {config.replace(train={"method": "glasu", "labels": "all"}) for config in runs.values()}
+        assert (common.train.backward, common.train.num_local_steps) == ("joint", 1)
+        assert pooled.model == common.model
+        same = {"method": "glasu", "learning_rate": common.train.learning_rate}
+        assert dataclasses.replace(pooled.train, **same) == common.train
+
+
+def test_a_data_set_without_settings_of_its_own_has_the_defaults():
+    config = make_settings("my_graph", "apart", "glasu")
+    assert config == RunConfig().replace(data={"name": "my_graph", "partition": "apart"})
+
+
+def test_some_methods_of_a_table_can_be_run(tmp_path):
+    lines: list[str] = []
+    words = {"datasets": ["synthetic"], "seeds": 1, "plan": PLAN}
+    with on_log(lines.append):
+        reproduce.reproduce(["accuracy"], tmp_path, methods=["ensemble", "smooth"], **words)
+    assert [row["method"] for row in rows(tmp_path)] == ["ensemble", "smooth"]
+    with pytest.raises(ConfigError, match=r"--methods: these tables have no glue; they have centralized, standalone"):
+        reproduce.reproduce(["accuracy"], tmp_path, methods=["glue"], **words)

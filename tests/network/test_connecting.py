@@ -70,7 +70,7 @@ class Server:
         return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
 
 
-BEGIN = ("ProposedAttempt", {"number": 1, "round": 0, "digest": digest(Toy().start(0))})
+BEGIN = ("ProposedAttempt", {"number": 1, "round": 0, "present": ["a", "b", "c"], "digest": digest(Toy().start(0))})
 
 
 def open_and_wait(session):
@@ -384,8 +384,8 @@ def test_a_party_that_the_server_has_stopped_reports_no_failure():
 
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
-    begin = {"round": 0, "digest": BEGIN[1]["digest"]}
-    frames = numbered(BEGIN, ("StatementRequest", {}), ("ProposedAttempt", {"number": 2, **begin}))
+    begin = {**BEGIN[1], "number": 2}
+    frames = numbered(BEGIN, ("StatementRequest", {}), ("ProposedAttempt", begin))
     server = Server((welcome(), frames[0]))
     session = server.session()
     session.open()

@@ -141,12 +141,12 @@ def test_a_process_that_restarts_while_an_attempt_is_planned_stops_nobody(kits, 
     cluster, again = Cluster(config, parties, kits, tmp_path), []
 
     class Meanwhile(TrainingServer):
-        def plan(self):
+        def plan(self, present):
             if not again:
                 again.append(cluster.join("b"))
                 while sum("b: connected." in line for line in cluster.lines["server"]) < 2:
                     time.sleep(0.01)
-            return super().plan()
+            return super().plan(present)
 
     class Dying(TrainingParty):
         def begin(self, attempt):
@@ -496,8 +496,8 @@ def test_a_party_that_restarts_at_the_end_gets_its_result_and_the_run_is_finishe
     cluster, again = Cluster(config, parties, kits, tmp_path), []
 
     class Meanwhile(TrainingServer):
-        def plan(self):
-            attempt, script = super().plan()
+        def plan(self, present):
+            attempt, script = super().plan(present)
             return attempt, self.run_script(script)
 
         def run_script(self, script):

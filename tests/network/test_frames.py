@@ -28,13 +28,11 @@ from glasu.network.frames import (
     Assembler,
     Channel,
     Outbox,
-    check_expected,
     pack_frame,
     read_frame,
 )
 from glasu.protocol.message_bytes import decode, encode
-from glasu.protocol.messages import Gradient, Joint, Partial
-from glasu.protocol.requests import Receive
+from glasu.protocol.messages import Partial
 from glasu.wire.message_key import Key, Phase
 
 KEY = Key(bytes(12), Phase.TRAINING, 0, round=3, layer=1)
@@ -331,19 +329,3 @@ def test_mutated_pieces_are_refused_or_complete_a_message_of_the_admitted_size(c
             decode(whole.content, whole.head)
     except ProtocolError:
         pass
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Gradient(key=KEY, value=np.zeros((1, 1), np.float32)),
-        Partial(key=KEY._replace(round=4), value=np.zeros((1, 1), np.float32)),
-        Partial(key=KEY._replace(layer=2), value=np.zeros((1, 1), np.float32)),
-        Partial(key=KEY._replace(chunk=1), value=np.zeros((1, 1), np.float32)),
-        Partial(key=KEY._replace(phase=Phase.EVALUATION), value=np.zeros((1, 1), np.float32)),
-        Partial(key=KEY._replace(run=b"1" * 12), value=np.zeros((1, 1), np.float32)),
-    ],
-)
-def test_a_message_of_another_kind_or_about_something_else_is_not_the_expected_one(message):
-    with pytest.raises(ProtocolError, match="expected Partial or Joint for training round 3 layer 1 chunk 0, got"):
-        check_expected(Receive((Partial, Joint), KEY), type(message), message.key)

@@ -57,7 +57,7 @@ def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):
 
 def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped):
     class Dying(TrainingServer):
-        def plan(self):
+        def plan(self, present):
             raise Killed
 
     server, roles = stopped.serve(Dying, fresh=True), [stopped.join(name, fresh=True) for name in "abc"]

@@ -228,7 +228,7 @@ def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_restarted(kit
     cluster, _ = trained(kits, tmp_path)
 
     class Dying(PredictionServer):
-        def plan(self):
+        def plan(self, present):
             raise Killed
 
     server = cluster.serve_prediction(Dying)

@@ -126,6 +126,45 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
     }
 
 
+def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(processes):
+    roles, wait = processes(SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"), 30.0
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.finish()
+    ids = roles.folder / "ids.csv"
+    ids.write_text("id\n" + "".join(f"{value}\n" for value in roles.parties[0].ids))
+    roles.listen("--predict", "--wait", str(wait))
+    roles.start("a", "--predict", str(ids))
+    roles.start("b", "--predict")
+    roles.wait(
+        lambda: all(roles.log("server").count(f"{name}: prepared") == 2 for name in "ab")
+    )  # and once in training
+    killed = roles.running.pop("b")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    begun = time.monotonic()
+    roles.start("c", "--predict")
+    assert roles.running["a"].wait(300) == 0
+    assert wait - 1 < time.monotonic() - begun < wait + 30  # on a busy machine
+    roles.finish()
+    for role in ("server", "a", "c"):
+        found = json.loads((roles.folder / role / "prediction.json").read_text())
+        assert found["missing"] == ["b"]
+        assert found["validation"].keys() >= {"accuracy"}
+        assert "predicted without b; validation scores of the parties present: accuracy" in roles.log(role)
+    assert "nodes, predicted without b" in roles.log("a")
+    TrainedModel.of(simulate(roles.parties, roles.config).clients).save(roles.folder / "simulated" / "model")
+    expected = roles.folder / "expected.csv"
+    words = ["predict", roles.folder / "simulated", "--parties", "a,c", "--out", expected]
+    done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=True, cwd=roles.folder)
+    assert (roles.folder / "a" / "predictions.csv").read_bytes() == expected.read_bytes()
+    said = next(line for line in roles.log("a").splitlines() if "validation scores of" in line)
+    assert said.removeprefix("glasu join: ") in done.stdout
+    assert not list(roles.folder.glob("[bc]/predictions.*"))
+    assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
 def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     roles = processes(SMALL_RUN.format(rounds=2))
     roles.listen()

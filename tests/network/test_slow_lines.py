@@ -66,7 +66,8 @@ def running(kits):
         party.prepare(lambda head, size: None)
         desk.session.gather()
         beginning = Role(
-            "beginning", lambda: desk.session.begin_attempt(Attempt(1, 0, (digest(start),), lambda head, size: None))
+            "beginning",
+            lambda: desk.session.begin_attempt(Attempt(1, 0, {"a": digest(start)}, lambda head, size: None)),
         )
         party.confirm(party.await_attempt())
         beginning.outcome(20)

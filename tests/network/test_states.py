@@ -42,6 +42,15 @@ def test_a_restarted_process_can_always_take_part_again():
     assert all(PEER_TRANSITIONS[state, PeerEvent.ADMIT] is PeerState.CONNECTED for state in PeerState)
 
 
+def test_an_absent_party_takes_part_again_only_with_a_process_that_is_admitted():
+    into = {state for (state, event), after in PEER_TRANSITIONS.items() if after is PeerState.ABSENT and state != after}
+    assert into == set(PeerState) - {PeerState.ABSENT, PeerState.DISMISSED, PeerState.FAILED}
+    out = {
+        event for (state, event), after in PEER_TRANSITIONS.items() if state is PeerState.ABSENT and after is not state
+    }
+    assert out == {PeerEvent.ADMIT}
+
+
 def test_a_new_process_voids_an_attempt_and_nothing_else():
     changed = {
         state for (state, event), after in RUN_TRANSITIONS.items() if event is RunEvent.RESTART and after != state
@@ -93,6 +102,10 @@ class Run(RuleBasedStateMachine):
         super().__init__()
         self.run, self.peers, self.position = run_machine(), [peer_machine() for _ in range(3)], "gather"
 
+    def present(self):
+        """Return the parties that take part, as `Roster.present` does."""
+        return [peer for peer in self.peers if peer.state is not PeerState.ABSENT]
+
     def is_void(self) -> bool:
         """Return whether the thread of the run has to gather again, as `Roster.check` does."""
         if self.run.state is RunState.RESTARTING:
@@ -123,16 +136,16 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.position == "propose")
     @rule()
     def propose(self):
-        if not self.is_void() and all(peer.state is PeerState.PREPARED for peer in self.peers):
+        if not self.is_void() and all(peer.state is PeerState.PREPARED for peer in self.present()):
             self.position = "start"
             self.run.advance(RunEvent.PROPOSE)
-            for peer in self.peers:
+            for peer in self.present():
                 peer.advance(PeerEvent.PROPOSE)
 
     @precondition(lambda self: self.position == "start")
     @rule()
     def start(self):
-        if not self.is_void() and all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers):
+        if not self.is_void() and all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.present()):
             self.position = "exhaust"
             self.run.advance(RunEvent.START)
 
@@ -146,9 +159,17 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.position == "complete")
     @rule()
     def complete(self):
-        if not self.is_void() and all(peer.state is PeerState.FINISHED for peer in self.peers):
+        if not self.is_void() and all(peer.state is PeerState.FINISHED for peer in self.present()):
             self.position = "dismiss"
             self.run.advance(RunEvent.COMPLETE)
+
+    @precondition(lambda self: self.position in ("propose", "start", "complete"))  # it waits for parties
+    @rule(index=st.integers(0, 2))
+    def omit(self, index):
+        peer = self.peers[index]
+        if not self.is_void() and peer.allows(PeerEvent.OMIT) and len(self.present()) > 1:
+            peer.advance(PeerEvent.OMIT)
+            self.run.advance(RunEvent.RESTART)
 
     @precondition(lambda self: self.position == "dismiss")
     @rule()
@@ -174,7 +195,11 @@ class Run(RuleBasedStateMachine):
     @invariant()
     def messages_flow_only_between_those_who_confirmed(self):
         if self.run.state in (RunState.RUNNING, RunState.FINISHING):
-            assert all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.peers)
+            assert all(peer.state in (PeerState.RUNNING, PeerState.FINISHED) for peer in self.present())
+
+    @invariant()
+    def somebody_takes_part(self):
+        assert self.present()
 
     @invariant()
     def nobody_waits_for_a_proposal_that_was_withdrawn(self):

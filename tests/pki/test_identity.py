@@ -15,7 +15,7 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.pki.authority import issue, make_authority
 from glasu.pki.certificate import read_certificate
-from glasu.pki.identity import SERVER, check_roster, identity_uri, name_in_uri, parse_hosts
+from glasu.pki.identity import SERVER_NAME, check_roster, identity_uri, name_in_uri, parse_hosts
 from glasu.pki.kit import pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,7 +44,7 @@ def test_a_certificate_gives_back_the_name_it_was_issued_for(name):
     found = read_certificate(pem(certificate))
     assert found is not None
     assert found.name == name
-    assert found.role == ("server" if name == SERVER else "party")
+    assert found.role == ("server" if name == SERVER_NAME else "party")
 
 
 @quick
@@ -70,7 +70,7 @@ def test_other_spellings_name_nobody(uri):
 
 def test_a_party_cannot_take_the_name_of_the_server_by_its_uri():
     assert name_in_uri("glasu:party:server") is None
-    assert name_in_uri("glasu:server") == SERVER
+    assert name_in_uri("glasu:server") == SERVER_NAME
 
 
 @quick

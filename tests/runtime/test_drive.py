@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,8 @@ from glasu.protocol.requests import (
     Send,
     Timed,
 )
-from glasu.runtime.drive import Finished, advance, check_answer, check_contribution, drive, resolve
+from glasu.runtime.drive import Finished, advance, check_contribution, drive, resolve
+from glasu.runtime.inprocess import Running
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
@@ -279,7 +281,11 @@ def test_two_scripts_do_not_wait_for_each_other_for_ever_over_queues(plans, chun
     def perform_client(request):
         if isinstance(request, Send):
             return to_server.put(request.message)
-        return check_answer(request, to_client.get(timeout=10)) if isinstance(request, Receive) else None
+        if not isinstance(request, Receive):
+            return None
+        answer = to_client.get(timeout=10)
+        request.check(type(answer), answer.key)
+        return answer
 
     def perform_server(request):
         if isinstance(request, Receive):
@@ -352,20 +358,28 @@ def joint(**change):
     return Joint(ASKED._replace(**{"client": SERVER, **change}), np.ones((1, 1)))
 
 
-def test_an_answer_of_the_right_kind_about_the_same_topic_is_returned():
+def test_a_message_of_a_requested_kind_about_the_same_topic_is_the_expected_one():
     for message in (joint(), joint(incarnation=4), joint(attempt=2)):
-        assert check_answer(Receive((Agreed, Joint), ASKED), message) is message
+        Receive((Agreed, Joint), ASKED).check(type(message), message.key)
 
 
 @pytest.mark.parametrize("change", OTHER_TOPICS, ids=str)
-def test_an_answer_about_another_topic_is_refused(change):
-    with pytest.raises(ProtocolError, match="got the answer to another message"):
-        check_answer(Receive((Joint,), ASKED), joint(**change))
+def test_a_message_about_another_topic_is_refused(change):
+    message = joint(**change)
+    with pytest.raises(ProtocolError, match="expected Joint for training round 2 layer 3 chunk 0, got Joint for"):
+        Receive((Joint,), ASKED).check(type(message), message.key)
 
 
-def test_an_answer_of_another_kind_is_refused():
-    with pytest.raises(ProtocolError, match="expected Agreed or Partial, got Joint"):
-        check_answer(Receive((Agreed, Partial), ASKED), joint())
+def test_a_message_of_another_kind_is_refused():
+    with pytest.raises(ProtocolError, match=r"expected Agreed or Partial for training round 2 .*, got Joint for"):
+        Receive((Agreed, Partial), ASKED).check(Joint, joint().key)
+
+
+def test_a_client_refuses_an_answer_to_another_message():
+    client = Running("a", request_all(Receive((Joint,), ASKED)), NO_WATCH)
+    client.run(deque())
+    with pytest.raises(ProtocolError, match="got Joint for training round 9"):
+        client.run(deque([joint(round=9)]))
 
 
 @pytest.mark.parametrize("change", [*OTHER_TOPICS, {"client": 0}], ids=str)
@@ -373,7 +387,7 @@ def test_a_contribution_to_another_topic_or_of_another_client_is_refused_and_the
     request = Receive((Partial,), ASKED._replace(client=SERVER))
     good = Partial(ASKED, np.ones((1, 1)))
     assert check_contribution(request, good, 1, "b") is good
-    with pytest.raises(ProtocolError, match=r"party 'b': expected Partial for .* from client 1, got Partial") as caught:
+    with pytest.raises(ProtocolError, match=r"party 'b': expected Partial for .*, got Partial for") as caught:
         check_contribution(request, Partial(ASKED._replace(**change), good.value), 1, "b")
     assert caught.value.party == "b"
 

@@ -46,15 +46,15 @@ class RawParty:
         """Send a control message in the sequence."""
         self._send_numbered(CONTROL, pack_control(kind, **fields))
 
-    def send_message(self, message: bytes) -> None:
-        """Send an encoded message in the sequence."""
+    def send_message(self, message: bytes, times: int = 1) -> None:
+        """Send an encoded message in the sequence, each of its frames so often."""
         for offset in range(0, len(message), MAX_PIECE):
             piece = message[offset : offset + MAX_PIECE]
-            self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece)
+            self._send_numbered(PIECE, struct.pack("<QQ", len(message), offset) + piece, times)
 
-    def _send_numbered(self, kind: int, body: bytes) -> None:
+    def _send_numbered(self, kind: int, body: bytes, times: int = 1) -> None:
         self._number += 1
-        self.send(pack_frame(kind, body, number=self._number))
+        self.send(*[pack_frame(kind, body, number=self._number)] * times)
 
     def end(self) -> None:
         """End the stream, and wait until the server has read everything."""
@@ -96,7 +96,7 @@ class Desk:
         for party in parties:
             party.send_control("Statement", payload=STATEMENT)
         gathering.outcome(20)
-        proposed = Attempt(attempt, 0, ("start",) * len(parties), self.toy.check_limits)
+        proposed = Attempt(attempt, 0, dict.fromkeys(self.toy.parties, "start"), self.toy.check_limits)
         beginning = Role("beginning", lambda: self.session.begin_attempt(proposed))
         for party in parties:
             wait_for(lambda party=party: any(control.kind == "ProposedAttempt" for control in party.controls()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,7 @@ class ToyServerHandshake:
     statements: dict[str, Payload] = field(default_factory=dict)
     refuse: Callable[[str, Payload], RefusalError | None] = lambda party, payload: None
     withdrawn: list[str] = field(default_factory=list)
+    needs: Collection[str] | None = None  # the parties without which the others do not continue; None: all
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         if (refusal := self.refuse(party, hello)) is not None:
@@ -108,6 +109,9 @@ class ToyServerHandshake:
 
     def settle(self) -> None:
         pass
+
+    def find_absence_error(self, present: Sequence[str]) -> str | None:
+        return None if self.needs is not None and set(self.needs) <= set(present) else "All are needed."
 
 
 @dataclass
@@ -184,22 +188,19 @@ class ToyServer:
     def _finish(self) -> list[Payload]:
         while True:
             try:
-                self.session.gather()
-                common, digests = self._common()
+                common, digests = self._common(self.session.gather())
                 self.state["attempt"] = self.state.get("attempt", 0) + 1
-                self.session.begin_attempt(
-                    Attempt(self.state["attempt"], common, tuple(digests), self.toy.check_limits)
-                )
+                self.session.begin_attempt(Attempt(self.state["attempt"], common, digests, self.toy.check_limits))
                 for index in range(common, self.toy.num_rounds):
                     self.run_round(index)
                 return self.session.collect_results()
             except RestartAttempt:
                 self.log.append("restart")
 
-    def _common(self) -> tuple[int, list[str]]:
-        rounds: list[Mapping[str, str]] = [self.handshake.statements[name]["rounds"] for name in self.toy.parties]
-        common = max(int(index) for index in set.intersection(*(set(own) for own in rounds)))
-        return common, [own[str(common)] for own in rounds]
+    def _common(self, present: Sequence[str]) -> tuple[int, dict[str, str]]:
+        rounds: dict[str, Mapping[str, str]] = {name: self.handshake.statements[name]["rounds"] for name in present}
+        common = max(int(index) for index in set.intersection(*(set(own) for own in rounds.values())))
+        return common, {name: own[str(common)] for name, own in rounds.items()}
 
     def run_round(self, index: int) -> None:
         for chunk in range(self.toy.chunks):

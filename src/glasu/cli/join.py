@@ -110,4 +110,5 @@ def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Na
     if file is None:
         print(f"{party.name}: the prediction is finished; this party received no predictions.")
     else:
-        print(f"{file}: {len(predicted.nodes)} nodes")
+        mark = f", predicted without {', '.join(predicted.missing)}" if predicted.missing else ""
+        print(f"{file}: {len(predicted.nodes)} nodes{mark}")

@@ -40,12 +40,13 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.data.sources.catalog import load_parties
     from glasu.model.backbones import backbone_class
+    from glasu.report import describe_missing
     from glasu.runtime.trained_model import TrainedModel, write_predictions
 
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():
         raise ConfigError(
-            f"{args.run_dir}: holds the model of one party, and no party can predict alone. Start glasu serve "
+            f"{args.run_dir}: holds the model of one party; the parties predict through a server. Start glasu serve "
             f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
@@ -62,10 +63,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
     present = [party.name for party in parties]
     if missing := [name for name in model.names if name not in present]:
-        found = model.find_subset(present)
-        scores = {} if found is None else found.metrics
-        listed = ", ".join(f"{name} {value:.3f}" for name, value in scores.items()) or "unknown"
-        print(f"predicted without {', '.join(missing)}; validation scores of these parties: {listed}")
+        print(describe_missing(missing, model.find_subset(present)))
 
 
 def _choose(parties: list[PartyData], names: str) -> list[PartyData]:

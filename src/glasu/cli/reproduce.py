@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from glasu.cli.arguments import make_output_folder, parse_path
-from glasu.experiments.plan import TABLE_NAMES
+from glasu.experiments.plan import PAPER_TABLES, TABLE_NAMES
 
 EXAMPLE = "glasu reproduce accuracy --datasets cora,citeseer --seeds 3 --out runs/reproduce"
 INTERRUPTED = "finished runs are stored; start the same command again to resume"
@@ -31,9 +31,10 @@ def _parse_count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)} or all"
+        "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)}, or all (the paper's)"
     )
     parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (those of the table)")
+    parser.add_argument("--methods", type=_parse_names, metavar="A,B", help="methods, as in results.csv (all)")
     parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
     parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (one per core)")
     parser.add_argument("--quick", action="store_true", help="a quick try: a quarter of the rounds, one seed")
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _command_line(args: argparse.Namespace) -> str:
     """Return the command without --out."""
     words = ["glasu reproduce", args.table]
-    words += ["--datasets " + ",".join(args.datasets)] if args.datasets else []
+    words += [f"--{name} {','.join(named)}" for name in ("datasets", "methods") if (named := getattr(args, name))]
     words += [f"--{name} {value}" for name in ("seeds", "jobs") if (value := getattr(args, name)) is not None]
     return " ".join([*words, *(["--quick"] if args.quick else [])])
 
@@ -59,12 +60,13 @@ def run(args: argparse.Namespace) -> None:
 
     with LineLog(quiet=args.quiet):
         reproduction = reproduce(
-            TABLE_NAMES if args.table == "all" else [args.table],
+            PAPER_TABLES if args.table == "all" else [args.table],
             out,
             datasets=args.datasets,
             seeds=args.seeds or (1 if args.quick else 5),
             jobs=args.jobs or cores(),
             quick=args.quick,
+            methods=args.methods,
             command=_command_line(args),
         )
     print(to_markdown(reproduction.tables, QUICK if args.quick else ""))

@@ -2,7 +2,8 @@
 
 The server waits for the parties of its kit's roster, sends them the settings and aggregates their messages. It needs no
 data and loads neither torch nor PyG. After a crash, start the same command again: it continues. It writes report.json.
-With --predict it serves one prediction instead and writes prediction.json.
+With --predict it serves one prediction instead and writes prediction.json. After a training with party dropout, the
+connected parties predict without those that are absent for --wait seconds.
 """
 
 from __future__ import annotations

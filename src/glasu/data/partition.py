@@ -26,7 +26,7 @@ from glasu.randomness import Stream, draw_distinct
 if TYPE_CHECKING:
     from glasu.config import DataConfig
 
-Columns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
+FeatureColumns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
 CONSTANT = "constant"  # the column of a client without features
 MAX_COMPARED = 5_000  # feature columns of "correlation", which compares all pairs: 16 bytes each, so up to 400 MB
 
@@ -39,7 +39,7 @@ class Partition:
     a seed. A client without columns gets one constant column.
     """
 
-    columns: Callable[[Features, DataConfig, int], Sequence[Columns]]
+    columns: Callable[[Features, DataConfig, int], Sequence[FeatureColumns]]
     graphs: Callable[[Graph, DataConfig, int, Workspace], Sequence[Graph]]
     keys: tuple[str, ...] = ()  # the keys of [data] that decide the result, beside num_clients
     keeps_parties: bool = False  # accepts a data set that already consists of parties, and does not change them
@@ -76,7 +76,7 @@ def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspac
     return parties
 
 
-def _take_columns(whole: PartyData, own: Columns) -> tuple[Features, tuple[str, ...]]:
+def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tuple[str, ...]]:
     """Return some columns with their names; without columns, a constant one."""
     numbers = np.arange(whole.num_features)[own]
     if not len(numbers):
@@ -97,7 +97,7 @@ def feature_bounds(columns: int, num_clients: int) -> list[int]:
     return [client * columns // num_clients for client in range(num_clients + 1)]
 
 
-def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each client a block of columns."""
     return [slice(start, stop) for start, stop in pairwise(feature_bounds(features.shape[1], data.num_clients))]
 
@@ -107,7 +107,7 @@ def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Worksp
     return divide_edges(graph, data.num_clients, data.edge_fraction, seed, workspace)
 
 
-def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each client but the last one a block of columns."""
     if data.num_clients < 2:
         raise ConfigError(
@@ -124,7 +124,7 @@ def _keep_edges_at_the_last(graph: Graph, data: DataConfig, seed: int, workspace
     return [*[empty] * (data.num_clients - 1), graph]
 
 
-def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each column to a client drawn with shares from a Dirichlet distribution; each client gets at least one.
 
     The split by importance of VertiBench (Wu et al. 2024), whose alpha is the concentration.
@@ -138,7 +138,7 @@ def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Colum
     return [np.flatnonzero(owner == client) for client in range(clients)]
 
 
-def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Divide the columns into blocks of correlated columns, then deal a share of them to all clients in turn.
 
     With `correlation` 0, no column is dealt: correlated columns stay at one client. With 1, all columns are dealt:
@@ -200,7 +200,7 @@ def _assign_each_edge(graph: Graph, data: DataConfig, seed: int, workspace: Work
     return assign_edges(graph, data.num_clients, data.concentration, seed, workspace)
 
 
-def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[Columns]:
+def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     raise ConfigError(
         f'data.partition="{data.partition}": the data is one graph with one relation; it needs a data set of several '
         'relations, such as dblp_authors. For one graph use "features" or "apart".'

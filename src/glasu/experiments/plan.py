@@ -1,4 +1,4 @@
-"""The runs of each of the paper's tables, with the settings of each method on each data set."""
+"""The runs of every table, with the settings of each method on each data set."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from glasu.config import ModelConfig, RunConfig
+from glasu.errors import ConfigError
+from glasu.experiments import partitions
 
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "centralized": {"method": "centralized"},
@@ -42,8 +44,20 @@ DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
     "stale": TWO,
     "clients": ("citeseer", "pubmed"),
     "backbones": ("pubmed",),
+    "partitions": (
+        "cora",
+        "citeseer",
+        "pubmed",
+        "dblp_authors",
+        "facebook_pages",
+        "minesweeper",
+        "tolokers",
+        "squirrel_filtered",
+    ),
 }
 TABLE_NAMES = tuple(DATASETS)
+PAPER_TABLES = tuple(name for name in TABLE_NAMES if name != "partitions")
+QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # --quick: the data sets of a table, where not all
 
 
 @functools.cache
@@ -79,10 +93,21 @@ class Run:
 
 
 @dataclass(frozen=True)
+class PartitionRow:
+    """One row of the table of partitions: a run for each column, or the reason why there is none."""
+
+    dataset: str
+    partition: str
+    labels: str  # "all", or the party that has them
+    runs: Mapping[str, Run | str]  # by heading
+
+
+@dataclass(frozen=True)
 class Plan:
     """Lists the runs of tables."""
 
     settings: Callable[[str, str, str], RunConfig] = read_settings  # (data set, method, backbone) -> settings
+    divided: Callable[[str, str, str], RunConfig] = partitions.make_settings  # (data set, partition, method) -> same
     stop_at: Mapping[str, float] = field(default_factory=lambda: STOP_AT)
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: DATASETS)
 
@@ -99,14 +124,24 @@ class Plan:
         """
         runs = []
         for seed in seeds:
-            for run in self.list_cells(table, self.datasets[table] if datasets is None else datasets):
+            for run in self.list_cells(
+                table, self.choose_datasets(table, quick=quick) if datasets is None else datasets
+            ):
                 rounds = run.config.train.num_rounds
                 changes = {"seed": seed, "num_rounds": max(1, rounds // QUICK_SHARE) if quick else rounds}
                 runs.append(replace(run, seed=seed, config=run.config.replace(train=changes)))
         return runs
 
+    def choose_datasets(self, table: str, *, quick: bool = False) -> Sequence[str]:
+        """Return the data sets of a table; a quick try of a large table has fewer."""
+        chosen = self.datasets[table]
+        return [name for name in chosen if name in QUICK_DATASETS.get(table, chosen)] if quick else chosen
+
     def list_cells(self, table: str, datasets: Sequence[str]) -> list[Run]:
         """Return one run per cell of a table, with the seed of its settings."""
+        if table == "partitions":  # rows share runs
+            found = [run for dataset in datasets for row in self.list_partitions(dataset) for run in row.runs.values()]
+            return list({str(run): run for run in found if isinstance(run, Run)}.values())
         cells = {
             "accuracy": self._accuracy,
             "lazy": self._lazy,
@@ -119,6 +154,35 @@ class Plan:
             for dataset in datasets
             for method, config in cells(dataset)
         ]
+
+    def list_partitions(self, dataset: str) -> list[PartitionRow]:
+        """Return the rows of a data set in the table of partitions."""
+        rows = []
+        for partition, labels in partitions.list_rows(dataset):
+            runs: dict[str, Run | str] = {}
+            for heading, method in partitions.COLUMNS.items():
+                try:
+                    runs[heading] = self._divided_run(dataset, partition, labels, method)
+                except ConfigError as error:  # the settings do not fit together, for example an ensemble without labels
+                    runs[heading] = str(error)
+            rows.append(PartitionRow(dataset, partition, labels, runs))
+        return rows
+
+    def _divided_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
+        """Return a run of the table of partitions.
+
+        Pooled data does not depend on the partition, so all rows of a data set share this run. The owner of the labels
+        alone is a party of the run in which every party trains alone.
+        """
+        if method == "centralized":
+            config = self.divided(dataset, partitions.find_undivided(dataset), method)
+            where = "undivided"
+        else:
+            labels = "all" if method == "standalone" else labels
+            config = self.divided(dataset, partition, method).replace(train={"labels": labels})
+            where = f"{partition} labels={labels}"
+        name = f"glasu-{config.train.num_local_steps}" if method == "glasu" else method
+        return Run(dataset, name, f"{where} {describe_setting(name, config)}", config.train.seed, config)
 
     def _accuracy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield every method."""

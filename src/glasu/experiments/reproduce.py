@@ -1,10 +1,10 @@
-"""Reproduce the paper's tables: run the missing runs, and write tables and plots of all results."""
+"""Reproduce tables: run the missing runs, and write tables and plots of all results."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from glasu import train
 from glasu.data.sources.catalog import load_data
 from glasu.data.statistics import describe_size
-from glasu.errors import DataError, GlasuError, TrainingError
+from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments.figures import render
 from glasu.experiments.plan import TABLE_NAMES, Plan, Run
 from glasu.experiments.results import (
@@ -49,6 +49,7 @@ def reproduce(
     seeds: int = 5,
     jobs: int = 1,
     quick: bool = False,
+    methods: Collection[str] | None = None,
     command: str = "",
     plan: Plan | None = None,
 ) -> Reproduction:
@@ -60,13 +61,14 @@ def reproduce(
         datasets: names of data sets; None: those of each table that are available.
         seeds: number of seeds, from 0.
         jobs: number of runs at the same time, one process each.
-        quick: train for a quarter of the rounds.
+        quick: train for a quarter of the rounds; of a large table, only some data sets.
+        methods: as in results.csv; None: all methods of each table.
         command: the command line; the tables begin with it.
         plan: the runs of each table; the paper's by default.
     """
     plan, start = plan or Plan(), time.monotonic()
     with hold_folder(out):
-        available = _find_datasets(plan, names, datasets)
+        available = _find_datasets(plan, names, datasets, quick=quick)
         if not available:
             raise DataError("no data set for these tables is available; docs/datasets.md lists the files to fetch.")
         runs = {
@@ -74,11 +76,12 @@ def reproduce(
             for name in names
             for run in plan.list_runs(
                 name,
-                available if datasets is not None else [item for item in plan.datasets[name] if item in available],
+                [item for item in (datasets or plan.choose_datasets(name, quick=quick)) if item in available],
                 range(seeds),
                 quick=quick,
             )
         }
+        runs = _select_methods(runs, methods)
         try:
             run_missing(out, list(runs.values()), jobs)
         finally:  # show the finished runs also after a failure
@@ -116,9 +119,20 @@ def train_run(run: Run, workers: int | None) -> RunResult | TrainingError:
     return make_result(run, report, loaded.notes)
 
 
-def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None) -> list[str]:
+def _select_methods(runs: dict[str, Run], methods: Collection[str] | None) -> dict[str, Run]:
+    """Keep the runs of some methods; refuse a name that no run has."""
+    if methods is None:
+        return runs
+    known = list(dict.fromkeys(run.method for run in runs.values()))
+    if unknown := [name for name in methods if name not in known]:
+        raise ConfigError(f"--methods: these tables have no {', '.join(unknown)}; they have {', '.join(known)}.")
+    return {key: run for key, run in runs.items() if run.method in methods}
+
+
+def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None, *, quick: bool) -> list[str]:
     """Load every data set and log its size; return the available ones. A requested one must be available."""
-    wanted: Iterable[str] = (name for table in names for name in plan.datasets[table]) if datasets is None else datasets
+    chosen = (name for table in names for name in plan.choose_datasets(table, quick=quick))
+    wanted: Iterable[str] = chosen if datasets is None else datasets
     found = []
     for dataset in dict.fromkeys(wanted):
         runs = [run for name in names for run in plan.list_cells(name, [dataset])]
@@ -161,9 +175,9 @@ def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = Fals
 def _list_stored_runs(out: Path, plan: Plan, *, quick: bool) -> list[Run]:
     """Return the runs of all tables, on the data sets and with the seeds of the stored results."""
     rows = list(list_rows(out))
-    datasets = dict.fromkeys(
-        [name for table in TABLE_NAMES for name in plan.datasets[table]] + [row.dataset for row in rows]
-    )
+    stored = {row.dataset for row in rows}
+    known = [name for table in TABLE_NAMES for name in plan.datasets[table] if name in stored]
+    datasets = dict.fromkeys([*known, *(row.dataset for row in rows)])
     seeds = sorted({row.seed for row in rows})
     runs = (run for name in TABLE_NAMES for run in plan.list_runs(name, list(datasets), seeds, quick=quick))
     return list({str(run): run for run in runs}.values())

@@ -14,15 +14,19 @@ from glasu import RunReport, __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
-from glasu.model.task import ACCURACY
+from glasu.model.task import TASKS, Metric, task_of
 from glasu.records import RecordError, parse_json, read_record, to_plain
+from glasu.report import AloneScores, list_alone
 
-EPOCH = 5  # increased when a change of the program changes results or their form; older results are run again
+EPOCH = 6  # increased when a change of the program changes results or their form; older results are run again
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of results.csv; accuracies are fractions."""
+    """One line of results.csv; accuracies are fractions.
+
+    The score is the metric that selects the model: the accuracy, but the ROC AUC where there are two classes.
+    """
 
     dataset: str
     method: str
@@ -34,6 +38,13 @@ class Row:
     bytes: int
     exchanges: int
     cpu_seconds: float
+    metric: str  # of the scores
+    test_score: float
+    validation_score: float
+
+    def find_metric(self) -> Metric:
+        """Return the metric of the scores."""
+        return next(metric for task in TASKS.values() for metric in task.metrics if metric.name == self.metric)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class RunResult:
 
     row: Row
     curve: tuple[CurvePoint, ...]
-    per_client: tuple[float, ...] = ()  # where parties train alone: the test accuracy of each
+    alone: tuple[AloneScores, ...] = ()  # where parties train alone
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # about the data
 
@@ -64,10 +75,9 @@ class RunResult:
 
     def summary(self) -> str:
         """Return the run in one line."""
-        row = self.row
-        found = (
-            f"test accuracy {ACCURACY.format(row.test_accuracy)}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
-        )
+        row, metric = self.row, self.row.find_metric()
+        score = f"test {metric.title} {metric.format(row.test_score)}"
+        found = f"{score}, {row.bytes / 1e6:.1f} MB, {row.cpu_seconds:.1f} CPU s"
         return f"{row.dataset} {row.method} ({row.setting}, seed {row.seed}): {found}"
 
 
@@ -84,6 +94,7 @@ class StoredResult:
 def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResult:
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
+    metric = task_of(run.config.train).selected_by.name
     if run.method != "centralized" and len(report.parties) != clients:
         raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
     row = Row(
@@ -97,12 +108,15 @@ def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResul
         bytes=traffic.total_bytes,
         exchanges=traffic.exchanges,
         cpu_seconds=round(report.seconds.total, 3),
+        metric=metric,
+        test_score=report.test.metrics[metric],
+        validation_score=report.validation.metrics[metric],
     )
     curve = tuple(
         CurvePoint(**{item.name: entry[item.name] for item in fields(CurvePoint)}) for entry in report.history
     )
-    alone = tuple(value for value in report.test.per_client or () if value is not None)
-    return RunResult(row, curve, alone, report.versions, notes)
+    alone = list_alone([party.name for party in report.parties], report.validation, report.test)
+    return RunResult(row, curve, tuple(alone), report.versions, notes)
 
 
 def store_result(folder: Path, run: Run, result: RunResult) -> None:

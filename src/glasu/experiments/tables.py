@@ -1,4 +1,4 @@
-"""Turn results into the tables of the paper, with the paper's figures beside ours."""
+"""Turn results into tables; those of the paper have its figures beside ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from glasu.experiments import paper
-from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, Plan, Run
+from glasu.experiments.partitions import COMPARED
+from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, PartitionRow, Plan, Run
 from glasu.experiments.results import RunResult
 
 DASH = "-"
@@ -48,7 +49,7 @@ class Cells:
 def make_tables(results: Iterable[RunResult], plan: Plan | None = None) -> list[TextTable]:
     """Make every table that has a row."""
     cells = Cells(plan or Plan(), group_by_cell(results))
-    made = (make(cells) for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones))
+    made = (make(cells) for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones, _partitions))
     return [table for table in made if table.rows]
 
 
@@ -132,7 +133,7 @@ def _relations(cells: Cells) -> TextTable:
     rows = []
     for dataset in [name for name in cells.datasets if name in NATURAL_RELATIONS]:
         found = {run.method: results for run, results in cells.find("accuracy", dataset)}
-        alone = [result.per_client for result in found.get("standalone", ())]
+        alone = [[each.test for each in result.alone if each.by == "model"] for result in found.get("standalone", ())]
         for relation, values in zip(NATURAL_RELATIONS[dataset], zip(*alone, strict=True), strict=False):
             rows.append(
                 (dataset, f"{relation} alone", format_spread([100 * value for value in values]), str(len(values)))
@@ -243,3 +244,89 @@ def _backbones(cells: Cells) -> TextTable:
             rows.append((dataset, *shape, best, format_spread(percentages(results)), *_format_cost(results)))
     note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
     return TextTable("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))
+
+
+def _partitions(cells: Cells) -> TextTable:
+    rows, impossible, headings = [], dict[str, None](), list[str]()
+    for row in [row for dataset in cells.datasets for row in cells.plan.list_partitions(dataset)]:
+        scores = {name: _score_by_seed(cells, row, name) for name in row.runs}
+        headings, seeds = list(scores), max(len(found or ()) for found in scores.values())
+        if not seeds:
+            continue
+        impossible.update((f"{name}: {reason}", None) for name, reason in row.runs.items() if isinstance(reason, str))
+        results = _find_results(cells, row, COMPARED) or ()
+        rows.append(
+            (
+                row.dataset,
+                row.partition,
+                row.labels,
+                *(_format_compared(found, scores[COMPARED] or {}, seeds) for found in scores.values()),
+                f"{fmean(result.row.bytes for result in results) / 1e6:,.1f}" if results else DASH,
+                str(seeds),
+            )
+        )
+    note = (
+        "Test scores in per cent, mean over the seeds: the accuracy, or for two classes (minesweeper, tolokers) 100 "
+        f"times the area under the ROC curve. In brackets: the score of {COMPARED} minus this score, the mean over the "
+        "seeds that both have and its 90 % interval (paired, Student's t). alone: the best party on validation, by its "
+        "model or by label propagation; where one party has the labels, this party. labels: all parties, or this one. "
+        f"MB: bytes of {COMPARED}, evaluations included. A dash: not run, or failed."
+    )
+    if impossible:
+        note += f" Impossible: {' '.join(impossible)}"
+    heads = ("data set", "partition", "labels", *headings, "MB", "seeds")
+    return TextTable("Partitions", note, heads, tuple(rows), words=3)
+
+
+def _find_results(cells: Cells, row: PartitionRow, heading: str) -> Sequence[RunResult] | None:
+    """Return the results of a column; None if its run is impossible."""
+    run = row.runs[heading]
+    return None if isinstance(run, str) else cells.results.get((run.dataset, run.method, run.setting), ())
+
+
+def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, float] | None:
+    """Return the test scores of a column in per cent, by seed; None if its run is impossible."""
+    results = _find_results(cells, row, heading)
+    if results is None:
+        return None
+    scores = {}
+    for result in results:
+        alone = result.alone if result.row.method == "standalone" else ()
+        own = [each for each in alone if row.labels in ("all", each.party)]
+        best = max(own, key=lambda each: each.validation, default=None)
+        scores[result.row.seed] = 100 * (result.row.test_score if best is None else best.test)
+    return scores
+
+
+def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float], seeds: int) -> str:
+    """Format a mean with the paired difference to the compared method.
+
+    Args:
+        found: scores by seed; None if the run is impossible.
+        ours: scores of the compared method.
+        seeds: the number of seeds of the row; a column with fewer says so.
+    """
+    if found is None:
+        return "impossible"
+    if not found:
+        return DASH
+    text = f"{fmean(found.values()):.1f}"
+    if found is not ours and (pairs := [ours[seed] - score for seed, score in found.items() if seed in ours]):
+        text += f" ({format_interval(pairs)})"
+    return text if len(found) == seeds else f"{text}, {len(found)} of {seeds} seeds"
+
+
+def format_interval(differences: Sequence[float]) -> str:
+    """Format the mean of paired differences and its 90 % interval by Student's t; without one for a single pair."""
+    from scipy.stats import t
+
+    mean, count = fmean(differences), len(differences)
+    if count < 2:
+        return _format_signed(mean)
+    half = float(t.ppf(0.95, count - 1)) * stdev(differences) / math.sqrt(count)
+    return f"{_format_signed(mean)}, {_format_signed(mean - half)} to {_format_signed(mean + half)}"
+
+
+def _format_signed(value: float) -> str:
+    """Format a value with its sign; a value that is rounded to zero as +0.0."""
+    return f"{round(value, 1) + 0.0:+.1f}"

@@ -35,7 +35,7 @@ from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.wire.encodings import compute_dtype
 
 log = logging.getLogger("glasu.model")
-DENSELY_READ = 4  # an exact product with more than a quarter as many edges as there are nodes reads the rows of all
+DENSELY_READ = 4  # an exact product reads the rows of all nodes if it has more edges than a quarter of the nodes
 
 
 def training_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:

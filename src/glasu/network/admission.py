@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, GlasuError
 from glasu.network.compatibility import (
     THE_SERVER,
     compare_settings,
@@ -29,7 +29,13 @@ from glasu.network.handshake import (
 )
 from glasu.network.log_lines import printable
 from glasu.network.roster import RestartAttempt
+from glasu.protocol.presence import check_present
 from glasu.records import to_plain
+
+OVER = {  # by purpose: the answer to a process that comes when all others have their results
+    "training": "this run is finished; --fresh at the server starts another.",
+    "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
+}
 
 
 class Admission:
@@ -75,7 +81,7 @@ class Admission:
                 refuse_differences(party, stated.facts, self._others(party))
                 self._check_rounds(stated)
             elif stated.finished is None:
-                raise RefusalError(Code.RUN_FINISHED, "this run is finished; --fresh at the server starts another.")
+                raise RefusalError(Code.RUN_FINISHED, OVER[self._facts.purpose])
             # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
             # and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)
@@ -105,16 +111,16 @@ class Admission:
         self._stated[party], self.statements[party] = stated.facts, stated
         return lines
 
-    def collect_statements(self) -> dict[str, StatementPayload]:
-        """Return the statements of all parties, in client order.
+    def collect_statements(self, present: Sequence[str]) -> dict[str, StatementPayload]:
+        """Return the statements of the parties of an attempt, in the same order.
 
         Raises:
             RestartAttempt: a process came after the session had gathered the parties, and has stated nothing yet.
         """
         statements = dict(self.statements)
-        if len(statements) < len(self._roster):
+        if not statements.keys() >= set(present):
             raise RestartAttempt
-        return {party: statements[party] for party in self._roster}
+        return {party: statements[party] for party in present}
 
     def withdraw(self, party: str) -> None:
         """Forget the admitted process of a party."""
@@ -127,6 +133,16 @@ class Admission:
         """Note that an attempt begins with the admitted processes."""
         if self._fence is not None:
             self._fence.settle()
+
+    def find_absence_error(self, present: Sequence[str]) -> str | None:
+        """Return why these parties cannot continue without the others; None if they can."""
+        if self._facts.purpose != "prediction":
+            return f"A {self._facts.purpose} needs all parties."
+        try:
+            check_present(self._config, self._roster, present)
+        except GlasuError as error:
+            return f"{error.public_message[:1].upper()}{error.public_message[1:]}"
+        return None
 
     def _others(self, party: str) -> dict[str, Facts]:
         return {THE_SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}

@@ -12,15 +12,7 @@ from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, ge
 from glasu.network import control
 from glasu.network.connection import Connection, Dialing
 from glasu.network.control import ProposedAttempt
-from glasu.network.frames import (
-    ACK,
-    Assembler,
-    CheckLimits,
-    check_expected,
-    control_frame,
-    describe_expected,
-    pack_frame,
-)
+from glasu.network.frames import ACK, Assembler, CheckLimits, control_frame, pack_frame
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
 from glasu.network.states import PeerEvent, PeerState, peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
@@ -112,7 +104,7 @@ class ClientSession:
 
     def receive(self, expected: Receive) -> Message:
         """Return the next message of the server, which must be the expected one."""
-        what = f"for {describe_expected(expected)}"
+        what = f"for {expected}"
         while True:
             message = self._take_frame(expected, what)
             if message is not None:
@@ -195,7 +187,7 @@ class ClientSession:
         """Refuse a message that is not expected, by its header, before memory is allocated for it."""
         if expected is None or self._check_limits is None:
             raise ProtocolError(f"expected no message, got {head}.")
-        check_expected(expected, head.kind, head.key)
+        expected.check(head.kind, head.key)
         self._check_limits(head, size)
 
     def _take_control(self, message: Any) -> None:

@@ -72,8 +72,8 @@ class Connection:
         self._inbound = Inbound(dialing.clock)
         self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk
         self._line: Line | None = None
-        self._process = secrets.token_hex(8)  # the name of this one
-        self._run: str | None = None  # once it has begun, no other run will do
+        self._process = secrets.token_hex(8)  # the name of this process
+        self._run: str | None = None  # set when the run begins; a server with another run then counts as absent
         self._delay = 0.0  # before the next attempt to connect
 
     # --- for the thread of the party --------------------------------------------------------
@@ -156,7 +156,7 @@ class Connection:
         return isinstance(self._inbound.error, RefusalError | TrainingError)
 
     def close(self, *last: bytes, seconds: float = 0.0) -> None:
-        """End the connection with a last frame, ahead of everything that waits, which has some seconds to leave."""
+        """End the connection. A last frame overtakes all waiting frames; it has `seconds` to leave."""
         if self._line is not None:
             self._line.stream.close(*last)
             self._line.close(seconds)

@@ -85,8 +85,8 @@ SENTENCES: dict[ConnectionCode, str] = {
 ADVICE: dict[ConnectionCode, str] = {
     _C.UNKNOWN_NAME: "Give the right name in --server, or ask the people who run your DNS.",
     _C.NOT_TLS: "Give host and port of glasu serve in --server.",
-    _C.UNREADABLE_REVOCATIONS: "Have revoked.pem restored in the server's kit, and start the same command again.",
-    _C.ANOTHER_RUN: "Have the server started with the --out of that run, or take part in the new one with --fresh.",
+    _C.UNREADABLE_REVOCATIONS: "Ask the server's operator to restore revoked.pem, and start the same command again.",
+    _C.ANOTHER_RUN: "Start the server with the --out of that run, or join the new run with --fresh.",
     _C.OUT_OF_DESCRIPTORS: "Raise the limit (ulimit -n), and start the same command again.",
 }
 DEFAULT_ADVICE = "Start the server, and the same command again."

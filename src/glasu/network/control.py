@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
+from glasu.network.facts import Short
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
@@ -66,10 +67,11 @@ class StatementRequest:
 
 @dataclass(frozen=True)
 class ProposedAttempt:
-    """Server: the round after which it proposes to continue."""
+    """Server: the round after which it proposes to continue, and with which parties."""
 
     number: Annotated[int, Bounds(1, 2**31 - 1)]
     round: Annotated[int, Bounds(0, 2**32 - 1)]
+    present: tuple[Short, ...]  # the parties of this attempt, in client order
     digest: Digest | None = None  # of this party's checkpoint of that round
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from glasu.data.party import PartyData
 
 Purpose = Literal["training", "prediction", "dry run"]
-Count = Annotated[int, Bounds(0, 2**31 - 1)]
+NonNegative = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
 MAX_EXTENSIONS = 64
 
@@ -33,25 +33,25 @@ class Facts:
     """The facts of one role. None means that the role does not state this fact."""
 
     purpose: Purpose
-    message_format: Count = field(metadata={"label": "message format"})
+    message_format: NonNegative = field(metadata={"label": "message format"})
     glasu: Short
     numpy: Short
     numpy_build: Short = field(metadata={"label": "numpy build"})
     extensions: Annotated[tuple[Extension, ...], Length(MAX_EXTENSIONS)] = ()
     torch: Short | None = None
     torch_build: Short | None = field(default=None, metadata={"label": "torch build"})
-    parties: Count | None = None
+    parties: NonNegative | None = None
     training: Short | None = None  # prediction: the run that trained the model
-    nodes: Count | None = None
+    nodes: NonNegative | None = None
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids (SHA-256)"})
     id_order: Short | None = field(default=None, metadata={"label": "ids (SHA-256)"})
-    classes: Count | None = None
+    classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
     label_scale: Short | None = field(default=None, metadata={"label": "mean and deviation of labels (SHA-256)"})
     splits: Short | None = field(default=None, metadata={"label": "splits (SHA-256)"})
-    validation_nodes: Count | None = field(default=None, metadata={"label": "validation nodes"})
-    test_nodes: Count | None = field(default=None, metadata={"label": "test nodes"})
+    validation_nodes: NonNegative | None = field(default=None, metadata={"label": "validation nodes"})
+    test_nodes: NonNegative | None = field(default=None, metadata={"label": "test nodes"})
 
 
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}

@@ -1,4 +1,4 @@
-"""Numbered frames: what travels on a stream, acknowledged, resent after a break, and checked before it is stored.
+"""Frames of a stream. They are numbered, acknowledged, resent after a break, and checked before they are stored.
 
 frame     kind (1 byte), number (8), last number received from the other side (8), body
 control   a JSON object, see `control.py`
@@ -20,9 +20,6 @@ from typing import Any, NamedTuple
 from glasu.errors import ProtocolError
 from glasu.network.control import pack_control, read_control
 from glasu.protocol.message_bytes import Head, allocate, read_header
-from glasu.protocol.messages import Message
-from glasu.protocol.requests import Receive
-from glasu.wire.message_key import Key
 
 CONTROL, PIECE, ACK = 0, 1, 2
 MAX_PIECE = 1 << 20
@@ -249,16 +246,3 @@ class Assembler:
             return None
         whole, self._head = Encoded(self._head, self._buffer), None
         return whole
-
-
-def check_expected(expected: Receive, kind: type[Message], key: Key) -> None:
-    """Refuse a message of another kind, or about another run, phase, round, layer or chunk, than the request's."""
-    if kind not in expected.kinds or key.topic != expected.key.topic:
-        other = "" if key.run == expected.key.run else f" of run {key.run.hex()}, not {expected.key.run.hex()}"
-        raise ProtocolError(f"expected {describe_expected(expected)}, got {kind.__name__} for {key}{other}.")
-
-
-def describe_expected(expected: Receive) -> str:
-    """Return what a request waits for."""
-    key, names = expected.key, " or ".join(kind.__name__ for kind in expected.kinds)
-    return f"{names} for {key.phase.name.lower()} round {key.round} layer {key.layer} chunk {key.chunk}"

@@ -162,11 +162,18 @@ class ServerHandshake(Protocol):
         ...
 
     def withdraw(self, party: str) -> None:
-        """Forget the admitted process of a party: it declined, or `prepare` refused it."""
+        """Forget a party's admitted process: it declined, `prepare` refused it, or the others continue without it."""
         ...
 
     def settle(self) -> None:
-        """Note that an attempt begins with the admitted processes: from now on their places are theirs."""
+        """Note that an attempt begins. From now on the admitted processes keep their places."""
+        ...
+
+    def find_absence_error(self, present: Sequence[str]) -> str | None:
+        """Return a sentence on why these parties cannot continue without the others; None if they can.
+
+        The session asks when a party has had no connection for too long.
+        """
         ...
 
 

@@ -20,7 +20,7 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, check_expected, control_frame, read_frame
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import OnInvalidMessage
@@ -30,7 +30,7 @@ from glasu.network.transport import FrameStream
 from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
-UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.FAILED)
+UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
 OVER = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
@@ -112,11 +112,12 @@ class PeerFrames:
 
     def _admit(self, peer: Peer, attempt: Attempt, head: Head, size: int) -> None:
         """Refuse a message that cannot come now, by its header, before memory is allocated for it."""
-        key, identity = head.key, (attempt.number % ATTEMPTS, peer.index)
+        key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
+        # A known key is an error for sure, but only the complete message shows which one: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
-            check_expected(peer.expected, head.kind, key)
+            peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
 
     # --- hello ----------------------------------------------------------------------------
@@ -128,8 +129,8 @@ class PeerFrames:
         elif self._roster.run.state is RunState.LEAVING:
             stream.close()
         elif (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
-            # A process that was refused or failed keeps its channel, but no place in the run: it must pass the
-            # handshake again, or it would resume in the middle of an attempt that continues without it.
+            # A process that was refused or omitted, or that failed, keeps its channel, but no place in the run: it must
+            # pass the handshake again, or it would resume in the middle of an attempt that continues without it.
             peer.channel.outbox.rewind(hello.received)
             self._seat(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
@@ -181,7 +182,7 @@ class PeerFrames:
             peer.machine.advance(PeerEvent.FINISH)
             peer.result = message.payload
         else:
-            expected = attempt.digests[peer.index]
+            expected = attempt.digests.get(peer.name)
             if message.digest != expected:
                 raise ProtocolError(
                     f"it confirmed another checkpoint of round {attempt.round}: expected SHA-256 {expected}, got "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from glasu.config import resolve
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.control import ProposedAttempt
@@ -27,9 +27,10 @@ from glasu.network.run_folder import read_report
 from glasu.network.state_file import write_named
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
+from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
 from glasu.records import read_record, to_plain
-from glasu.report import LedgerSummary, versions
+from glasu.report import LedgerSummary, describe_missing, versions
 from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
@@ -52,6 +53,7 @@ class Predicted:
     nodes: NodeSet  # positions: first the requested ones in their order, then those that others requested
     scores: NDArray[Any]
     file: Path | None
+    missing: tuple[str, ...] = ()  # the parties without which the others predicted
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,22 @@ class PredictionParty(ClientPurpose[Predicted]):
             )
 
     def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
-        """Return the script of an attempt; each attempt has its own run id."""
+        """Return the script of an attempt; each attempt has its own run id.
+
+        Raises:
+            ProtocolError: the proposed parties are not in the roster, in its order and with this party.
+            AlignmentError: parties are missing, and the model was trained without party dropout.
+            ConfigError: the label owner is missing.
+        """
+        present = attempt.present
+        if present != tuple(name for name in self.roster if name in present) or self.party.name not in present:
+            raise ProtocolError(
+                f"the server proposed a prediction by {printable(', '.join(present), MAX_REASON) or 'no party'}; "
+                f"expected parties of {', '.join(self.roster)} in this order, {self.party.name} among them."
+            )
+        if present != self.roster:
+            check_present(self.model.config, self.roster, present)
+        self.client.place_among(present)
         identity = self.client.identity
         identity.attempt = attempt.number % ATTEMPTS
         identity.run = derive_attempt_run(self._run, attempt.number)
@@ -138,10 +155,16 @@ class PredictionParty(ClientPurpose[Predicted]):
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
             self.options.log.info("party %r has the labels and receives the predictions; this one none.", owner)
-        cost = self.telemetry.cost()
+        cost, present = self.telemetry.cost(), client.identity.names
+        missing = tuple(name for name in self.roster if name not in present)
+        stored = self.model.find_subset(present) if missing else None
+        if missing:
+            self.options.log.info("%s", describe_missing(missing, stored))
         report = PredictionReport(
             party=client.name,
             parties=self.roster,
+            missing=missing,
+            validation=None if stored is None else stored.metrics,
             training=self.state.value.run,
             requested=len(requested),
             received=len(nodes),
@@ -151,7 +174,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             versions=versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
-        self._predicted = Predicted(nodes, scores, file)
+        self._predicted = Predicted(nodes, scores, file, missing)
         return ResultPayload(received=len(nodes))
 
     def result(self) -> Predicted | None:

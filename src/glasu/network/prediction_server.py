@@ -13,12 +13,27 @@ from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import open_predicting, open_serving, read_trained_config, require_finished_training
+from glasu.network.run_folder import (
+    open_predicting,
+    open_serving,
+    read_subsets,
+    read_trained_config,
+    require_finished_training,
+)
 from glasu.network.serve import ScriptPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
-from glasu.report import JsonRecord, LedgerSummary, Seconds, Traffic, to_json_value, versions
+from glasu.report import (
+    JsonRecord,
+    LedgerSummary,
+    Seconds,
+    Traffic,
+    describe_missing,
+    find_subset,
+    to_json_value,
+    versions,
+)
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
 
@@ -28,7 +43,9 @@ class PredictionReport(JsonRecord):
     """prediction.json of a server or of a party; None where the role does not know a value."""
 
     party: str | None = None
-    parties: tuple[str, ...]
+    parties: tuple[str, ...]  # of the training
+    missing: tuple[str, ...] = ()  # those of them without which the others predicted
+    validation: Mapping[str, float] | None = None  # stored scores of the others, where some parties are missing
     training: str | None = None  # the run that trained the model
     requested: int | None = None  # nodes
     received: int | None = None
@@ -40,7 +57,8 @@ class PredictionReport(JsonRecord):
 
     def summary(self) -> str:
         """Return the result at the server in one sentence."""
-        return f"predicted {self.nodes} nodes; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
+        mark = f" without {', '.join(self.missing)}" if self.missing else ""
+        return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
 
     def to_json(self) -> str:
         """Return the content of prediction.json."""
@@ -62,27 +80,42 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
         config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
+        self._subsets = read_subsets(options.out) if config.train.party_dropout else []
+        self._present: tuple[str, ...] = ()  # of the last attempt
         super().__init__(options, server_facts("prediction", training=training), config, run, self.state)
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, and any folder may take part."""
         self.state.update(run=self.run, processes={}, attempt=0)
-        parties = ", ".join(self.options.kit.roster)
-        self.options.log.info("prediction: this server and all of %s must stay online until it is done.", parties)
+        parties, log = ", ".join(self.options.kit.roster), self.options.log
+        log.info("prediction: this server and all of %s must stay online until it is done.", parties)
+        if self.config.train.party_dropout:
+            owner = "" if self.config.train.labels == "all" else f", except {self.config.train.labels} with the labels"
+            wait = f"{self.options.wait:.0f}"
+            log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
 
-    def plan(self) -> tuple[Attempt, Script[int]]:
-        """Plan an attempt with a new run id, because a repeated request may have other contents."""
-        statements = self.admission.collect_statements()
+    def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
+        """Plan an attempt with a new run id, because a repeated request may have other contents.
+
+        The parties that are present are the clients of this attempt, as if no other had been trained.
+        """
+        statements, self._present = self.admission.collect_statements(present), tuple(present)
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
-        server, limits = self.build_server(statements.values(), derive_attempt_run(self.run, number))
-        return Attempt(number, 0, (START,) * len(statements), limits.check), server_request(server)
+        server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
+        return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 
     def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:
         """Write prediction.json."""
-        cost = self.telemetry.cost()
+        cost, roster = self.telemetry.cost(), self.options.kit.roster
+        missing = tuple(name for name in roster if name not in self._present)
+        scores = find_subset(self._subsets, self._present) if missing else None
+        if missing:
+            self.options.log.info("%s", describe_missing(missing, scores))
         report = PredictionReport(
-            parties=self.options.kit.roster,
+            parties=roster,
+            missing=missing,
+            validation=None if scores is None else scores.metrics,
             nodes=result,
             traffic=cost.traffic,
             seconds=cost.seconds,

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from glasu.errors import AbsenceError, EquivocationError, GlasuError
+from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
 from glasu.network.control import Notice, Stopped
 from glasu.network.frames import Channel, CheckLimits, control_frame
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
 from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
 from glasu.network.transport import FrameStream
@@ -37,8 +37,11 @@ GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, an
 class Receipts:
     """Keys and digests of the messages that a party sent in the current and the previous phases.
 
-    No honest party sends a key twice: frames are numbered. A repeat with the same content is dropped. Two contents
-    under one key stop the run, because one of them is not the computed one.
+    A key comes at most once. Frames that are sent again after a break have known numbers, and the channel drops them
+    before they are read as messages. A new attempt and a new process begin with empty receipts, and their keys hold
+    the number of the attempt. So no honest party repeats a key, and a repeat is an invalid message. It must not be
+    dropped in silence: it can stand in the place of the message that the server waits for, which then never comes.
+    Two contents under one key are worse: one of them is not the computed one, so the run stops whatever the policy is.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,17 @@ class Receipts:
         """Return whether a message with this key came before."""
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
-    def take(self, key: Key, digest: bytes) -> bool:
-        """Return whether a message is new; raise EquivocationError where its key came with another content."""
+    def take(self, key: Key, digest: bytes) -> None:
+        """Note a message.
+
+        Raises:
+            ProtocolError: it came before.
+            EquivocationError: its key came before, with another content.
+        """
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
         if known == digest:
-            return False
+            raise ProtocolError(f"{key}: came a second time.")
         if known is not None:
             raise EquivocationError(
                 f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
@@ -64,7 +72,6 @@ class Receipts:
                 del self._groups[oldest]
             self._groups[group] = {}
         self._groups[group][packed] = digest
-        return True
 
 
 @dataclass(eq=False)
@@ -72,7 +79,6 @@ class Peer:
     """One party, as the server sees it."""
 
     name: str
-    index: int
     away_since: float  # when it lost its last stream, or the run began
     stream: FrameStream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
@@ -106,7 +112,7 @@ class Peer:
 
 
 class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
-    """The present attempt is void: a process is new, or a party was dropped. Gather the parties again."""
+    """The present attempt is void: a process is new, or a party was dropped or omitted. Gather the parties again."""
 
 
 @dataclass(frozen=True)
@@ -115,23 +121,49 @@ class Attempt:
 
     number: int  # greater than that of every attempt before
     round: int  # the attempt continues after this round
-    digests: tuple[str | None, ...]  # of the parties' checkpoints of that round, in client order
+    digests: Mapping[str, str | None]  # by party, in client order: of their checkpoints of that round
     check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The parties of this attempt; their order numbers its clients."""
+        return tuple(self.digests)
 
 
 class Roster:
     """The parties, the run, and how to wait for them."""
 
-    def __init__(self, names: Sequence[str], wait: float, clock: Callable[[], float], log: logging.Logger) -> None:
-        """Expect the parties of these names; each may be without a connection for `wait` seconds."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        handshake: ServerHandshake,
+        wait: float,
+        clock: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        """Expect the parties of these names.
+
+        Args:
+            names: in client order.
+            handshake: decides whether some parties continue without the others.
+            wait: seconds that a party may be without a connection.
+            clock: returns seconds.
+            log: receives lines for people.
+        """
         self.changed = threading.Condition()
-        self.peers = {name: Peer(name, index, away_since=clock()) for index, name in enumerate(names)}
+        self.peers = {name: Peer(name, away_since=clock()) for name in names}
+        self._handshake = handshake
         self.run = run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
         self.farewell: Payload = {}  # goes with the goodbye to every party
         self.log = LimitedLog(log, clock)
         self.clock, self._wait = clock, wait
+
+    @property
+    def present(self) -> list[Peer]:
+        """The parties that are not absent, in client order."""
+        return [peer for peer in self.peers.values() if peer.state is not PeerState.ABSENT]
 
     def fail(self, error: GlasuError) -> None:
         """Note the failure of the run. The thread of the run raises the first such error."""
@@ -182,36 +214,53 @@ class Roster:
                 peer.stream.send(notice)
 
     def wait_for(self, done: Callable[[Peer], bool], what: str) -> None:
-        """Wait until every party is done; name those that are not. Fail if one has had no stream for too long.
+        """Wait until every party is done; name those that are not.
 
-        A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs.
+        A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs. One
+        that has had no stream for too long is omitted, if the others can continue without it. Otherwise the run fails.
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
             self.log.write_counts()
             self.check()
-            absent = [peer for peer in self.peers.values() if not done(peer)]
-            if not absent:
+            owing = [peer for peer in self.present if not done(peer)]
+            if not owing:
                 return
-            now, names = self.clock(), ", ".join(peer.name for peer in absent)
+            left = self._seconds_left(owing)
+            if left <= 0:
+                self._omit_overdue(owing, what)
+                continue
+            now, names = self.clock(), ", ".join(peer.name for peer in owing)
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
-            left = self._seconds_left(absent, what)
             if now - since >= named:
-                states = "; ".join(f"{peer.name}: {'' if peer.is_connected else 'not '}connected" for peer in absent)
+                states = "; ".join(f"{peer.name}: {'' if peer.is_connected else 'not '}connected" for peer in owing)
                 self.announce(f"waiting for {names} {what} since {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
 
-    def _seconds_left(self, absent: Sequence[Peer], what: str) -> float:
-        """Return how long the absent parties may stay away, or raise AbsenceError."""
-        gone = [peer for peer in absent if not peer.is_connected]
-        left = min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
-        if left > 0:
-            return left
-        reasons = "; ".join(f"{peer.name}: {peer.refusal}" for peer in gone if peer.refusal)
-        raise AbsenceError(
-            f"waited {self._wait:.0f} s for {', '.join(peer.name for peer in gone)} {what}"
-            f"{f' ({reasons})' if reasons else ''}; saved work is kept. Start the missing roles, and the same command "
-            "again."
-        )
+    def _seconds_left(self, owing: Sequence[Peer]) -> float:
+        """Return how long the parties without a stream may stay away."""
+        gone = (peer for peer in owing if not peer.is_connected)
+        return min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
+
+    def _omit_overdue(self, owing: Sequence[Peer], what: str) -> None:
+        """Continue without the parties whose time is over, or raise AbsenceError where the others cannot.
+
+        An attempt that is under way is void then: its messages were computed with the omitted parties.
+        """
+        overdue = [peer for peer in owing if not peer.is_connected and self._seconds_left([peer]) <= 0]
+        refusals = "; ".join(f"{peer.name}: {peer.refusal}" for peer in overdue if peer.refusal)
+        reasons = f" ({refusals})" if refusals else ""
+        why = self._handshake.find_absence_error([peer.name for peer in self.present if peer not in overdue])
+        if why is not None:
+            raise AbsenceError(
+                f"waited {self._wait:.0f} s for {', '.join(peer.name for peer in overdue)} {what}{reasons}; saved work "
+                f"is kept. {why} Start the missing roles, and the same command again."
+            )
+        for peer in overdue:
+            self._handshake.withdraw(peer.name)
+            self.drop(peer, PeerEvent.OMIT)
+        names = ", ".join(peer.name for peer in overdue)
+        self.announce(f"continuing without {names}: no connection for {self._wait:.0f} s{reasons}.")
+        self.restart()

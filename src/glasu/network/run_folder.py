@@ -5,7 +5,8 @@ The public message of each refusal has neither paths nor ids: the dry run shows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from glasu.config import RunConfig, list_candidates
 from glasu.errors import ConfigError, DataError
 from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
-from glasu.records import parse_json
+from glasu.records import parse_json, read_record
+from glasu.report import SubsetScores
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
 from glasu.runtime.output_dir import JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
 
 CHECKPOINTS = "checkpoints"
 SHOWN_SETTINGS = 4
 NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"
+
+
+@dataclass(frozen=True)
+class _ListedSubsets:
+    subsets: tuple[Mapping[str, Any], ...]
 
 
 def open_serving(out: Path) -> StateFile[ServingRecord]:
@@ -127,6 +134,24 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
     return (
         f"{began}; since then {' and '.join(changes)}" if changes else f"{began}; now their order is {', '.join(here)}"
     )
+
+
+def read_subsets(out: Path) -> list[SubsetScores]:
+    """Return the validation scores of subsets of the parties in report.json of a server; none without a report.
+
+    A prediction needs no report, so an unreadable one only leaves the scores unknown.
+    """
+    try:
+        listed = read_record(_ListedSubsets, {"subsets": read_report(out).get("subsets") or []}, REPORT).subsets
+        return [_read_subset(each) for each in listed]
+    except DataError:
+        return []
+
+
+def _read_subset(listed: Mapping[str, Any]) -> SubsetScores:
+    """Read one entry of `subsets`; a metric that is not defined is left out."""
+    metrics = {name: value for name, value in listed.items() if name != "parties" and value is not None}
+    return read_record(SubsetScores, {"parties": listed.get("parties"), "metrics": metrics}, REPORT)
 
 
 def read_report(out: Path) -> dict[str, Any]:

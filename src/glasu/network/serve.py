@@ -6,7 +6,7 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
@@ -100,16 +100,16 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         return run_attempts(self, session, perform)
 
     @abstractmethod
-    def plan(self) -> tuple[Attempt, Script[Any]]:
-        """Plan the next attempt and its script. Called when every party has stated its facts and checkpoints."""
+    def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Any]]:
+        """Plan the next attempt and its script, with these parties. All have stated their facts and checkpoints."""
 
     @abstractmethod
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and from what the parties state."""
 
-    def build_server(self, statements: Iterable[StatementPayload], run: bytes) -> tuple[Server, Limits]:
-        """Build the server for the counts that all parties state; return it and the greatest sizes of messages."""
-        facts, roster = [stated.facts for stated in statements], self.options.kit.roster
+    def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
+        """Build the server for these parties and the counts they state; return it and the greatest message sizes."""
+        facts, roster = [stated.facts for stated in statements.values()], tuple(statements)
 
         def agreed(name: str) -> int:
             return next((getattr(own, name) for own in facts if getattr(own, name) is not None), 0)
@@ -140,7 +140,7 @@ class ServerPerformer:
                 return messages
             case Broadcast(message, rides):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
-                telemetry.traffic.sent_to_clients(message, self.session.num_parties)
+                telemetry.traffic.sent_to_clients(message, self.session.num_present)
                 telemetry.traffic.exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
@@ -204,17 +204,19 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
     while True:
         try:
             with watch.measure("waiting"):
-                session.gather()
-            attempt, script = purpose.plan()
+                present = session.gather()
+            attempt, script = purpose.plan(present)
             with watch.measure("waiting"):
                 session.begin_attempt(attempt)
-            log.info("attempt %d: all parties are connected; %s.", attempt.number, describe_start(attempt.round))
+            missing = ", ".join(name for name in purpose.options.kit.roster if name not in attempt.present)
+            who = f"all parties except {missing}" if missing else "all parties"
+            log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(attempt.round))
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()
-            return purpose.finish(result, _read_results(dict(zip(purpose.options.kit.roster, results, strict=True))))
+            return purpose.finish(result, _read_results(dict(zip(attempt.present, results, strict=True))))
         except RestartAttempt:
-            log.info("a process was restarted: all roles return to the last common checkpoint.")
+            log.info("the parties changed: all roles return to the last common checkpoint.")
         except GlasuError as error:
             if not session.set_aside(error):
                 raise

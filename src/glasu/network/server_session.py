@@ -21,7 +21,7 @@ from glasu.errors import (
     get_public_message,
 )
 from glasu.network.control import ProposedAttempt, StatementRequest
-from glasu.network.frames import Encoded, check_expected, describe_expected
+from glasu.network.frames import Encoded
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
@@ -62,12 +62,13 @@ class ServerSession:
             clock: returns seconds.
         """
         self._handshake = handshake
-        self.roster = Roster(roster, wait, clock, log)  # hold `roster.changed` to read it
+        self.roster = Roster(roster, handshake, wait, clock, log)  # hold `roster.changed` to read it
         self.host = PeerFrames(self.roster, handshake, run, on_invalid_message)  # receives the streams of a `Listener`
 
     @property
-    def num_parties(self) -> int:
-        return len(self.roster.peers)
+    def num_present(self) -> int:
+        """How many parties take part in the present attempt."""
+        return len(self._list_present())
 
     @property
     def refused(self) -> int:
@@ -81,8 +82,13 @@ class ServerSession:
 
     # --- an attempt --------------------------------------------------------------------------
 
-    def gather(self) -> None:
-        """Wait until every party is connected and its statement has passed the handshake."""
+    def gather(self) -> tuple[str, ...]:
+        """Wait until every party is connected and its statement has passed the handshake.
+
+        Returns:
+            The parties that take part, in client order: all, except those that were absent for too long where the
+            others can continue without them.
+        """
         roster = self.roster
         with roster.changed:
             if roster.failure is not None:
@@ -96,67 +102,62 @@ class ServerSession:
                     peer.send_control(StatementRequest())
             roster.changed.notify_all()
             roster.wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
+            return tuple(peer.name for peer in roster.present)
 
     def begin_attempt(self, attempt: Attempt) -> None:
         """Propose an attempt to the gathered parties, and wait until every party has confirmed its own digest."""
         roster = self.roster
         with roster.changed:
             roster.check()
-            if any(peer.state is not PeerState.PREPARED for peer in roster.peers.values()):
+            prepared = tuple(peer.name for peer in roster.present if peer.state is PeerState.PREPARED)
+            if prepared != attempt.present or len(prepared) < len(roster.present):
                 raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
             roster.attempt = attempt
             self._handshake.settle()
-            for peer, digest in zip(roster.peers.values(), attempt.digests, strict=True):
+            for peer in roster.present:
                 peer.machine.advance(PeerEvent.PROPOSE)
-                peer.send_control(ProposedAttempt(attempt.number, attempt.round, digest))
+                digest = attempt.digests[peer.name]
+                peer.send_control(ProposedAttempt(attempt.number, attempt.round, attempt.present, digest))
             roster.changed.notify_all()
             running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
             roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {attempt.number}")
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:
-        """Return the next message of every party, in client order; it must be the expected one.
+        """Return the next message of every party of the attempt, in client order; it must be the expected one.
 
         Raises:
             ProtocolError: a party's message is invalid, or not the expected one; `set_aside` may save the run.
         """
-        roster, found = self.roster, dict[Peer, Message]()
-        while owing := [peer for peer in roster.peers.values() if peer not in found]:
-            with roster.changed:
-                for peer in owing:
-                    peer.expected = expected
-                try:
-                    roster.wait_for(
-                        lambda peer: peer in found or bool(peer.channel.inbox),
-                        f"to send {describe_expected(expected)}",
-                    )
-                    arrived = [(peer, peer.channel.pop()) for peer in owing]
-                finally:
-                    for peer in owing:
-                        peer.expected = None
-                roster.changed.notify_all()  # there is room again
-            for peer, encoded in arrived:
-                if (message := self._decode(peer, encoded, expected)) is not None:
-                    found[peer] = message
-        return [found[peer] for peer in roster.peers.values()]
+        roster, peers = self.roster, self._list_present()
+        with roster.changed:
+            for peer in peers:
+                peer.expected = expected
+            try:
+                roster.wait_for(lambda peer: bool(peer.channel.inbox), f"to send {expected}")
+                arrived = [peer.channel.pop() for peer in peers]
+            finally:
+                for peer in peers:
+                    peer.expected = None
+            roster.changed.notify_all()  # there is room again
+        return [self._decode(peer, encoded, expected) for peer, encoded in zip(peers, arrived, strict=True)]
 
-    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message | None:
-        """Decode a message without the lock; return None for a repeat of an earlier one."""
+    def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message:
+        """Check and decode a message. Hashing and decoding hold no lock."""
         (kind, key, *_), receipts = encoded.head, peer.receipts
         digest = hashlib.sha256(encoded.content).digest()
         try:
             with self.roster.changed:
-                if not receipts.take(key, digest):
-                    return None
-            check_expected(expected, kind, key)
+                receipts.take(key, digest)
+            expected.check(kind, key)
             return decode(encoded.content, encoded.head)
         except ProtocolError as error:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
         """Send one message to every party, when there is room in its window."""
-        self._send([encode(message)] * self.num_parties, message)
+        self._send([encode(message)] * self.num_present, message)
 
     def scatter(self, messages: Sequence[Message]) -> None:
         """Send every party its own message, in client order."""
@@ -170,7 +171,7 @@ class ServerSession:
             roster.run.advance(RunEvent.EXHAUST)
             roster.wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
             roster.run.advance(RunEvent.COMPLETE)
-            return [peer.result for peer in roster.peers.values()]
+            return [peer.result for peer in self._list_present()]
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Tell every party why the run ends, ahead of data that waits; wait a little for all to hang up."""
+        """Tell every party why the run ends, before any waiting data; wait `seconds` for all to hang up."""
         why, code = get_public_message(error), get_code(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why, code = f"the server failed: {why}", "server_failed"
@@ -226,6 +227,11 @@ class ServerSession:
 
     # --- helpers ------------------------------------------------------------------------------
 
+    def _list_present(self) -> list[Peer]:
+        """Return the parties of the present attempt, in client order. For the thread of the run, without the lock."""
+        assert self.roster.attempt is not None  # only the thread of the run sets it
+        return [self.roster.peers[name] for name in self.roster.attempt.present]
+
     def _wait_for_end(self, done: Callable[[Peer], bool], deadline: float) -> None:
         roster = self.roster
         while not all(map(done, roster.peers.values())) and roster.clock() < deadline:
@@ -238,6 +244,6 @@ class ServerSession:
                 lambda peer: not peer.channel.outbox.is_full,
                 f"to take the {type(message).__name__} messages of round {message.key.round}",
             )
-            for peer, content in zip(roster.peers.values(), encoded, strict=True):
+            for peer, content in zip(self._list_present(), encoded, strict=True):
                 peer.channel.outbox.put_message(content)
             roster.changed.notify_all()

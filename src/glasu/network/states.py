@@ -24,6 +24,7 @@ class PeerState(enum.Enum):
     FINISHED = "finished"  # it has written its results
     DISMISSED = "dismissed"  # it received the end of the run
     REFUSED = "refused"  # it does not fit, sent an invalid message, or declined; another process may come
+    ABSENT = "absent"  # without a connection for too long; the others continue without it, and a new process may come
     FAILED = "failed"  # it reported a failure, or the run ended for it
 
 
@@ -38,6 +39,7 @@ class PeerEvent(enum.Enum):
     FINISH = "finish"
     DISMISS = "dismiss"
     REFUSE = "refuse"  # by the server, or by the party itself
+    OMIT = "omit"  # the others continue without it
     FAIL = "fail"
 
 
@@ -49,7 +51,7 @@ class RunState(enum.Enum):
     RUNNING = "running"  # messages flow
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     COMPLETE = "complete"  # every party has reported its results; the server writes its report
-    RESTARTING = "restarting"  # an attempt is void because a process is new; the next one has to be gathered
+    RESTARTING = "restarting"  # an attempt is void because its parties changed; the next one has to be gathered
     CLOSED = "closed"  # the server says goodbye to the parties
     LEAVING = "leaving"  # this process was interrupted; another one can resume the run
     FAILED = "failed"
@@ -63,7 +65,7 @@ class RunEvent(enum.Enum):
     START = "start"  # every party has confirmed
     EXHAUST = "exhaust"  # the script has no more messages
     COMPLETE = "complete"  # every party has reported its results
-    RESTART = "restart"  # a process is new, or its message was invalid
+    RESTART = "restart"  # a process is new, its message was invalid, or a party is omitted
     CLOSE = "close"
     LEAVE = "leave"
     FAIL = "fail"
@@ -79,12 +81,16 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     # A statement or a failure that crosses the end of the run on its way changes nothing.
     (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
     (_P.DISMISSED, _E.FAIL): _P.DISMISSED,
+    # An absent party has no process, so only a new one changes its state.
+    (_P.ABSENT, _E.REFUSE): _P.ABSENT,
+    (_P.ABSENT, _E.FAIL): _P.ABSENT,
     # A restarted process takes the place of the earlier one, whatever that had reached.
-    **{(state, _E.ADMIT): _P.CONNECTED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
+    **{(state, _E.ADMIT): _P.CONNECTED for state in _P},
     **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PROPOSED, _P.RUNNING, _P.FINISHED)},
     **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
     **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.FAIL): _P.FAILED for state in (_P.AWAY, *_ADMITTED, _P.REFUSED, _P.FAILED)},
+    **{(state, _E.OMIT): _P.ABSENT for state in (_P.AWAY, *_ADMITTED, _P.REFUSED)},
 }
 
 _R, _V = RunState, RunEvent

@@ -9,7 +9,7 @@ from typing import Any
 
 from glasu.config import RunConfig, resolve
 from glasu.data.party import PartyData
-from glasu.errors import CheckpointError, ConfigError, DataError, TransportError
+from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
 from glasu.model.split import weights_digest
 from glasu.network.compatibility import (
     compare_with_agreed,
@@ -151,6 +151,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """
         assert self._first is not None
         client, state = self.client, self._first
+        if attempt.present != client.identity.names:
+            raise ProtocolError("the server left out a party; a training needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
         self.settle()

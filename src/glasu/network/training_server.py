@@ -105,10 +105,10 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Return the checkpoints of this run and their digests."""
         return {0: START} if self.starts_over else self.saver.store.digests()
 
-    def plan(self) -> tuple[Attempt, Script[None]]:
+    def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
         """Choose the greatest round that all roles have, and build the server for it."""
         self.saver.settle()
-        statements = self.admission.collect_statements()
+        statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})
         if self.starts_over:
             removed = self.saver.store.clear()
@@ -116,7 +116,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
         self.state.settle()
         self.state.update(attempt=self.state.value.attempt + 1)
-        server, limits = self.build_server(statements.values(), bytes.fromhex(self.run))
+        server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()
         if common:
             checkpoint = self.saver.store.load(common, ServerCheckpoint)
@@ -124,7 +124,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             telemetry = checkpoint.telemetry
         self.telemetry.rewind(telemetry)
         self._server = server
-        digests = tuple(statements[party].rounds[common] for party in server.roster)
+        digests = {party: stated.rounds[common] for party, stated in statements.items()}
         return Attempt(self.state.value.attempt, common, digests, limits.check), server_script(server)
 
     def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:

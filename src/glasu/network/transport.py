@@ -359,7 +359,7 @@ VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # `probe` knows less 
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the code for the error of a gRPC call. What our server says in the metadata counts before gRPC's words."""
+    """Return the code for the error of a gRPC call: the code in our server's metadata, else one for gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:

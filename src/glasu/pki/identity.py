@@ -20,8 +20,8 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
-SERVER = "server"  # name of the server and of its folder
-RESERVED = ("ca", SERVER, "retired")  # names of other folders in KITS, see glasu.pki.provision
+SERVER_NAME = "server"  # name of the server and of its folder
+RESERVED = ("ca", SERVER_NAME, "retired")  # names of other folders in KITS, see glasu.pki.provision
 USAGE: dict[Role, x509.ObjectIdentifier] = {
     "server": ExtendedKeyUsageOID.SERVER_AUTH,
     "party": ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -32,17 +32,17 @@ _HOST = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
 
 def role_of(name: str) -> Role:
     """Return the role that belongs to a name. No party may be called "server"."""
-    return "server" if name == SERVER else "party"
+    return "server" if name == SERVER_NAME else "party"
 
 
 def identity_uri(name: str) -> str:
     """Return the URI for a name; each name has one spelling."""
-    return "glasu:server" if name == SERVER else f"glasu:party:{quote(name, safe='')}"
+    return "glasu:server" if name == SERVER_NAME else f"glasu:party:{quote(name, safe='')}"
 
 
 def name_in_uri(uri: str) -> str | None:
     """Return the name in a URI of a certificate; None for any other URI or spelling."""
-    name = SERVER if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
+    name = SERVER_NAME if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
     return name if uri == identity_uri(name) else None
 
 

@@ -14,7 +14,7 @@ from glasu.errors import DataError
 from glasu.pki.kit import read_document
 from glasu.records import to_plain
 
-SCHEMA = 1
+ISSUED_SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Issued:
 class IssuedCertificates:
     """The state of a CA. It decides; the server's kit repeats the roster and the revocations."""
 
-    schema: int = SCHEMA
+    schema: int = ISSUED_SCHEMA
     roster: tuple[str, ...]
     hosts: tuple[str, ...]
     issued: tuple[Issued, ...] = ()
@@ -63,4 +63,4 @@ class IssuedCertificates:
 
 def read_issued(path: Path) -> IssuedCertificates:
     """Read ca.toml."""
-    return read_document(IssuedCertificates, path, SCHEMA, "restore it from a copy of the folder")
+    return read_document(IssuedCertificates, path, ISSUED_SCHEMA, "restore it from a copy of the folder")

@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from glasu.errors import GlasuError, TransportError
 from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
-from glasu.pki.identity import SERVER, Role, check_roster, role_of
+from glasu.pki.identity import SERVER_NAME, Role, check_roster, role_of
 from glasu.records import RecordError, parse_toml, read_record
 
 CA, CERTIFICATE, KEY, MANIFEST, REVOKED = "ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"
-SCHEMA = 1
+KIT_SCHEMA = 1
 T = TypeVar("T")
 _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 
@@ -38,7 +38,7 @@ _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 class KitManifest:
     """kit.toml: the contents of the certificate in plain text and, at the server, the roster."""
 
-    schema: int = SCHEMA
+    schema: int = KIT_SCHEMA
     role: Role
     name: str  # of the party, or "server"
     expires: datetime
@@ -89,7 +89,7 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     """
     now = now or datetime.now(UTC)
     _check_folder(folder)
-    manifest = read_document(KitManifest, folder / MANIFEST, SCHEMA, _ADVICE)
+    manifest = read_document(KitManifest, folder / MANIFEST, KIT_SCHEMA, _ADVICE)
     authority, own = (open_certificate(folder / name) for name in (CA, CERTIFICATE))
     key_pem = check_key(folder / KEY, own)
     _check_certificates(folder, authority, own, now)
@@ -168,8 +168,8 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise TransportError(f"{folder}: no such folder; a kit is a folder that `glasu provision` wrote.")
     if not (folder / MANIFEST).exists():
-        if (folder / SERVER / MANIFEST).exists():
-            raise TransportError(f"{folder}: holds several kits; name one of them, for example {folder / SERVER}.")
+        if (folder / SERVER_NAME / MANIFEST).exists():
+            raise TransportError(f"{folder}: holds several kits; name one of them, for example {folder / SERVER_NAME}.")
         raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
 
 

@@ -26,7 +26,7 @@ from glasu.files import write_atomically
 from glasu.pki.authority import KIT_DAYS, Signed, issue, make_authority, sign_revocation_list
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.folders import move_folder, open_staging, retire_folder, write_folder
-from glasu.pki.identity import RESERVED, SERVER, check_roster, parse_hosts
+from glasu.pki.identity import RESERVED, SERVER_NAME, check_roster, parse_hosts
 from glasu.pki.issued import Issued, IssuedCertificates, read_issued
 from glasu.pki.kit import (
     CA,
@@ -70,7 +70,7 @@ class CertificateAuthority:
 
     def lists(self) -> list[Path]:
         """Return the paths of the revocation lists."""
-        return [folder / REVOKED for folder in (self.folder, self.out / SERVER) if folder.is_dir()]
+        return [folder / REVOKED for folder in (self.folder, self.out / SERVER_NAME) if folder.is_dir()]
 
 
 def provision(
@@ -88,7 +88,7 @@ def provision(
     now = _to_seconds(now)
     check_roster(parties)
     parse_hosts(hosts)
-    own, names = make_authority(now), (SERVER, *parties)
+    own, names = make_authority(now), (SERVER_NAME, *parties)
     with open_staging(out) as staging:
         _refuse_existing(out, (*RESERVED, *parties))
         state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts))
@@ -108,9 +108,9 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
                 raise ConfigError(f"party {name!r}: is already on the roster; for a new kit, use --renew {name}.")
         check_roster((*roster, *parties))
         _refuse_existing(out, parties)
-        if not (out / SERVER).is_dir():
+        if not (out / SERVER_NAME).is_dir():
             raise ConfigError(
-                f"{out / SERVER}: is not here, and its {MANIFEST} must list the new party; "
+                f"{out / SERVER_NAME}: is not here, and its {MANIFEST} must list the new party; "
                 "restore it, or create another with --renew server."
             )
         state = replace(authority.state, roster=(*roster, *parties))
@@ -144,8 +144,8 @@ def renew(
     server's certificate.
     """
     with _open_authority(out, _to_seconds(now)) as authority:
-        _check_known(authority, names, (SERVER, *authority.state.roster))
-        if hosts and SERVER not in names:
+        _check_known(authority, names, (SERVER_NAME, *authority.state.roster))
+        if hosts and SERVER_NAME not in names:
             raise ConfigError(f"--host {hosts[0]}: only the certificate of the server names hosts; use --renew server.")
         state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
         return _change(authority, state, issued=names, retired=names, days=days)
@@ -171,7 +171,7 @@ def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
     A second call writes the same list.
     """
     with _open_authority(out, _to_seconds(now)) as authority:
-        if SERVER in names:
+        if SERVER_NAME in names:
             raise ConfigError(
                 "server: parties read no revocation list, so a stolen key of the server stays valid; "
                 "make a new CA and new kits in another --out."
@@ -223,7 +223,7 @@ def _change(
     kits = _publish_kits(authority, issued)
     for path in authority.lists():
         write_atomically(path, authority.revoked_pem())
-    if (server := authority.out / SERVER).is_dir():
+    if (server := authority.out / SERVER_NAME).is_dir():
         write_atomically(server / MANIFEST, authority.manifest(open_certificate(server / CERTIFICATE)))
     return kits
 
@@ -239,7 +239,7 @@ def _issue(authority: CertificateAuthority, names: Sequence[str], days: int) -> 
             CA: pem(authority.own.certificate),
             CERTIFICATE: pem(signed.certificate),
             MANIFEST: authority.manifest(own),
-            **({REVOKED: authority.revoked_pem()} if name == SERVER else {}),
+            **({REVOKED: authority.revoked_pem()} if name == SERVER_NAME else {}),
         }
         write_folder(authority.staging / name, public, {KEY: _key_pem(signed)})
         issued.append(Issued(name=name, serial=own.serial, expires=own.expires))

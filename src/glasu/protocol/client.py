@@ -81,6 +81,11 @@ class Client:
         """Whether no layer aggregates: then this client selects its model and records its losses."""
         return not self.config.model.aggregation_layers
 
+    def place_among(self, present: Sequence[str]) -> None:
+        """Predict with these parties only: they are the clients from now on, in this order."""
+        self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
+        self.learner.aggregation = self.learner.aggregation.among(len(present))
+
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""
         return ClientState(

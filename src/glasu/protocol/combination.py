@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-SPLITS = ("validation", "test")  # in the order of rows and messages
+SCORED_SPLITS = ("validation", "test")  # in the order of rows and messages
 NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)  # these and the next two stand for the layer in keys
 OWN_LAYER, CHOICE_LAYER = -4, -5
 
@@ -63,7 +63,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
 def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
     """Return the nodes of both splits. With labels at one party, the owner names them (not their labels)."""
     found = {}
-    for split, layer in zip(SPLITS, NODE_LAYERS, strict=True):
+    for split, layer in zip(SCORED_SPLITS, NODE_LAYERS, strict=True):
         found[split] = client.data.nodes_of(client.data.evaluation_examples(split))
         if client.identity.owner >= 0:
             (agreed,) = yield from agree(client, key.at(layer), [found[split]])
@@ -113,7 +113,7 @@ def _client_metrics(
             examples = client.data.evaluation_examples(split)
             combined[split] = measure(client, joint[rows], examples)
             alone.append(next(iter(measure(client, own[rows], examples).values())))
-    for split, layer in zip(SPLITS, METRIC_LAYERS, strict=True):
+    for split, layer in zip(SCORED_SPLITS, METRIC_LAYERS, strict=True):
         found = list(combined.get(split, {}).values())
         yield Send(Metrics(key.at(layer), client.release.numbers("metrics", found, key.at(layer))))
     key = key.at(OWN_LAYER)
@@ -141,7 +141,7 @@ def server_combination(server: Server) -> Script[None]:
         combined.append(compare_metrics(server, (yield Receive((Metrics,), key.at(layer)))))
     alone = _read_own(server, (yield Receive((Metrics,), key.at(OWN_LAYER))))
     selected_by, num_rounds = server.task.selected_by, server.config.train.num_rounds
-    for split, metrics, own in zip(SPLITS, combined, alone, strict=True):
+    for split, metrics, own in zip(SCORED_SPLITS, combined, alone, strict=True):
         yield Evaluated(num_rounds, split, metrics, selected_by, improved=True, last=True, per_client=own)
 
 
@@ -162,8 +162,8 @@ def _read_own(server: Server, messages: Sequence[Metrics]) -> list[tuple[float |
     """Return the first metric of every party alone, on each split; None for a party without labels."""
     found: list[list[float | None]] = []
     for client, message in enumerate(messages):
-        expected = len(SPLITS) if server.identity.has_labels(client) else 0
+        expected = len(SCORED_SPLITS) if server.identity.has_labels(client) else 0
         if len(message.values) != expected or np.isinf(message.values).any():
             server.refuse(message, f"expected {expected} metrics that are not infinite, got {message.values.tolist()}.")
-        found.append(message.values.tolist() or [None] * len(SPLITS))
+        found.append(message.values.tolist() or [None] * len(SCORED_SPLITS))
     return list(zip(*found, strict=True))

@@ -7,7 +7,10 @@ later: training has seen smaller means.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from glasu.config import RunConfig
+from glasu.errors import AlignmentError, ConfigError
 from glasu.protocol.state import Identity
 from glasu.randomness import Stream
 
@@ -23,6 +26,31 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
     draws = Stream(config.train.seed, "presence", round=round_index).numpy().random(num_clients + 1)
     present = tuple(client for client in range(num_clients) if draws[client] >= rate)
     return present or (int(draws[-1] * num_clients),)
+
+
+def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
+    """Refuse a prediction in which some parties are absent, unless training has prepared for it.
+
+    Rules about the number of parties in a sum belong here, too.
+
+    Args:
+        config: of the training.
+        names: the parties of the training, in client order.
+        present: those that predict, not all.
+
+    Raises:
+        AlignmentError: the model was trained without party dropout, or no party is present.
+        ConfigError: the label owner is missing.
+    """
+    missing = ", ".join(name for name in names if name not in present)
+    if not present or not config.train.party_dropout:
+        got = ", ".join(present) or "none"
+        why = f"the model was trained by the parties {', '.join(names)}; got {got}. Add {missing}."
+        if not config.train.party_dropout:
+            why += " Some parties can predict without the others after training with train.party_dropout."
+        raise AlignmentError(why, why)  # names of parties are public
+    if (owner := config.train.labels) not in ("all", *present):
+        raise ConfigError(f"party {owner} is missing; it has the labels, and only its classifier can predict.")
 
 
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from glasu.errors import ProtocolError
 from glasu.model.task import Metric
 from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key
@@ -35,6 +36,16 @@ class Receive:
     kinds: tuple[type[Message], ...]
     key: Key
     rides: bool = False  # part of another script's exchange, set by `Interleave`
+
+    def __str__(self) -> str:
+        key, names = self.key, " or ".join(kind.__name__ for kind in self.kinds)
+        return f"{names} for {key.phase.name.lower()} round {key.round} layer {key.layer} chunk {key.chunk}"
+
+    def check(self, kind: type[Message], key: Key) -> None:
+        """Refuse a message of another kind, or about another run, phase, round, layer or chunk."""
+        if kind not in self.kinds or key.topic != self.key.topic:
+            other = "" if key.run == self.key.run else f" of run {key.run.hex()}, not {self.key.run.hex()}"
+            raise ProtocolError(f"expected {self}, got {kind.__name__} for {key}{other}.")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from glasu.data.party import PartyData
 from glasu.errors import GlasuError
 from glasu.model.task import task_of
 from glasu.protocol.client import Client
-from glasu.report import Baseline, RunReport
+from glasu.report import Baseline, RunReport, list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
 
 BASELINES = ("standalone", "ensemble", "smooth")
@@ -74,13 +74,9 @@ def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
     metrics = task_of(report.config.train).metrics
     if alone.test is None or alone.validation is None:
         return []
-    candidates: list[tuple[float, float, str]] = []
-    for kind, field in (("", "per_client"), (" by label propagation", "per_client_propagation")):
-        validation, test = (getattr(scores, field) or () for scores in (alone.validation, alone.test))
-        for party, here, there in zip(report.parties, validation, test, strict=False):
-            if here is not None and there is not None:
-                candidates.append((here, there, f"{party.name}{kind}"))
+    candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)
     if not candidates:
         return []
-    _, score, who = max(candidates)
-    return [f"best party {who}: {metrics[0].title} {metrics[0].format(score)}"]
+    best = max(candidates, key=lambda each: each.validation)
+    who = best.party if best.by == "model" else f"{best.party} by {best.by}"
+    return [f"best party {who}: {metrics[0].title} {metrics[0].format(best.test)}"]

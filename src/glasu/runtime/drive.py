@@ -110,26 +110,14 @@ def _is_later_chunk(action: Any) -> bool:
     return isinstance(action, Receive) and action.key.chunk > 0
 
 
-def check_answer(request: Receive, message: Message) -> Message:
-    """Return a message that a client received; refuse one that does not match the request."""
-    if not isinstance(message, request.kinds):
-        raise ProtocolError(f"{request.key}: expected {_names(request)}, got {type(message).__name__}.")
-    if message.key.topic != request.key.topic:
-        raise ProtocolError(f"{request.key}: got the answer to another message: {message.key}.")
-    return message
-
-
 def check_contribution(request: Receive, message: Message, client: int, party: str) -> Message:
     """Return a message that the server received; refuse one that does not match the request, and name the party."""
-    key = message.key
-    if not isinstance(message, request.kinds) or key.topic != request.key.topic or key.client != client:
-        wanted = request.key._replace(client=client)
-        raise ProtocolError(
-            f"party {party!r}: expected {_names(request)} for {wanted}, got {type(message).__name__} for {key}.",
-            party=party,
-        )
+    try:
+        request.check(type(message), message.key)
+        if message.key.client != client:
+            raise ProtocolError(
+                f"expected {request} from client {client}, got {type(message).__name__} for {message.key}."
+            )
+    except ProtocolError as error:
+        raise ProtocolError(f"party {party!r}: {error}", party=party) from None
     return message
-
-
-def _names(request: Receive) -> str:
-    return " or ".join(kind.__name__ for kind in request.kinds)

@@ -13,7 +13,7 @@ import torch
 
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send
-from glasu.runtime.drive import Actions, Finished, advance, check_answer, check_contribution, resolve
+from glasu.runtime.drive import Actions, Finished, advance, check_contribution, resolve
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 
@@ -89,7 +89,8 @@ class Running:
             if isinstance(self.action, Receive):
                 if not inbox:
                     break
-                reply = check_answer(self.action, inbox.popleft())
+                reply = inbox.popleft()
+                self.action.check(type(reply), reply.key)
             if isinstance(self.advance(reply), Send):
                 sent.append(self.action.message)
         return sent

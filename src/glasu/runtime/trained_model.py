@@ -38,10 +38,11 @@ from glasu.model.split import weights_digest
 from glasu.model.task import task_of
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_prediction, server_prediction
+from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script
 from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
-from glasu.report import SubsetScores
+from glasu.report import SubsetScores, find_subset
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
 from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
@@ -61,7 +62,7 @@ class ClientEntry:
     preparation: Preparation  # of the features
     columns_sha256: str  # empty where the features have no names
     weights_sha256: str
-    alpha: float | None = None  # where predictions are smoothed, at a party with edges
+    alpha: float | None = None  # of `smooth`, see `model/propagation.py`; None at a party without edges
 
     def __post_init__(self) -> None:
         check_party_name(self.name)
@@ -186,14 +187,7 @@ class TrainedModel:
             AlignmentError: the model was trained without party dropout.
             ConfigError: the label owner is missing.
         """
-        missing = ", ".join(name for name in self.names if name not in names)
-        if not self.config.train.party_dropout:
-            raise AlignmentError(
-                f"the model was trained by the parties {', '.join(self.names)}; got {', '.join(names)}. Add {missing}. "
-                "Some parties can predict without the others after training with train.party_dropout."
-            )
-        if self.config.train.labels not in ("all", *names):
-            raise ConfigError(f"party {missing} is missing; it has the labels, and only its classifier can predict.")
+        check_present(self.config, self.names, names)
         kept = [index for index, name in enumerate(self.names) if name in names]
         return dataclasses.replace(
             self,
@@ -203,7 +197,7 @@ class TrainedModel:
 
     def find_subset(self, names: Sequence[str]) -> SubsetScores | None:
         """Return the validation scores of some of the parties; None if they were not scored together."""
-        return next((found for found in self.subsets if set(found.parties) == set(names)), None)
+        return find_subset(self.subsets, names)
 
     def _find_alone(self, party: str | None) -> int | None:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""

@@ -74,7 +74,7 @@ DEMO = DataSource(_read, SPLIT)
 def _draw_columns(
     group: NDArray[np.int64], interest: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Draw for every user the centre of a group, the fainter centre of the interest, and noise."""
+    """Draw the features of every user: the sum of a centre per group, a weaker centre per interest, and noise."""
     faint = _draw_centres(len(INTERESTS), HINT, rng)
     centres = _draw_centres(len(INTERESTS), CLARITY, rng)
     noise = rng.standard_normal((len(group), NUM_COLUMNS))
@@ -88,7 +88,7 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 
 
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw the users that each user follows, by popularity: mostly users whose profession is the follower's field."""
+    """Draw the followed users by popularity. Most of them have the profession that is their follower's field."""
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
     links = round(users * NUM_FOLLOWED)

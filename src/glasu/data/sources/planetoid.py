@@ -41,7 +41,7 @@ class Planetoid:
                 return RawData([self._read(folder)])
         try:
             self._download(cached)
-        except Exception as error:  # of the network, a proxy, the disk, or PyG
+        except Exception as error:  # the network, a proxy, the disk or PyG can raise any type
             raise DataError(
                 f"{self.name}: its files are not in {here} and the download failed ({type(error).__name__}). Fetch "
                 f"{', '.join(self.files)} from the folder data of github.com/kimiyoung/planetoid and put them into "

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from glasu.model import kernels
@@ -21,9 +20,8 @@ from glasu.model.layers import GCNIILayer, Hidden
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 from glasu.model.step import Inputs, Step, StepMaker
+from glasu.wire.encodings import Array
 
-Array = NDArray[Any]
-Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
 Constants = tuple[Any, Any, Any]  # s, k and t of `FusedStep`
 Norm = tuple[Tensor, Tensor, Tensor]  # input of a layer norm, means, reciprocal deviations
 NO_KEY = np.uint64(0), np.uint64(0)
@@ -121,7 +119,7 @@ class _Saved(NamedTuple):
 
     read: Tensor  # what the dense product read
     made: Array  # the output
-    drops: Drops  # the dropout mask of the input
+    drops: kernels.Drops  # the dropout mask of the input
     norm: Norm | None
 
 
@@ -242,7 +240,7 @@ class FusedStep(Step):
         for target, read, factor in self._products:
             torch.addmm(target, read.t(), factor, beta=kept, alpha=taken, out=target)
 
-    def _drops(self, layer: int, read: Array) -> Drops:
+    def _drops(self, layer: int, read: Array) -> kernels.Drops:
         """Return the dropout mask of a layer's input; the forward kernel draws its bytes, the backward reuses them."""
         mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from glasu.compiling import compile_loop
 from glasu.randomness import FIRST, GOLDEN, SECOND
+from glasu.wire.encodings import Array
 
-Array = Any  # numba infers the types of arguments at the first call
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)

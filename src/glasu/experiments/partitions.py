@@ -1,0 +1,101 @@
+"""The table of partitions: the ways to divide each data set, the owners of the labels, and the settings.
+
+A row of the table is a data set, a partition, and labels everywhere or at one party. All methods of a row have the same
+settings. With Q = 1 they also take the same number of steps; GLASU uses exact gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from glasu.config import RunConfig
+
+COLUMNS = {  # heading -> method
+    "alone": "standalone",
+    "ensemble": "ensemble",
+    "smooth": "smooth",
+    "GLASU": "glasu",
+    "pooled": "centralized",
+}
+COMPARED = "GLASU"  # differences are to this column
+WAYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
+    "features": {},
+    "apart": {},
+    "importance": {"concentration": 1.0},
+    "correlation": {"correlation": 0.0},  # correlated columns are at one party
+    "edges": {"concentration": 1.0},
+}
+PARTIES = ("dblp_authors", "imdb_movies", "suzhou", "venice", "amsterdam", "demo")  # they consist of parties already
+BINARY = ("minesweeper", "tolokers")
+
+# Settings of every method: {"model": {...}, "train": {...}}. A data set without an entry has the default settings.
+_GCNII = {
+    "model": {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3), "hidden": 64, "dropout": 0.5},
+    "train": {
+        "backward": "joint",
+        "num_local_steps": 1,
+        "num_rounds": 100,
+        "evaluate_every": 5,
+        "learning_rate": 0.01,
+        "weight_decay": 0.001,
+    },
+}
+_SAGE = {
+    "model": {"backbone": "sage", "num_layers": 3, "aggregation_layers": (0, 1, 2), "hidden": 64, "dropout": 0.0},
+    "train": {**_GCNII["train"], "num_rounds": 200, "weight_decay": 0.0005},
+}
+_SHALLOW = {  # many feature columns, few nodes: best after a few rounds
+    "model": {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1), "hidden": 64, "dropout": 0.5},
+    "train": {**_GCNII["train"], "num_rounds": 60, "weight_decay": 0.0005},
+}
+SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
+    "cora": _GCNII,
+    "citeseer": _GCNII,
+    "pubmed": _GCNII,
+    "dblp_authors": _GCNII,
+    "facebook_pages": _GCNII,
+    "minesweeper": _SAGE,
+    "tolokers": _SAGE,
+    "squirrel_filtered": _SHALLOW,
+}
+CANDIDATES = (0.003, 0.01, 0.03, 0.1)  # step sizes that benchmarks/partition_steps.py tries for each method
+# (data set, partition) -> the step size of all methods, where another candidate than that in SETTINGS is better by more
+# than a point of the validation score, with every method. Pooled runs have the step in SETTINGS.
+STEPS = {("cora", "apart"): 0.1}
+
+
+def list_ways(dataset: str) -> tuple[str, ...]:
+    """Return the partitions of a data set. One that consists of parties has only these."""
+    return ("relations",) if dataset in PARTIES else tuple(WAYS)
+
+
+def find_undivided(dataset: str) -> str:
+    """Return the partition in the settings of pooled runs, which do not divide the data."""
+    return list_ways(dataset)[0]
+
+
+def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a data set: a partition, and the owner of the labels or "all"."""
+    for partition in list_ways(dataset):
+        for labels in ("all", find_owner(dataset)):
+            yield partition, labels
+
+
+def find_owner(dataset: str) -> str:
+    """Return the first party. It has the labels where one party has them; in "apart" it has features and no edges."""
+    return "profile" if dataset == "demo" else "a"
+
+
+def make_settings(dataset: str, partition: str, method: str) -> RunConfig:
+    """Return the settings of a method on a divided data set, with labels everywhere."""
+    chosen = SETTINGS.get(dataset, {})
+    config = RunConfig.from_dict({"data": {"name": dataset}, **chosen}).replace(
+        data={"partition": partition, **WAYS.get(partition, {})}, train={"method": method}
+    )
+    if partition == "apart" and dataset in BINARY:  # few columns: all of them at one party, all edges at another
+        config = config.replace(data={"num_clients": 2})
+    if dataset in BINARY:
+        config = config.replace(train={"task": "binary"})
+    step = STEPS.get((dataset, partition)) if chosen else None
+    return config if step is None else config.replace(train={"learning_rate": step})
