@@ -328,7 +328,7 @@ class RunConfig:
             del settings["data"][key]
         candidates = list_candidates(self)
         if len(candidates) > 1 or candidates[0] != self:
-            settings["candidates"] = [candidate.to_dict() for candidate in candidates]
+            settings["candidates"] = [candidate.flatten() for candidate in candidates]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def flatten(self) -> dict[str, Any]:

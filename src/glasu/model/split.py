@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -17,11 +16,9 @@ from glasu.model.backbones import build_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
-from glasu.randomness import Stream
+from glasu.randomness import TORCH_GENERATOR, Stream
 
 TYPICAL_NORM = 3.0  # mean length of a feature row after scaling with input_scale = "auto"
-
-GENERATOR = threading.Lock()  # held while weights are drawn from torch's one generator
 
 
 class ClientModel(nn.Module):
@@ -56,7 +53,7 @@ class ClientModel(nn.Module):
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
         # Layers of other libraries draw their weights from torch's one generator. It is seeded before each layer, and
         # clients in several threads build their layers one after the other.
-        with GENERATOR, torch.random.fork_rng(devices=[]):
+        with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
             self.layers = nn.ModuleList()
