@@ -94,6 +94,8 @@ class Log(_Receiver):
         elif isinstance(event, Evaluated):
             self._patience.restart()
             found = {"split": event.split, "metrics": event.metrics, "loss": event.loss, "improved": event.improved}
+            if event.ensemble:
+                found["ensemble"] = True
             self._write(f"round {event.round}: {describe_evaluation(event)}", "evaluated", round=event.round, **found)
         elif isinstance(event, Evaluating) and self._patience.is_over():
             self._patience.restart()
