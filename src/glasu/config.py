@@ -126,6 +126,7 @@ class TrainConfig(Checked):
     fanout: Count = 3
     max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
+    warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
@@ -229,7 +230,24 @@ class RunConfig:
                     f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
                     'be missing; use aggregation = "mean".'
                 )
+        if self.train.warm_start and not method.prescribes("train", "warm_start"):
+            self._check_warm_start()
         refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
+
+    def _check_warm_start(self) -> None:
+        named = f"train.warm_start={self.train.warm_start}"
+        if not self.model.aggregation_layers:
+            raise ConfigError(f"{named}: parties that train alone have no common rounds to prepare; remove it.")
+        if self.train.labels != "all":
+            raise ConfigError(
+                f"{named}: with train.labels={self.train.labels!r} the other parties have no labels to train alone; "
+                'remove it, or use labels = "all".'
+            )
+        if not registry.load("aggregation", self.model.aggregation).allows_absence:
+            raise ConfigError(
+                f'{named}: with model.aggregation="{self.model.aggregation}" a classifier reads the representations of '
+                'all parties, so no party can train alone; remove it, or use aggregation = "mean".'
+            )
 
     @property
     def data_seed(self) -> int:

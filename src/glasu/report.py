@@ -111,6 +111,15 @@ def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str
 
 
 @dataclass(frozen=True)
+class WarmStart(JsonRecord):
+    """The local steps before round 0, and the mean of the scores that the parties compute alone after them."""
+
+    steps: int
+    selected: str  # "ensemble": this mean is the selected model; "joint": the joint model of some round is
+    ensemble: Mapping[str, float]  # validation scores of this mean
+
+
+@dataclass(frozen=True)
 class Traffic(JsonRecord):
     """Encoded messages of a run and their bytes. Evaluation and repeated rounds count too."""
 
@@ -291,8 +300,11 @@ class RunReport(Report):
     notes: tuple[str, ...] = ()  # about the data
     baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
     subsets: tuple[SubsetScores, ...] | None = None  # with party dropout
+    warm_start: WarmStart | None = None
 
     def _selected(self) -> str:
+        if self.warm_start is not None and self.warm_start.selected == "ensemble":
+            return "the ensemble after the warm start"
         chosen = self.validation.round
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 

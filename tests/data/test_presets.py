@@ -39,6 +39,7 @@ OTHER = {
     "learning_rate": 0.5,
     "weight_decay": 0.25,
     "num_rounds": 17,
+    "warm_start": 5,
 }
 COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
 

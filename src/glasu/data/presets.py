@@ -99,7 +99,10 @@ class Preset:
 # apart from the mean of its neighbours suit the others. docs/experiments.md has the comparison.
 _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-_EXACT = {"num_local_steps": 1, "learning_rate": 0.01, "num_rounds": 200}
+# A warm start belongs to one structure, so a run that sets one has no race.
+_LOCAL = {"backward": "local", "warm_start": 0}
+_EXACT = {"backward": "joint", "warm_start": 0}
+_EXACT_STEPS = {"num_local_steps": 1, "learning_rate": 0.01, "num_rounds": 200}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(

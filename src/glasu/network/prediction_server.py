@@ -103,6 +103,8 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
+        # The parties know which model was selected, and state the same.
+        server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 
     def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:

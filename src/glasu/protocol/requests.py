@@ -106,6 +106,16 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True)
+class WarmStepDone(Event):
+    """Event: a party has taken a local step before round 0."""
+
+    step: int  # number of steps that are done
+    num_steps: int
+    loss: float
+    party: str
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
     """Event: the model was evaluated on a split."""
 
@@ -119,6 +129,7 @@ class Evaluated(Event):
     last: bool = False  # the training is over
     bytes: int = 0  # sent so far by all roles; set in a simulation
     per_client: tuple[float | None, ...] | None = None  # of a combined prediction: the first metric of each party alone
+    ensemble: bool = False  # the parties computed alone after the warm start, and their scores were averaged
 
 
 @dataclass(frozen=True)

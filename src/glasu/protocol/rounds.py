@@ -37,6 +37,7 @@ from glasu.protocol.sampling import (
     windows,
 )
 from glasu.protocol.update import local_update
+from glasu.protocol.warm_start import client_warm_start, server_warm_start
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def client_training(client: Client) -> Script[None]:
         progress.stopped, progress.best_weights = True, client.learner.weights()
         if client.config.train.checkpoint_every:
             yield Save(client.state)
+    yield from client_warm_start(client)
     if not progress.stopped:
         examples = yield from client_training_examples(client)
         yield from _run_windows(
@@ -164,6 +166,7 @@ def server_script(server: Server) -> Script[None]:
 
 def server_training(server: Server) -> Script[None]:
     """Serve the rounds of the present candidate."""
+    yield from server_warm_start(server)
     if not server.progress.stopped:
         yield from server_training_examples(server)
         yield from _run_windows(

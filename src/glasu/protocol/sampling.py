@@ -76,7 +76,12 @@ def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> li
 
 
 def client_sampling(
-    client: Client, rounds: Sequence[int], batches: Sequence[NodeSet], phase: Phase = Phase.SAMPLING
+    client: Client,
+    rounds: Sequence[int],
+    batches: Sequence[NodeSet],
+    phase: Phase = Phase.SAMPLING,
+    *,
+    alone: bool = False,
 ) -> Script[list[Sample]]:
     """Client column: return S_m[0..L] for each round.
 
@@ -88,8 +93,9 @@ def client_sampling(
         rounds: the rounds to agree on.
         batches: S[L] for each round; empty at a client that receives the batches from the label owner.
         phase: SAMPLING or EVALUATION_SAMPLING.
+        alone: agree on nothing, because no layer aggregates.
     """
-    last, agreed = client.config.model.num_layers, agreed_layers(client.config, phase)
+    last, agreed = client.config.model.num_layers, [] if alone else agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
     if last in agreed:
         batches = yield from agree(client, key.at(last), batches)

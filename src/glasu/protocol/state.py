@@ -70,9 +70,14 @@ class Selection:
 
         Without validation nodes the score is NaN, and the latest model is selected.
         """
-        if self.best is None or score > self.best or math.isnan(score):
+        if self.is_improved_by(score):
             return Selection(score, round_index, 0)
-        return Selection(self.best, self.best_round, self.evaluations_since + 1)
+        # Patience counts evaluations after rounds. After a warm start there are two evaluations before round 0.
+        return Selection(self.best, self.best_round, self.evaluations_since + (round_index > 0))
+
+    def is_improved_by(self, score: float) -> bool:
+        """Return whether a model with this score is selected."""
+        return self.best is None or score > self.best or math.isnan(score)
 
     def stops(self, train: TrainConfig) -> bool:
         """Return whether patience has run out, or the requested score is reached."""
@@ -108,6 +113,7 @@ class Progress:
     selection: Selection = field(default_factory=Selection)
     stopped: bool = False
     losses: tuple[float, ...] = ()  # the mean loss of every round
+    ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
     race: Race | None = None  # None where the preset leaves nothing to decide
     base: int = 0  # of `Identity.base`
 
@@ -129,15 +135,17 @@ class Progress:
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
         """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
+        improved = self.selection.is_improved_by(score)
         self.selection = self.selection.after(score, self.round)
         self.stopped = self.selection.stops(train)
-        return self.selection.best_round == self.round, self.stopped or self.round == train.num_rounds
+        return improved, self.stopped or self.round == train.num_rounds
 
 
 @dataclass
 class ClientProgress(Progress):
     """The progress of a client, besides weights, optimiser and ledger."""
 
+    warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
     collapsed: bool = False  # the model of the last evaluation predicted the same for all nodes
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities

@@ -21,9 +21,10 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script
+from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
+from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
@@ -226,7 +227,7 @@ def _run_scripts(
             return
         if name is None or server is None or isinstance(action, Collapsed):
             telemetry.observe(action)
-        elif not (alone or isinstance(action, Evaluating)):  # the server reports it
+        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
             return
         if options.observer is not None:
             if isinstance(action, RoundDone | Evaluated):
@@ -238,6 +239,8 @@ def _run_scripts(
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
         run_alone(run(client_training), each)
+    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+        run_alone(run(take_warm_steps), each)
     running = run(client_result if alone else client_script)
     if server is None:
         run_alone(running, each)

@@ -33,6 +33,7 @@ from glasu.report import (
     SplitScores,
     SubsetScores,
     Traffic,
+    WarmStart,
     versions,
 )
 from glasu.timing import Clock, Stopwatch
@@ -42,6 +43,7 @@ PARTS = ("sampling", "compute", "communication", "evaluation")  # activities tha
 SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
+log = logging.getLogger(__name__)
 
 
 class TrafficCounter:
@@ -269,7 +271,12 @@ class Telemetry:
             )
             better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
             validation = replace(validation, per_client_better=better)
-        cost = self.cost()
+        cost, warm = self.cost(), self._find_warm_start(config)
+        if warm is not None and warm.selected == "ensemble":
+            log.warning(
+                "joint training did not help: on validation no joint model is better than the mean of what the parties "
+                "predict alone after the warm start. That mean is the selected model."
+            )
         return RunReport(
             config=config,
             test=test,
@@ -283,10 +290,20 @@ class Telemetry:
             race=race,
             notes=(*notes, *self.warnings),
             subsets=tuple(self.subsets.values()) or None,
+            warm_start=warm,
             weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(config, ledgers),
             versions=versions(config),
         )
+
+    def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
+        """Return the result of the warm start; None if there was none."""
+        events = [entry.event for entry in self.evaluations if entry.event.split == "validation"]
+        ensemble = next((event.metrics for event in events if event.ensemble), None)
+        if ensemble is None:
+            return None
+        selected = [event for event in events if event.improved][-1]
+        return WarmStart(config.train.warm_start, "ensemble" if selected.ensemble else "joint", ensemble)
 
     def build_party_report(
         self,
