@@ -102,7 +102,7 @@ _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 # A warm start belongs to one structure, so a run that sets one has no race.
 _LOCAL = {"backward": "local", "warm_start": 0}
 _EXACT = {"backward": "joint", "warm_start": 0}
-_EXACT_STEPS = {"num_local_steps": 1, "learning_rate": 0.01, "num_rounds": 200}
+_EXACT_STEPS = {"num_local_steps": 1, "learning_rate": 0.03, "num_rounds": 200}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
