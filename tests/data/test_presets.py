@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, list_candidates, resolve
 from glasu.data.methods import override_settings
@@ -152,8 +154,19 @@ def test_adjusted_homophily_is_that_of_the_dense_graph_of_training_nodes():
 def test_few_edges_or_no_labels_give_no_estimate():
     assert measure_homophily(tiny_parties()[0]) is None
     hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
-    assert describe_situation(hidden, 4, has_labels=False).homophily is Homophily.UNKNOWN
-    assert not describe_situation(hidden, 0, has_labels=False).has_features
+    assert describe_situation(hidden, has_labels=False).homophily is Homophily.UNKNOWN
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_a_party_with_constant_columns_only_has_no_features(form):
+    party = tiny_parties()[0]
+    varying, constant = np.zeros((24, 3)), np.tile([0.0, 2.0, 1.0], (24, 1))
+    varying[5, 1] = 1.0
+    found = [
+        describe_situation(replace(party, features=form(each), feature_names=()), has_labels=True).has_features
+        for each in (varying, constant)
+    ]
+    assert found == [True, False]
 
 
 @pytest.mark.parametrize(

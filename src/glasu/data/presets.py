@@ -23,6 +23,7 @@ from glasu.data.methods import Settings
 if TYPE_CHECKING:  # a server reads this module, and it has no scipy
     from glasu.data.party import PartyData
 
+PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
 MIN_TRAINING_EDGES = 100  # fewer edges between training nodes give no estimate of homophily
 # Adjusted homophily (Platonov et al. 2023) is 0 if neighbours are as often of one class as by chance, and 1 if always.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
@@ -164,19 +165,21 @@ def order_candidates(candidates: Sequence[RunConfig], situations: Sequence[Situa
     return kept
 
 
-def describe_situation(party: PartyData, num_columns: int, *, has_labels: bool) -> Situation:
-    """Return the situation of a party.
-
-    Args:
-        party: its data.
-        num_columns: the number of prepared feature columns, without constant ones.
-        has_labels: whether its labels are used.
-    """
+def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:
+    """Return the situation of a party; `has_labels` says whether its labels are used."""
     homophily = measure_homophily(party) if has_labels else None
     level = Homophily.UNKNOWN
     if homophily is not None:
         level = Homophily(1 + (homophily >= LOW_HOMOPHILY) + (homophily >= HIGH_HOMOPHILY))
-    return Situation(party.graph.num_edges > 0, num_columns > 0, level)
+    return Situation(party.graph.num_edges > 0, _has_varying_column(party.features), level)
+
+
+def _has_varying_column(features: Any) -> bool:
+    """Return whether two nodes differ in a column."""
+    if not isinstance(features, np.ndarray):  # sparse
+        return bool(((features.max(axis=0) != features.min(axis=0)).sum()) > 0)
+    pieces = range(0, len(features), PIECE_ROWS)
+    return any(bool((features[start : start + PIECE_ROWS] != features[0]).any()) for start in pieces)
 
 
 def measure_homophily(party: PartyData) -> float | None:
