@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from glasu import registry
 from glasu.config import RunConfig, TrainConfig
 from glasu.data.methods import Settings
 
@@ -40,7 +41,7 @@ class Homophily(enum.IntEnum):
 
 
 class Situation(NamedTuple):
-    """What one party says about its data before a race. It discloses no more than this."""
+    """The description of a party's data that it sends before a race. Nothing else is disclosed."""
 
     has_edges: bool
     has_features: bool  # at least one column that is not constant
@@ -64,6 +65,8 @@ class Candidate:
 
     structure: Settings = field(default_factory=dict)  # a run that sets one of these keys otherwise excludes it
     suggestions: Settings = field(default_factory=dict)
+    # Whether it is for runs in which every party has edges, features and labels; None: for all runs.
+    complete: bool | None = None
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for all keys that are not set; None if one contradicts."""
@@ -85,15 +88,19 @@ class Preset:
 
     candidates: tuple[Candidate, ...] = ()
 
-    def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
-        """Return the candidates that do not contradict the given keys, or the config itself if there is none.
+    def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
+        """Return the candidates that do not contradict the given keys, and the settings that each one gives.
 
-        With labels at one party, the other parties learn from its gradient alone, so exact gradients are preferred.
+        Without such a candidate, all other keys keep their defaults.
         """
-        found = [applied for each in self.candidates if (applied := each.apply(config)) is not None]
-        if config.train.labels != "all":
-            found = [each for each in found if _is_exact(each)] or found
-        return tuple(found) or (config,)
+        found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
+        if config.train.labels != "all":  # the parties are not complete, whatever else they have
+            found = [pair for pair in found if pair[0].complete is not True]
+        return found or [(Candidate(), config)]
+
+    def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
+        """Return the settings that `fit` gives."""
+        return tuple(applied for _, applied in self.fit(config))
 
 
 # Four layers with skip connections suit graphs in which neighbours share labels. Two layers that keep a node's own row
@@ -103,14 +110,17 @@ _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 # A warm start belongs to one structure, so a run that sets one has no race.
 _LOCAL = {"backward": "local", "warm_start": 0}
 _EXACT = {"backward": "joint", "warm_start": 0}
-_EXACT_STEPS = {"num_local_steps": 1, "learning_rate": 0.03, "num_rounds": 200}
+_FEW_STEPS = {"num_local_steps": 1, "num_rounds": 200}
+_SAGE_STEPS = {**_FEW_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _GCNII, "train": {"backward": "local"}}),
-            Candidate({"model": _SAGE, "train": {"backward": "joint"}}, {"train": {**_EXACT, "weight_decay": 0.0005}}),
-            Candidate({"model": _GCNII, "train": {"backward": "joint"}}, {"train": _EXACT}),
+            Candidate({"model": _GCNII, "train": _LOCAL}, complete=True),
+            Candidate({"model": _SAGE, "train": _EXACT}, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
+            # Local gradients do not teach a party what the others need from it. Larger steps are better here.
+            Candidate({"model": _SAGE, "train": _EXACT}, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
+            Candidate({"model": _GCNII, "train": _EXACT}, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
         )
     ),
     "none": Preset(),
@@ -146,22 +156,20 @@ def count_race_rounds(train: TrainConfig) -> int:
     return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
 
 
-def order_candidates(candidates: Sequence[RunConfig], situations: Sequence[Situation]) -> list[int]:
-    """Return the positions of the candidates that race, the preferred one first.
+def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
+    """Return the positions of the candidates that race, in the list of `list_candidates`, the preferred one first.
 
-    Where a party has no edges or no features, a model must combine the data of several parties to learn anything, and
-    local gradients do not teach a party what the others need. Then only exact gradients are kept. Elsewhere, of two
-    candidates with the same model, the one with local gradients is kept, because it sends half as much per round.
+    Args:
+        config: the requested settings.
+        situations: of all parties.
     """
-    incomplete = not all(each.has_edges and each.has_features for each in situations)
-    local = [each.model for each in candidates if not _is_exact(each)]
-    positions = range(len(candidates))
-    kept = [
-        each for each in positions if _is_exact(candidates[each]) == (incomplete or candidates[each].model not in local)
-    ]
-    kept = kept or list(positions)
+    complete = all(each.has_edges and each.has_features for each in situations)
+    preset: Preset = registry.load("preset", config.train.preset)
+    found = preset.fit(config)
+    kept = [index for index, (each, _) in enumerate(found) if each.complete in (None, complete)]
+    kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
-        kept.sort(key=lambda each: candidates[each].model.backbone != "sage")
+        kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
     return kept
 
 
@@ -209,10 +217,6 @@ def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
     """Return the settings in which a candidate differs from another one, by name: {"model.backbone": "sage"}."""
     flat = [each.flatten() for each in candidates]
     return {key: value for key, value in flat[index].items() if any(other[key] != value for other in flat)}
-
-
-def _is_exact(config: RunConfig) -> bool:
-    return config.train.backward == "joint"
 
 
 def _list_keys(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:

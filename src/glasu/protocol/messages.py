@@ -157,7 +157,7 @@ class Chosen(Message):
 
 @dataclass(frozen=True, eq=False)
 class PartySituation(Message):
-    """Client: what it says about its data before a race (`glasu.data.presets.Situation`)."""
+    """Client: the description of its data before a race (`glasu.data.presets.Situation`)."""
 
     values: Annotated[NDArray[np.float64], NumbersField("situation", lambda shapes: 3)]
 

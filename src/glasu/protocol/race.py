@@ -2,7 +2,7 @@
 
 The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
 more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
-another one is better by more than one standard error, and then simply goes on. Another winner starts again: its weights
+another one is better by more than one standard error, and then it continues. Another winner starts again: its weights
 of the race were not kept. So the winner ends with the weights that its settings give without a race.
 """
 
@@ -59,7 +59,7 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
     if progress.race is None:
         key = server.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
         stated = _read_situations(server, (yield Receive((PartySituation,), key)))
-        order = order_candidates(server.candidates, stated)
+        order = order_candidates(server.requested, stated)
         yield Broadcast(Candidates(key, np.array(order, "<f8")))
         progress.race = _start_race(order)
     yield from _run_candidates(server, train)
@@ -83,7 +83,7 @@ def choose_winner(server: Server, race: Race) -> int:
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
-    """Train with every candidate, from the present one to the preferred one; a resumed run goes on where it was."""
+    """Train with every candidate, from the present one to the preferred one; a resumed run continues where it was."""
     progress = role.progress
     while True:
         if progress.round == 0:

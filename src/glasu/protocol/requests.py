@@ -139,7 +139,7 @@ class CandidateStarted(Event):
     settings: dict[str, Any]  # in which it differs from the other candidates
     num_rounds: int  # that it runs now
     chosen: bool = False
-    restarts: bool = True  # from round 0; the preferred candidate of a race goes on if it wins
+    restarts: bool = True  # from round 0; the preferred candidate of a race continues if it wins
     scores: tuple[float, ...] = ()  # at the server, when it was chosen: of all candidates in the order of their runs
 
     def __str__(self) -> str:

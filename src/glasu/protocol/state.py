@@ -87,10 +87,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Race:
-    """A race between candidates of the preset. The preferred candidate runs last, and goes on if it wins."""
+    """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
-    finished: int = 0  # candidates that have run and cannot go on: the last ones of `order`
+    finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
     scores: tuple[float, ...] = ()  # of the finished candidates, then of the preferred one; only at the server
     chosen: int | None = None  # position of the winner
 
