@@ -58,7 +58,7 @@ class Client:
             num_outputs=self.data.task.head_width(party.classes) if self.has_labels else None,
             convolution=convolution,
         )
-        self.release = Release(encodings_of(config))
+        self.release = Release(encodings_of(config), feedback=config.wire.feedback)
         self.progress = ClientProgress()
 
     @property
@@ -80,6 +80,7 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             ledger=self.release.ledger.copy(),
             progress=dataclasses.replace(self.progress),
+            references=dict(self.release.references),
         )
 
     def restore(self, state: ClientState) -> None:
@@ -89,4 +90,5 @@ class Client:
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.ledger = state.ledger.copy()
+        self.release.references = dict(state.references)
         self.progress = dataclasses.replace(state.progress)
