@@ -176,6 +176,12 @@ class WireConfig(Checked):
     section = "wire"
     precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
     chunk_rows: Count = 4096  # rows per message; affects the memory of the server, not the result
+    feedback: bool = False  # representations of rows that travel again are sent as their change, in `feedback_bits`
+    feedback_bits: Annotated[int, Bounds(2, 32)] = 4
+
+    def _check(self) -> None:
+        used = self.feedback or self.feedback_bits == type(self).feedback_bits
+        self._need("feedback_bits", used, "has no effect without wire.feedback = true; remove it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +239,29 @@ class RunConfig:
         if self.train.warm_start and not method.prescribes("train", "warm_start"):
             self._check_warm_start()
         refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
+        if self.wire.feedback and not silent:
+            self._check_feedback()
+
+    def _check_feedback(self) -> None:
+        """Refuse error feedback where rows change from round to round, or where changes do not add up."""
+        train, named = self.train, "wire.feedback=true"
+        whole = train.sampler == "auto" or reads_whole_graph(train.sampler)
+        if not whole or train.batch_size not in ("auto", 0):
+            raise ConfigError(
+                f"{named}: changes need the same rows in every round, and train.sampler={train.sampler!r} with "
+                f'train.batch_size={train.batch_size!r} draws other rows; use sampler = "full" and batch_size = 0, or '
+                "remove it."
+            )
+        if not registry.load("aggregation", self.model.aggregation).is_mean:
+            raise ConfigError(
+                f'{named}: the server adds changes, and model.aggregation="{self.model.aggregation}" is not a mean; '
+                'use aggregation = "mean".'
+            )
+        if train.party_dropout:
+            raise ConfigError(
+                f"{named}: the mean over the parties that are present does not follow from changes; remove "
+                f"train.party_dropout={train.party_dropout}."
+            )
 
     def _check_warm_start(self) -> None:
         named = f"train.warm_start={self.train.warm_start}"

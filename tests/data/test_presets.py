@@ -42,6 +42,7 @@ OTHER = {
     "weight_decay": 0.25,
     "num_rounds": 17,
     "warm_start": 5,
+    "feedback": True,
 }
 COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
 

@@ -25,6 +25,7 @@ CASES = {
     "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
     "joint, several steps": {"backward": "joint", "labels": "b", "backbone": "gcnii"},
     "gcnii, every second round": {"backbone": "gcnii", "checkpoint_every": 2, "optimizer": "adam"},
+    "changes of three bits": {"feedback": True, "feedback_bits": 3, "num_rounds": 5, "precision": "int8"},
     "stops early": {"stop_at": 0.01, "evaluate_every": 2},
     "warm start": {"warm_start": 3, "sampler": "neighbor", "fanout": 1, "batch_size": 4, "backbone": "gcnii"},
 }

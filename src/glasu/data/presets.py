@@ -107,20 +107,23 @@ class Preset:
 # apart from the mean of its neighbours suit the others. docs/experiments.md has the comparison.
 _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-# A warm start belongs to one structure, so a run that sets one has no race.
+# A warm start, and the references of error feedback, belong to one structure. A run that sets them has no race.
+_EVERY_VALUE = {"feedback": False}
 _LOCAL = {"backward": "local", "warm_start": 0}
 _EXACT = {"backward": "joint", "warm_start": 0}
+_EXACT_SAGE = {"model": _SAGE, "train": _EXACT, "wire": _EVERY_VALUE}
+_EXACT_GCNII = {"model": _GCNII, "train": _EXACT, "wire": _EVERY_VALUE}
 _FEW_STEPS = {"num_local_steps": 1, "num_rounds": 200}
 _SAGE_STEPS = {**_FEW_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _GCNII, "train": _LOCAL}, complete=True),
-            Candidate({"model": _SAGE, "train": _EXACT}, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
+            Candidate({"model": _GCNII, "train": _LOCAL, "wire": _EVERY_VALUE}, complete=True),
+            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
             # Local gradients do not teach a party what the others need from it. Larger steps are better here.
-            Candidate({"model": _SAGE, "train": _EXACT}, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
-            Candidate({"model": _GCNII, "train": _EXACT}, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
+            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
+            Candidate(_EXACT_GCNII, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
         )
     ),
     "none": Preset(),

@@ -54,7 +54,7 @@ class Client:
         self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.learner = self._make_learner()
-        self.release = Release(encodings_of(self.config))
+        self.release = Release(encodings_of(config), feedback=config.wire.feedback)
         self.progress = ClientProgress()
 
     def _make_learner(self) -> Learner:
@@ -95,6 +95,7 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             ledger=self.release.ledger.copy(),
             progress=dataclasses.replace(self.progress),
+            references=dict(self.release.references),
         )
 
     def restore(self, state: ClientState) -> None:
@@ -106,3 +107,4 @@ class Client:
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.ledger = state.ledger.copy()
+        self.release.references = dict(state.references)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from glasu.data.presets import count_race_rounds
+from glasu.privacy.feedback import Reference
 from glasu.privacy.ledger import Ledger
 from glasu.wire.message_key import Key, Phase
 
@@ -168,6 +169,7 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     ledger: Ledger
     progress: ClientProgress
+    references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
 
 
 @dataclass(frozen=True, eq=False)
