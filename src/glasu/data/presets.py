@@ -111,8 +111,8 @@ _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 _EVERY_VALUE = {"feedback": False}
 _LOCAL = {"backward": "local", "warm_start": 0}
 _EXACT = {"backward": "joint", "warm_start": 0}
-_EXACT_SAGE = {"model": _SAGE, "train": _EXACT, "wire": _EVERY_VALUE}
-_EXACT_GCNII = {"model": _GCNII, "train": _EXACT, "wire": _EVERY_VALUE}
+_EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _EVERY_VALUE}
+_EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _EVERY_VALUE}
 _FEW_STEPS = {"num_local_steps": 1, "num_rounds": 200}
 _SAGE_STEPS = {**_FEW_STEPS, "weight_decay": 0.0005}
 
