@@ -33,6 +33,8 @@ BINARY = ("minesweeper", "tolokers")
 _GCNII = {
     "model": {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3), "hidden": 64, "dropout": 0.5},
     "train": {
+        "preset": "none",
+        "patience": 0,
         "backward": "joint",
         "num_local_steps": 1,
         "num_rounds": 100,
