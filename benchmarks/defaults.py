@@ -62,6 +62,20 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 Row = dict[str, Any]
 
 
+def apply_linear(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Return W x + b; x may be sparse."""
+    result: Tensor = x @ linear.weight.T
+    return result if linear.bias is None else result + linear.bias
+
+
+def drop(x: Tensor) -> Tensor:
+    """Apply dropout; of a sparse matrix to the stored values."""
+    if x.layout is not torch.sparse_csr:
+        return nn.functional.dropout(x, DROPOUT)
+    values = nn.functional.dropout(x.values(), DROPOUT)
+    return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), values, x.shape)
+
+
 class Sage(nn.Module):
     """One layer: W x + V mean(x of the neighbours)."""
 
@@ -70,7 +84,7 @@ class Sage(nn.Module):
         self.own, self.others, self.adjacency = nn.Linear(width, out), nn.Linear(width, out, bias=False), adjacency
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.own(x) + self.adjacency @ self.others(x)
+        result: Tensor = apply_linear(self.own, x) + self.adjacency @ apply_linear(self.others, x)
         return result
 
 
@@ -82,7 +96,7 @@ class Gcn(nn.Module):
         self.linear, self.adjacency = nn.Linear(width, out), adjacency
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.adjacency @ self.linear(x)
+        result: Tensor = self.adjacency @ apply_linear(self.linear, x)
         return result
 
 
@@ -150,15 +164,17 @@ def train_pooled(
     assert party.splits is not None
     matrix = normalise(adjacency, Sage if layer is Sage else Gcn)
     torch.manual_seed(seed)
-    x, labels = torch.from_numpy(features.toarray().astype(np.float32)), torch.from_numpy(party.labels)
+    is_dense = features.nnz > 0.3 * features.shape[0] * features.shape[1]
+    x = torch.from_numpy(features.toarray().astype(np.float32)) if is_dense else to_tensor(features)
+    labels = torch.from_numpy(party.labels)
     first, second = layer(x.shape[1], HIDDEN, matrix), layer(HIDDEN, len(party.classes), matrix)
     optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=RATE, weight_decay=DECAY)
     splits = party.splits
     best = (-1.0, 0.0)
     known = splits.train[party.labels[splits.train] >= 0]
     for _ in range(EPOCHS):
-        dropped = nn.functional.dropout(first(nn.functional.dropout(x, DROPOUT)).relu(), DROPOUT)
-        loss = nn.functional.cross_entropy(second(dropped)[known], labels[known])
+        hidden = drop(first(drop(x)).relu())
+        loss = nn.functional.cross_entropy(second(hidden)[known], labels[known])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
 # Bound of a standardised prediction that a client releases. Of 10,000 labels, none is further from their mean.
 MAX_DEVIATIONS = 100.0
+MIN_JUDGED = 20  # of fewer nodes, a model may well predict one class for all
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,8 @@ class Multiclass(Task):
         return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
 
     def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        if len(scores) < MIN_JUDGED:
+            return False
         return len(np.unique(scores.argmax(axis=1))) == 1 and len(np.unique(labels[have_labels(labels)])) > 1
 
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:

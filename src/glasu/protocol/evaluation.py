@@ -170,15 +170,15 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
     """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
-    labels = client.party.labels
-    assert labels is not None
-    client.progress.collapsed = client.learner.task.is_collapsed(predictions, labels[examples])
+    assert client.party.labels is not None
+    labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
         )
-    return client.learner.task.evaluate(predictions, labels[examples])
+    client.progress.collapsed = task.is_collapsed(predictions, labels)
+    return task.evaluate(predictions, labels)
 
 
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
