@@ -1,6 +1,7 @@
 """The settings of the recorded runs: each changes a few keys of BASE and trains in about a second.
 
-None uses `train.patience` or `train.stop_at`: the number of rounds, and so the traffic, must not depend on the CPU.
+None stops early (`train.patience`, `train.stop_at`): the number of rounds, and so the traffic, must not depend on the
+CPU.
 """
 
 from __future__ import annotations

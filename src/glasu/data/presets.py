@@ -198,11 +198,13 @@ def measure_homophily(party: PartyData) -> float | None:
 
     Both ends of an edge must be training nodes with a known class, so no other label is read.
     """
-    labels, splits, graph = party.labels, party.splits, party.graph
-    if labels is None or splits is None or labels.ndim != 1 or labels.dtype.kind == "f":
+    if party.labels is None or party.splits is None:
         return None
-    known = np.full(len(labels), -1, np.int64)
-    known[splits.train] = labels[splits.train]
+    graph, labels = party.graph, party.labels[party.splits.train]
+    if labels.ndim != 1 or labels.dtype.kind == "f":  # several classes per node, or numbers
+        return None
+    known = np.full(party.num_nodes, -1, np.int64)
+    known[party.splits.train] = labels
     counts, equal = np.zeros(len(party.classes), np.int64), 0
     for nodes, indptr in graph.node_pieces():  # a large graph does not fit into memory as a list of edges
         ends = np.stack([known[graph.indices[indptr[0] : indptr[-1]]], np.repeat(known[nodes], np.diff(indptr))])
