@@ -6,6 +6,11 @@ The settings range from an exchange of every layer in every step to one narrow l
 Every run trains for a fixed number of rounds. The table shows the cost until the validation accuracy first reaches
 the goal, and the test accuracy of the selected model. Bytes include sampling, training and validation. Runs that are
 in the output folder are not repeated.
+
+    python benchmarks/bytes_to_accuracy.py --ladder cheap --datasets cora --seeds 3
+
+begins with the methods that need almost no bytes, ensemble and smooth, and compares runs of a few megabytes with the
+better of them (by validation accuracy). Its bytes are those of the whole run: training, evaluations and the test.
 """
 
 from __future__ import annotations
@@ -45,11 +50,28 @@ LADDER: list[tuple[str, str, dict[str, Any]]] = [
     ),
 ]
 
+WIDE = {**ONE, "hidden": 64}
+SHORT = {"num_local_steps": 8, "num_rounds": 30, "evaluate_every": 6}
+CHEAP_METHODS = ("ensemble", "smooth")
+CHEAP: list[tuple[str, str, dict[str, Any]]] = [
+    *((method, method, {}) for method in CHEAP_METHODS),
+    LADDER[-1],
+    ("K=1 Q=8, width 64, int8, 30 rounds", "glasu-4", {"model": WIDE, "train": SHORT, "wire": INT8}),
+    *(
+        (
+            f"K=1 Q=8, width 64, changes of {bits} bits, 30 rounds",
+            "glasu-4",
+            {"model": WIDE, "train": SHORT, "wire": {**INT8, "feedback": True, "feedback_bits": bits}},
+        )
+        for bits in (4, 3, 2)
+    ),
+]
 
-def runs(dataset: str, seeds: int) -> list[Run]:
+
+def runs(dataset: str, seeds: int, ladder: Sequence[tuple[str, str, dict[str, Any]]] = LADDER) -> list[Run]:
     """Return the runs of all settings on a data set, setting by setting."""
     result = []
-    for name, method, changes in LADDER:
+    for name, method, changes in ladder:
         for seed in range(seeds):
             config = read_settings(dataset, method).replace(**changes)
             result.append(Run(dataset, method, name, seed, config.replace(train={"seed": seed})))
@@ -78,26 +100,48 @@ def rung(dataset: str, results: Sequence[RunResult]) -> list[str]:
     ]
 
 
+def compare_with_cheap(dataset: str, cells: Sequence[Sequence[RunResult]]) -> str:
+    """Return the table that compares every setting with the better cheap method, paired by seed."""
+    cheap = [cell for cell in cells if cell[0].row.method in CHEAP_METHODS]
+    best = max(cheap, key=lambda cell: fmean(result.row.validation_accuracy for result in cell))
+    rows = []
+    for cell in cells:
+        gains = [one - other for one, other in zip(percentages(cell), percentages(best), strict=True)]
+        validation = 100 * fmean(result.row.validation_accuracy for result in cell)
+        size = max(result.row.bytes for result in cell) / 1e6
+        gain = f"{fmean(gains):+.1f}"
+        rows.append([cell[0].row.setting, f"{size:.2f}", f"{validation:.1f}", format_spread(percentages(cell)), gain])
+    heads = ["setting", "MB", "validation %", "test %", f"against {best[0].row.setting}"]
+    return f"\n{dataset}: bytes of the whole run\n\n{markdown(heads, rows)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=",".join(DATASETS))
+    parser.add_argument("--ladder", choices=("goal", "cheap"), default="goal")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/bytes"))
     args = parser.parse_args()
     every: list[RunResult] = []
     for dataset in args.datasets.split(","):
-        planned = runs(dataset, args.seeds)
+        planned = runs(dataset, args.seeds, LADDER if args.ladder == "goal" else CHEAP)
         run_missing(args.out, planned, args.jobs)
+        if args.ladder == "cheap":
+            found = [result for run in planned if (result := load_result(args.out, run)) is not None]
+            cells = [found[start : start + args.seeds] for start in range(0, len(found), args.seeds)]
+            print(compare_with_cheap(dataset, cells), flush=True)
+            continue
         rows = []
         for start in range(0, len(planned), args.seeds):
-            found = [load_result(args.out, run) for run in planned[start : start + args.seeds]]
-            every += (results := [result for result in found if result is not None])
+            loaded = [load_result(args.out, run) for run in planned[start : start + args.seeds]]
+            every += (results := [result for result in loaded if result is not None])
             rows.append(rung(dataset, results))
         print(f"\n{dataset}: until validation accuracy {100 * STOP_AT[dataset]:g} %\n")
         heads = ["setting", "reached", "MB", "exchanges", "CPU s", "MB of the whole run", "test %"]
         print(markdown(heads, rows), flush=True)
-    write_csv(args.out / "ladder.csv", every)
+    if every:
+        write_csv(args.out / "ladder.csv", every)
 
 
 def write_csv(path: Path, results: Sequence[RunResult]) -> None:

@@ -34,8 +34,12 @@ CORA = """
 [data]
 name = "{name}"
 [model]
+backbone = "gcnii"
+num_layers = 4
+aggregation_layers = [1, 3]
 hidden = 192
 [train]
+backward = "local"
 num_rounds = {rounds}
 num_local_steps = 4
 batch_size = 16
@@ -49,8 +53,12 @@ WHOLE = """
 [data]
 name = "{name}"
 [model]
+backbone = "gcnii"
+num_layers = 4
+aggregation_layers = [1, 3]
 hidden = 192
 [train]
+backward = "local"
 num_rounds = {rounds}
 """
 SMALL = """
@@ -60,8 +68,12 @@ num_nodes = 500
 num_features = 16
 num_classes = 3
 [model]
+backbone = "gcnii"
+num_layers = 4
+aggregation_layers = [1, 3]
 hidden = 16
 [train]
+backward = "local"
 num_rounds = {rounds}
 num_local_steps = 1
 batch_size = 16
@@ -80,6 +92,7 @@ backbone = "gcn"
 hidden = 64
 aggregation = "concat"
 [train]
+backward = "local"
 num_rounds = {rounds}
 num_local_steps = 1
 batch_size = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from glasu import ModelConfig, PartyData, RunConfig, TrainConfig
+from glasu import DataConfig, ModelConfig, PartyData, RunConfig, TrainConfig
 
 WINDOW = 16  # rounds whose node sets are drawn together; only whole windows are timed
 
@@ -22,7 +22,11 @@ def paper_settings(**train: object) -> RunConfig:
         "sampled_evaluation": True,
         "prefetch": WINDOW,
     }
-    return RunConfig(model=ModelConfig(hidden=192), train=TrainConfig(**{**keys, **train}))  # type: ignore[arg-type]
+    # Older versions have neither presets nor prepared features; a comparison of two versions leaves them out.
+    keys |= {"preset": "none"} if "preset" in TrainConfig.__dataclass_fields__ else {}
+    data = DataConfig(features="none") if "features" in DataConfig.__dataclass_fields__ else DataConfig()
+    train_config = TrainConfig(**{**keys, **train})  # type: ignore[arg-type]
+    return RunConfig(data=data, model=ModelConfig(hidden=192), train=train_config)
 
 
 def dense_twin(party: PartyData) -> PartyData:

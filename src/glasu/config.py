@@ -115,6 +115,7 @@ class TrainConfig(Checked):
     """The training: method, sampling, labels, optimizer and evaluation."""
 
     section = "train"
+    preset: Annotated[str, Choice("preset")] = "auto"  # suggests values for keys that are not set
     method: Annotated[str, Choice("method")] = "glasu"
     num_rounds: Count = 100  # T
     num_local_steps: Count = 4  # Q
@@ -125,6 +126,7 @@ class TrainConfig(Checked):
     fanout: Count = 3
     max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
+    warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
@@ -134,7 +136,7 @@ class TrainConfig(Checked):
     weight_decay: Annotated[float, Bounds(0)] = 0.001
     momentum: Annotated[float, Bounds(0, 1, ends="[)")] = 0.0  # sgd only
     schedule: Literal["constant", "step", "cosine"] = "constant"
-    patience: Natural = 0  # evaluations without improvement before the run stops; 0: never
+    patience: Natural = 4  # evaluations without improvement before the run stops; 0: never
     stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
     seed: Seed = 0
     evaluate_every: Count = 10
@@ -174,6 +176,12 @@ class WireConfig(Checked):
     section = "wire"
     precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
     chunk_rows: Count = 4096  # rows per message; affects the memory of the server, not the result
+    feedback: bool = False  # representations of rows that travel again are sent as their change, in `feedback_bits`
+    feedback_bits: Annotated[int, Bounds(2, 32)] = 4
+
+    def _check(self) -> None:
+        used = self.feedback or self.feedback_bits == type(self).feedback_bits
+        self._need("feedback_bits", used, "has no effect without wire.feedback = true; remove it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +236,47 @@ class RunConfig:
                     f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
                     'be missing; use aggregation = "mean".'
                 )
+        if self.train.warm_start and not method.prescribes("train", "warm_start"):
+            self._check_warm_start()
         refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
+        if self.wire.feedback and not silent:
+            self._check_feedback()
+
+    def _check_feedback(self) -> None:
+        """Refuse error feedback where rows change from round to round, or where changes do not add up."""
+        train, named = self.train, "wire.feedback=true"
+        whole = train.sampler == "auto" or reads_whole_graph(train.sampler)
+        if not whole or train.batch_size not in ("auto", 0):
+            raise ConfigError(
+                f"{named}: changes need the same rows in every round, and train.sampler={train.sampler!r} with "
+                f'train.batch_size={train.batch_size!r} draws other rows; use sampler = "full" and batch_size = 0, or '
+                "remove it."
+            )
+        if not registry.load("aggregation", self.model.aggregation).is_mean:
+            raise ConfigError(
+                f'{named}: the server adds changes, and model.aggregation="{self.model.aggregation}" is not a mean; '
+                'use aggregation = "mean".'
+            )
+        if train.party_dropout:
+            raise ConfigError(
+                f"{named}: the mean over the parties that are present does not follow from changes; remove "
+                f"train.party_dropout={train.party_dropout}."
+            )
+
+    def _check_warm_start(self) -> None:
+        named = f"train.warm_start={self.train.warm_start}"
+        if not self.model.aggregation_layers:
+            raise ConfigError(f"{named}: parties that train alone have no common rounds to prepare; remove it.")
+        if self.train.labels != "all":
+            raise ConfigError(
+                f"{named}: with train.labels={self.train.labels!r} the other parties have no labels to train alone; "
+                'remove it, or use labels = "all".'
+            )
+        if not registry.load("aggregation", self.model.aggregation).allows_absence:
+            raise ConfigError(
+                f'{named}: with model.aggregation="{self.model.aggregation}" a classifier reads the representations of '
+                'all parties, so no party can train alone; remove it, or use aggregation = "mean".'
+            )
 
     @property
     def data_seed(self) -> int:
@@ -236,19 +284,29 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with changed keys: `config.replace(train={"seed": 1})`."""
-        parts = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in changes.items()}
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as given."""
+        parts = {}
+        for name, keys in changes.items():
+            part = getattr(self, name)
+            parts[name] = type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
         return dataclasses.replace(self, **parts)
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the sections as plain values that JSON and TOML can hold."""
-        return {
-            part.name: {
+    def to_dict(self, *, given: bool = False) -> dict[str, dict[str, Any]]:
+        """Return the sections as plain values that JSON and TOML can hold.
+
+        Args:
+            given: leave out the keys that were not set. A preset may choose them, so a copy of the config needs this.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for item in dataclasses.fields(self):
+            part: Checked = getattr(self, item.name)
+            values = {key: getattr(part, key) for key in type(part).__dataclass_fields__}  # type: ignore[attr-defined]
+            found[item.name] = {
                 key: list(value) if isinstance(value, tuple) else value
-                for key, value in dataclasses.asdict(getattr(self, part.name)).items()
+                for key, value in values.items()
+                if not given or key in part.given
             }
-            for part in dataclasses.fields(self)
-        }
+        return found
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], source: str = "the config") -> Self:
@@ -294,10 +352,10 @@ class RunConfig:
                 raise ConfigError(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
             _apply_override(changed, override)
         _make_absolute(changed, Path("-"))
-        base = self.to_dict()
+        base = self.to_dict(given=True)
         for key, other in (("name", "parties"), ("parties", "name")):
             if key in changed.get("data", {}):  # the new source replaces the old one
-                del base["data"][other]
+                base["data"].pop(other, None)
         return self.from_dict({name: {**keys, **changed.get(name, {})} for name, keys in base.items()}, "--set")
 
     def extensions(self) -> tuple[registry.Extension, ...]:
@@ -312,9 +370,12 @@ class RunConfig:
 
     @functools.cached_property  # every checkpoint holds it
     def _digest(self) -> str:
-        settings = self.to_dict()
+        settings: dict[str, Any] = self.to_dict()
         for key in WHERE:
             del settings["data"][key]
+        candidates = list_candidates(self)
+        if len(candidates) > 1 or candidates[0] != self:
+            settings["candidates"] = [candidate.flatten() for candidate in candidates]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def flatten(self) -> dict[str, Any]:
@@ -325,6 +386,12 @@ class RunConfig:
             for key, value in keys.items()
             if section != "data" or key not in WHERE
         }
+
+
+def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:
+    """Return the settings between which `train.preset` decides, in order of preference; often there is only one."""
+    candidates: tuple[RunConfig, ...] = registry.load("preset", config.train.preset).expand(config)
+    return candidates
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -403,10 +470,14 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
+    A preset that leaves nothing to decide is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+
     Returns:
         The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
         {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
+    candidates = list_candidates(config)
+    config = candidates[0] if len(candidates) == 1 else config
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
     large_batch = min(512, train.max_nodes or 512)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+TORCH_GENERATOR = threading.Lock()  # held while torch's one generator is seeded and weights are drawn from it
 EVERYONE = -1  # the client index of draws that all clients share
 _COUNTERS = struct.Struct("<5q")
 

@@ -141,6 +141,12 @@ class Checked:
     """Base class of a frozen dataclass that checks its fields on construction. ConfigError lists all faults."""
 
     section: typing.ClassVar[str]  # first part of the path of every fault
+    given: frozenset[str]  # the keys that the caller passed; the other ones have their defaults
+
+    def __new__(cls, **given: Any) -> typing.Self:
+        created = super().__new__(cls)
+        object.__setattr__(created, "given", frozenset(given))
+        return created
 
     def __post_init__(self) -> None:
         reader, hints = _Reader("", True, {}), type_hints(typing.cast(Any, type(self)))

@@ -34,6 +34,7 @@ TABLES = {
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "method": "glasu.data.methods:METHODS",
     "partition": "glasu.data.partition:PARTITIONS",
+    "preset": "glasu.data.presets:PRESETS",
     "sampler": "glasu.model.sampler:SAMPLERS",
     "task": "glasu.model.task:TASKS",
 }

@@ -111,6 +111,15 @@ def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str
 
 
 @dataclass(frozen=True)
+class WarmStart(JsonRecord):
+    """The local steps before round 0, and the mean of the scores that the parties compute alone after them."""
+
+    steps: int
+    selected: str  # "ensemble": this mean is the selected model; "joint": the joint model of some round is
+    ensemble: Mapping[str, float]  # validation scores of this mean
+
+
+@dataclass(frozen=True)
 class Traffic(JsonRecord):
     """Encoded messages of a run and their bytes. Evaluation and repeated rounds count too."""
 
@@ -155,6 +164,24 @@ class HistoryEntry(JsonRecord):
         values = super().to_dict()
         metrics = {f"val_{name}": value for name, value in values.pop("metrics").items()}
         return {"round": values.pop("round"), "loss": values.pop("loss", None), **metrics, **values}
+
+
+@dataclass(frozen=True)
+class CandidateSummary(JsonRecord):
+    """A candidate of the preset that fitted the data of the parties."""
+
+    settings: Mapping[str, Any]  # in which it differs from the other candidates
+    score: float | None  # on validation, after the rounds of the race; None: there was no race
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class RaceSummary(JsonRecord):
+    """The choice of the preset."""
+
+    preset: str
+    rounds: int  # of every candidate in the race
+    candidates: tuple[CandidateSummary, ...]  # the preferred one first
 
 
 @dataclass(frozen=True)
@@ -269,11 +296,15 @@ class RunReport(Report):
     losses: tuple[float, ...]
     parties: tuple[PartySummary, ...]
     overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
+    race: RaceSummary | None = None  # where the preset had to decide between candidates
     notes: tuple[str, ...] = ()  # about the data
     baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
     subsets: tuple[SubsetScores, ...] | None = None  # with party dropout
+    warm_start: WarmStart | None = None
 
     def _selected(self) -> str:
+        if self.warm_start is not None and self.warm_start.selected == "ensemble":
+            return "the ensemble after the warm start"
         chosen = self.validation.round
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 

@@ -42,6 +42,8 @@ RUN = (
     + """\
 aggregation_layers = [1]
 [train]
+preset = "none"
+patience = 0
 num_rounds = 4
 evaluate_every = 2
 learning_rate = 0.02

@@ -1,6 +1,7 @@
 """The settings of the recorded runs: each changes a few keys of BASE and trains in about a second.
 
-None uses `train.patience` or `train.stop_at`: the number of rounds, and so the traffic, must not depend on the CPU.
+None stops early (`train.patience`, `train.stop_at`): the number of rounds, and so the traffic, must not depend on the
+CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ BASE: dict[str, Any] = {
     "data.num_classes": 3,
     "data.split": [0.4, 0.3, 0.3],
     "model.hidden": 8,
+    # These are the defaults. Written out, they leave a preset nothing to choose, and older versions accept them.
+    "model.backbone": "gcnii",
+    "model.num_layers": 4,
+    "model.aggregation_layers": [1, 3],
+    "train.backward": "local",
+    "train.weight_decay": 0.001,
+    "train.patience": 0,
     "train.num_rounds": 4,
     "train.num_local_steps": 2,
     "train.evaluate_every": 2,

@@ -67,6 +67,7 @@ OTHERS = {  # another value for every fact
     "torch_build": "2.0+cu999",
     "parties": 2,
     "training": "00",
+    "selected": "joint",
     "nodes": 23,
     "id_kind": "strings",
     "id_set": DIGESTS[1],
@@ -89,7 +90,7 @@ def test_a_rule_compares_every_fact():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_value_of_any_fact_is_refused_or_warned_about(name):
-    server = facts(training="11")
+    server = facts(training="11", selected="ensemble")
     party = replace(server, **{name: OTHERS[name]})
     rule = next(rule for rule in RULES if name in rule.facts)
     if rule.level == "bad":

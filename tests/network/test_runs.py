@@ -30,7 +30,14 @@ def test_a_run_over_the_network_is_the_run_in_one_process(aggregation, labels, s
 
 
 @pytest.mark.parametrize(
-    "keys", [{"backward": "joint", "num_local_steps": 1}, {"backward": "joint"}, {"precision": "int8"}], ids=str
+    "keys",
+    [
+        {"backward": "joint", "num_local_steps": 1},
+        {"backward": "joint"},
+        {"precision": "int8"},
+        {"feedback": True, "batch_size": 0, "num_rounds": 5},
+    ],
+    ids=str,
 )
 def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
     config, parties = tiny(**keys)
@@ -46,6 +53,7 @@ CHUNKED = [
     {"backward": "joint", "num_local_steps": 1, "precision": "int8", "aggregation": "concat"},
     {"backward": "joint", "precision": "int8", "labels": "b"},
     {"precision": "fp64"},
+    {"feedback": True, "batch_size": 0, "num_rounds": 5, "precision": "int8"},
 ]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -140,7 +142,8 @@ def test_others_minimise_the_product_with_the_one_gradient_of_the_round_and_the_
 
 def vars_of(config):
     """Return the keys of a config that `settings` can take again."""
-    return {**vars(config.model), **vars(config.train), **vars(config.wire)}
+    parts = (config.model, config.train, config.wire)
+    return {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
 
 
 def whole_partial(whole, m):

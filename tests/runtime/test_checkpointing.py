@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from glasu.errors import CheckpointError, ConfigError
+from glasu.privacy.feedback import Reference
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.state import ClientProgress, ClientState, Progress, Selection, ServerState
 from glasu.runtime.checkpointing import (
@@ -43,6 +44,7 @@ class Extended:
     maybe: bytes | None = None
 
 
+REFERENCE = Reference(torch.ones(2, 3), torch.zeros(2, 3), torch.full((3,), 0.1, dtype=torch.float64), clamped=4)
 CLIENT = ClientState(
     config_digest="ab",
     incarnation=1,
@@ -50,6 +52,7 @@ CLIENT = ClientState(
     optimizer={"steps": torch.tensor(4)},
     ledger=Ledger(bytes(32), {("training", "representation", 1, "none"): (1, 2, 3)}),
     progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1)),
+    references={("TRAINING", 1): REFERENCE},
 )
 SERVER = ServerState(
     config_digest="cd",
@@ -64,6 +67,8 @@ def same(one, other) -> bool:
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Reference):
+        return all(same(getattr(one, item.name), getattr(other, item.name)) for item in fields(one))
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return repr(one) == repr(other)

@@ -89,6 +89,7 @@ def test_the_batch_of_the_next_round_is_gathered_once_while_an_answer_travels(pr
     config = RunConfig(
         model=ModelConfig(num_layers=2, aggregation_layers=(0, 1), hidden=8),
         train=TrainConfig(
+            preset="none",
             num_rounds=5,
             num_local_steps=1,
             backward=backward,
@@ -109,7 +110,12 @@ def test_the_batch_of_the_next_round_is_gathered_once_while_an_answer_travels(pr
 @pytest.mark.parametrize("ending", ["the last round", "early", "interrupted"])
 def test_a_batch_that_was_gathered_ahead_is_not_kept_after_the_end(ending):
     train = TrainConfig(
-        num_rounds=8, sampler="neighbor", batch_size=8, evaluate_every=2, stop_at=0.01 if ending == "early" else 0.0
+        preset="none",
+        num_rounds=8,
+        sampler="neighbor",
+        batch_size=8,
+        evaluate_every=2,
+        stop_at=0.01 if ending == "early" else 0.0,
     )
     done = []
 

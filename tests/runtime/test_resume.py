@@ -12,6 +12,7 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.protocol.message_bytes import encode
+from glasu.protocol.requests import WarmStepDone
 from glasu.runtime.simulation import train
 from support.tiny import settings, simulate, tiny_parties
 
@@ -24,7 +25,9 @@ CASES = {
     "joint": {"backward": "joint", "num_local_steps": 1, "momentum": 0.9},
     "joint, several steps": {"backward": "joint", "labels": "b", "backbone": "gcnii"},
     "gcnii, every second round": {"backbone": "gcnii", "checkpoint_every": 2, "optimizer": "adam"},
+    "changes of three bits": {"feedback": True, "feedback_bits": 3, "num_rounds": 5, "precision": "int8"},
     "stops early": {"stop_at": 0.01, "evaluate_every": 2},
+    "warm start": {"warm_start": 3, "sampler": "neighbor", "fanout": 1, "batch_size": 4, "backbone": "gcnii"},
 }
 
 
@@ -169,6 +172,44 @@ def test_parties_that_train_alone_go_on_too(method, tmp_path):
         with pytest.raises(CrashError):
             simulate(parties, config, observer=observe, checkpoints=folder, workers=1)
         assert outcome(simulate(parties, config, checkpoints=folder, workers=1).report) == unbroken
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_run_killed_in_its_warm_start_goes_on_from_its_last_warm_step(optimizer, tmp_path, caplog):
+    config, parties = case("warm start")
+    config = config.replace(train={"warm_start": 7, "optimizer": optimizer})
+    unbroken = outcome(simulate(parties, config).report)
+    for killed, saved in ((1, 0), (2, 0), (4, 2), (5, 4), (7, 6)):
+        folder, steps = tmp_path / str(killed), []
+
+        def die(event, killed=killed):
+            if isinstance(event, WarmStepDone) and event.step == killed:
+                raise CrashError
+
+        with pytest.raises(CrashError):
+            simulate(parties, config, observer=die, checkpoints=folder, workers=1)
+        caplog.clear()
+        again = simulate(parties, config, observer=steps.append, checkpoints=folder, workers=1).report
+        assert outcome(again) == unbroken
+        lines = [line for line in caplog.messages if line.startswith("resuming")]
+        assert lines == ([f"resuming after warm step {saved} of 7."] if saved else [])
+        repeated = [event.step for event in steps if isinstance(event, WarmStepDone) and event.party == "a"]
+        assert repeated == list(range(saved + 1, 8))
+
+
+def test_a_damaged_checkpoint_of_the_warm_start_is_not_used(tmp_path, caplog):
+    config, parties = case("warm start")
+    config = config.replace(train={"warm_start": 6})
+    with pytest.raises(CrashError):
+        simulate(parties, config, carry=crash_at(0)[0], checkpoints=tmp_path)
+    older, newer = sorted(tmp_path.glob("*.checkpoint"))
+    assert (older.name, newer.name) == ("warm-00000004.checkpoint", "warm-00000006.checkpoint")
+    newer.write_bytes(newer.read_bytes()[:-5])
+    caplog.clear()
+    report = simulate(parties, config, checkpoints=tmp_path).report
+    assert newer.name in caplog.messages[0]
+    assert caplog.messages[1] == "resuming after warm step 4 of 6."
+    assert outcome(report) == outcome(simulate(parties, config).report)
 
 
 def test_a_checkpoint_is_written_as_often_as_asked_and_never_with_zero(tmp_path):

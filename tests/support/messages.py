@@ -83,7 +83,7 @@ def _sample(content: Content) -> Any:
 def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy[Any]:
     """Return values of a field that a run of these shapes can contain."""
     if isinstance(content, TensorField):
-        encoding, columns = shapes.encodings[content.kind], content.columns(shapes)
+        encoding, columns = content.find_encoding(shapes.encodings), content.columns(shapes)
         rows = st.integers(0, min(shapes.num_nodes, shapes.chunk_rows))
         return rows.map(lambda rows: encoding.encode(np.ones((rows, columns)), KEY))
     if isinstance(content, NodeSetsField):
@@ -98,7 +98,7 @@ def largest(content: Content, shapes: Shapes, phase: Phase, extra: int = 0) -> A
     if isinstance(content, TensorField):
         rows = min(shapes.num_nodes, shapes.chunk_rows) + extra
         value = np.ones((rows, content.columns(shapes)))
-        return shapes.encodings[content.kind].encode(value, KEY)
+        return content.find_encoding(shapes.encodings).encode(value, KEY)
     if isinstance(content, NodeSetsField):
         return (np.arange(shapes.num_nodes, dtype=np.int32),) * (content.limit(shapes, phase)[0] + extra)
     if isinstance(content, NumbersField):

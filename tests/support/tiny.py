@@ -83,6 +83,8 @@ def settings(**keys: Any) -> RunConfig:
         "schedule": "constant",
         "evaluate_every": 1000,
         "precision": "fp64",
+        "preset": "none",
+        "patience": 0,
         **keys,
     }
     data = DataConfig(features=keys.pop("features", "none"))

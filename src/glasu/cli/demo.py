@@ -50,7 +50,15 @@ def demo_config(num_rounds: int, seed: int) -> RunConfig:
     return RunConfig(
         data=DataConfig(name="demo"),
         model=ModelConfig(backbone="sage", num_layers=2, hidden=32, aggregation_layers=(0, 1), dropout=0.2),
-        train=TrainConfig(num_rounds=num_rounds, seed=seed, evaluate_every=5, learning_rate=0.02, weight_decay=0.0005),
+        train=TrainConfig(
+            preset="none",
+            patience=0,
+            num_rounds=num_rounds,
+            seed=seed,
+            evaluate_every=5,
+            learning_rate=0.02,
+            weight_decay=0.0005,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from glasu.cli.arguments import format_event
 from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
 from glasu.network.options import Status
-from glasu.protocol.requests import Evaluated, Evaluating
+from glasu.protocol.requests import Evaluated, Evaluating, WarmStepDone
 
 if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
@@ -94,10 +94,15 @@ class Log(_Receiver):
         elif isinstance(event, Evaluated):
             self._patience.restart()
             found = {"split": event.split, "metrics": event.metrics, "loss": event.loss, "improved": event.improved}
+            if event.ensemble:
+                found["ensemble"] = True
             self._write(f"round {event.round}: {describe_evaluation(event)}", "evaluated", round=event.round, **found)
         elif isinstance(event, Evaluating) and self._patience.is_over():
             self._patience.restart()
             self._write(describe_progress(event), "evaluating", round=event.round, share=event.share)
+        elif isinstance(event, WarmStepDone) and self._patience.is_over():
+            self._patience.restart()
+            self._write(describe_progress(event), "warm step", step=event.step, loss=event.loss)
 
     def write_finished(self, report: Path, **fields: Any) -> None:
         """Write the event `finished` to a JSON log. A text log has none: the command prints its result."""

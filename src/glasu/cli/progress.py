@@ -17,7 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone
+from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, WarmStepDone
 
 if TYPE_CHECKING:
     from glasu.runtime.simulation import Observer
@@ -30,12 +30,14 @@ def describe_evaluation(event: Evaluated) -> str:
     """Return the result of an evaluation as one line."""
     metric = event.selected_by
     loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
-    who = f"{event.party}: " if event.party else ""
+    who = f"{event.party}: " if event.party else "ensemble: " if event.ensemble else ""
     return f"{who}{loss}{event.split} {metric.title} {metric.format(event.metrics[metric.name])}"
 
 
-def describe_progress(event: Evaluating) -> str:
-    """Return the progress of an evaluation as one line."""
+def describe_progress(event: Evaluating | WarmStepDone) -> str:
+    """Return the progress of an evaluation or of a warm start as one line."""
+    if isinstance(event, WarmStepDone):
+        return f"{event.party}: warm step {event.step}/{event.num_steps}, loss {event.loss:.3f}"
     return f"{event.party}: evaluating, {100 * event.share:.0f} % done"
 
 
@@ -88,6 +90,9 @@ def show_progress(
             elif isinstance(event, Evaluating) and patience.is_over():
                 patience.restart()
                 print_lines([f"{title}: round {event.round}: {describe_progress(event)}"])
+            elif isinstance(event, WarmStepDone) and patience.is_over():
+                patience.restart()
+                print_lines([f"{title}: {describe_progress(event)}"])
 
         yield write
         return
@@ -99,7 +104,7 @@ def show_progress(
             print_lines(introduction)  # above the bar, which redirects standard error
             if isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
-            elif isinstance(event, Evaluating):
+            elif isinstance(event, Evaluating | WarmStepDone):
                 progress.update(task, state=describe_progress(event))
             elif isinstance(event, Evaluated):
                 progress.update(task, state=describe_evaluation(event))

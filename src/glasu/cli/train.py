@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> None:
             TrainedModel.of(simulation.clients).save(out / "model")
             report = simulation.report
             if args.baselines:
-                report = replace(report, baselines=train_baselines(config, load_parties))
+                used = config if report.race is None else report.config  # with the settings that the preset chose
+                report = replace(report, baselines=train_baselines(used, load_parties))
             write_atomically(out / "report.json", report.to_json().encode())
             for finished in checkpoints.glob("*.checkpoint"):
                 finished.unlink()

@@ -53,7 +53,10 @@ def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
 
 
 def _train_alone(model: ModelConfig) -> Settings:
-    return {"model": {"aggregation_layers": ()}, "train": {"backward": "local", "party_dropout": 0.0}}
+    return {
+        "model": {"aggregation_layers": ()},
+        "train": {"backward": "local", "party_dropout": 0.0, "warm_start": 0},
+    }
 
 
 def _share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -68,7 +71,7 @@ METHODS: dict[str, Method] = {
         prescribe=lambda model: {
             "data": {"num_clients": 1},
             "model": {"aggregation_layers": ()},
-            "train": {"num_local_steps": 1, "labels": "all", "backward": "local"},
+            "train": {"num_local_steps": 1, "labels": "all", "backward": "local", "warm_start": 0},
         },
         prepare=_pool,
         one_party=True,
@@ -80,7 +83,7 @@ METHODS: dict[str, Method] = {
         prescribe=lambda model: {
             "data": {"edge_fraction": 1.0},
             "model": {"aggregation_layers": tuple(range(model.num_layers))},
-            "train": {"num_local_steps": 1, "backward": "joint"},
+            "train": {"num_local_steps": 1, "backward": "joint", "warm_start": 0},
         },
         prepare=_share_edges,
     ),

@@ -159,7 +159,9 @@ class Preparation:
     def apply(self, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         """Prepare dense rows; `dtype` is the one of the result."""
         columns, scale = self._columns, dtype(self.input_scale)
-        prepared = np.multiply(values if self.width == values.shape[1] else values[:, columns.kept], scale, dtype=dtype)
+        # In row order: numpy may choose column order for selected columns, and then products have other last bits.
+        kept = values if self.width == values.shape[1] else values[:, columns.kept]
+        prepared = np.multiply(kept, scale, dtype=dtype, order="C")
         if self.scaled:
             own = list(self.scaled)
             prepared[:, columns.place[own]] = columns.standardize(values[:, own], own, dtype) * scale

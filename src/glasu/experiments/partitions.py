@@ -33,6 +33,8 @@ BINARY = ("minesweeper", "tolokers")
 _GCNII = {
     "model": {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3), "hidden": 64, "dropout": 0.5},
     "train": {
+        "preset": "none",
+        "patience": 0,
         "backward": "joint",
         "num_local_steps": 1,
         "num_rounds": 100,
@@ -62,7 +64,7 @@ SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
 CANDIDATES = (0.003, 0.01, 0.03, 0.1)  # step sizes that benchmarks/partition_steps.py tries for each method
 # (data set, partition) -> the step size of all methods, where another candidate than that in SETTINGS is better by more
 # than a point of the validation score, with every method. Pooled runs have the step in SETTINGS.
-STEPS = {("cora", "apart"): 0.1}
+LEARNING_RATES = {("cora", "apart"): 0.1}
 
 
 def list_ways(dataset: str) -> tuple[str, ...]:
@@ -97,5 +99,5 @@ def make_settings(dataset: str, partition: str, method: str) -> RunConfig:
         config = config.replace(data={"num_clients": 2})
     if dataset in BINARY:
         config = config.replace(train={"task": "binary"})
-    step = STEPS.get((dataset, partition)) if chosen else None
+    step = LEARNING_RATES.get((dataset, partition)) if chosen else None
     return config if step is None else config.replace(train={"learning_rate": step})

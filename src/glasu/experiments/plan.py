@@ -24,6 +24,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "glasu-4": {"method": "glasu", "num_local_steps": 4},
 }
 
+AS_WRITTEN = {"preset": "none", "patience": 0}  # every method runs all rounds with the settings in the files
 TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # the parties train alone, so the same settings fit
 
 NATURAL_RELATIONS = {  # they have one client for each relation
@@ -65,8 +66,8 @@ def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConf
     """Return the settings of a method on a data set: tuned by a search if there is a file, otherwise the defaults."""
     path = find_tuned_file(dataset, TUNED_AS.get(method, method), backbone)
     if path.is_file():
-        return RunConfig.from_toml(path).replace(train={"method": METHOD_SETTINGS[method]["method"]})
-    config = RunConfig.from_dict({"data": {"name": dataset}, "train": METHOD_SETTINGS[method]})
+        return RunConfig.from_toml(path).replace(train={**AS_WRITTEN, "method": METHOD_SETTINGS[method]["method"]})
+    config = RunConfig.from_dict({"data": {"name": dataset}, "train": {**AS_WRITTEN, **METHOD_SETTINGS[method]}})
     return config.replace(model={"backbone": backbone})
 
 

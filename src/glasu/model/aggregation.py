@@ -27,6 +27,7 @@ class Aggregation(ABC):
     """How H[l+1] is made of the partials H_m^+[l]. Subclass it and register the class to add an aggregation."""
 
     allows_absence: ClassVar[bool] = False  # whether H[l+1] can be made of some clients' partials, in the same width
+    is_mean: ClassVar[bool] = False  # whether H[l+1] is the mean of the partials, so its change is the mean change
 
     num_clients: int  # M
     client: int = 0  # m; the server's halves do not read it
@@ -89,6 +90,7 @@ class Mean(Aggregation):
     """H[l+1] = (H_1^+[l] + ... + H_M^+[l]) / M, added in client order."""
 
     allows_absence = True
+    is_mean = True
 
     @property
     def widening(self) -> int:

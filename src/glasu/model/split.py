@@ -16,7 +16,7 @@ from glasu.model.backbones import build_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
-from glasu.randomness import Stream
+from glasu.randomness import TORCH_GENERATOR, Stream
 
 TYPICAL_NORM = 3.0  # mean length of a feature row after scaling with input_scale = "auto"
 
@@ -51,8 +51,9 @@ class ClientModel(nn.Module):
         wide = config.hidden * aggregation_of(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
-        # Layers of other libraries draw their weights from torch's one generator, so it is seeded before each layer.
-        with torch.random.fork_rng(devices=[]):
+        # Layers of other libraries draw their weights from torch's one generator. It is seeded before each layer, and
+        # clients in several threads build their layers one after the other.
+        with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
             self.layers = nn.ModuleList()

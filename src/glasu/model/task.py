@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
 # Bound of a standardised prediction that a client releases. Of 10,000 labels, none is further from their mean.
 MAX_DEVIATIONS = 100.0
+MIN_JUDGED = 20  # of fewer nodes, a model may well predict one class for all
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Metric:
     title: str  # in tables and lines for people
     is_share: bool = True  # in 0..1, and shown as a percentage
     can_be_undefined: bool = False  # NaN, although labels are known
+
+    def standard_error(self, value: float, count: int) -> float:
+        """Return a standard error of the metric on `count` nodes, as if it were a share of them.
+
+        For ROC AUC and R2 this is a rough bound, which keeps small differences from deciding.
+        """
+        share = min(max(value, 0.0), 1.0)
+        return math.sqrt(share * (1 - share) / max(count, 1))
 
     def format(self, value: float) -> str:
         """Format a value; NaN, which means no data, as a dash."""
@@ -156,6 +165,10 @@ class Task(ABC):
         score = metrics[self.selected_by.name]
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        """Return whether a model has learned nothing: it predicts the same for nodes with different labels."""
+        return False  # unless a task can tell
+
     # Predictions.
 
     @abstractmethod
@@ -224,6 +237,11 @@ class Multiclass(Task):
         likelihood = scores[np.arange(len(labels)), labels]
         return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
 
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        if len(scores) < MIN_JUDGED:
+            return False
+        return len(np.unique(scores.argmax(axis=1))) == 1 and len(np.unique(labels[have_labels(labels)])) > 1
+
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full(num_nodes, -1, np.int64)
 
@@ -249,6 +267,9 @@ class Binary(Multiclass):
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return super().accepts(labels, classes) and len(classes) == 2
+
+    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
+        return False  # where one class is rare, useful scores may all lie on one side of 1/2
 
     def head_width(self, classes: Sequence[str]) -> int:
         return 1

@@ -89,7 +89,7 @@ class Admission:
         self.statements.pop(party, None)
         return to_plain(
             WelcomePayload(
-                config=self._config.to_dict(),
+                config=self._config.to_dict(given=True),
                 roster=self._roster,
                 index=self._roster.index(party),
                 run=self._run,

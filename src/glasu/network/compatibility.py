@@ -45,7 +45,7 @@ RULES = (
     Rule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
     Rule(
         "training",
-        ("training",),
+        ("training", "selected"),
         "the --out folder belongs to another training; give the folder of the one that the server predicts with",
     ),
     Rule("parties", ("parties",)),

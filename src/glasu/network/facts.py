@@ -42,6 +42,7 @@ class Facts:
     torch_build: Short | None = field(default=None, metadata={"label": "torch build"})
     parties: NonNegative | None = None
     training: Short | None = None  # prediction: the run that trained the model
+    selected: Literal["ensemble", "joint"] | None = field(default=None, metadata={"label": "selected model"})
     nodes: NonNegative | None = None
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids (SHA-256)"})

@@ -143,7 +143,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
 
     def statement(self) -> Payload:
         """Return the facts, settings and checkpoints with which this party is ready to run."""
-        config = self.client.config
+        config = self.client.requested
         return to_plain(
             StatementPayload(
                 digest=config.digest(), settings=config.flatten(), rounds=self.rounds(), facts=self.facts()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Sequence
 
 from glasu.config import RunConfig, resolve
@@ -25,7 +24,6 @@ MAX_UNKNOWN_CLASSES = 4096
 TOO_LARGE = (
     "this party allows {limit}. Ask the server's operator for smaller values, or raise the limit with --max-memory."
 )
-BUILDING = threading.Lock()  # first weights use torch's global generator, so parties in one process build in turn
 
 
 def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
@@ -101,12 +99,4 @@ def build_client(
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.
     """
-    with BUILDING:
-        return Client(
-            config,
-            party,
-            index=index,
-            names=roster,
-            watch=Stopwatch(clock),
-            preparation=preparation,
-        )
+    return Client(config, party, index=index, names=roster, watch=Stopwatch(clock), preparation=preparation)

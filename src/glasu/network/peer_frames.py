@@ -31,7 +31,7 @@ from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
-OVER = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
+RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
 class PeerFrames:
@@ -142,7 +142,7 @@ class PeerFrames:
 
     def _admit_process(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         state = self._roster.run.state
-        welcome = self._handshake.admit(peer.name, hello.payload, closing=state in OVER)
+        welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has taken its place."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
@@ -208,7 +208,7 @@ class PeerFrames:
         """Take what a party says before it leaves; the stream ends."""
         if isinstance(word, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
-            if self._roster.run.state in OVER:  # its word crossed the end of the run; the results are complete
+            if self._roster.run.state in RUN_ENDED:  # its word crossed the end of the run; the results are complete
                 self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
                 return
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))

@@ -88,6 +88,8 @@ class PredictionParty(ClientPurpose[Predicted]):
     def facts(self) -> Facts:
         """Return the facts of this party: its data, and the training and classes of its model."""
         about_classes = {} if self.party.labels is None else class_facts(self.model.classes)
+        if self.model.config.train.warm_start:
+            about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
         return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
 
     def hello(self) -> Payload:
@@ -114,7 +116,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         self._run = offered.run
         if self._client is None:
             self.build_client(self.model.config, self.party, offered, self.model.clients[0].preparation)
-            load_weights(self.client, self.model.clients[0], self.model.weights[0])
+            load_weights(self.client, self.model.clients[0], self.model.weights[0], ensemble=self.model.ensemble)
             others = ", ".join(name for name in self.roster if name != self.party.name)
             self.options.log.info(
                 "prediction: the server and %s must stay online until it is done; waiting for them.", others

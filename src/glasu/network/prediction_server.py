@@ -13,7 +13,13 @@ from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import open_predicting, open_serving, read_subsets, require_finished_training
+from glasu.network.run_folder import (
+    open_predicting,
+    open_serving,
+    read_subsets,
+    read_trained_config,
+    require_finished_training,
+)
 from glasu.network.serve import ScriptPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
@@ -72,6 +78,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         roster = options.kit.roster
         config = config_for_network(options.config, roster)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
+        config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
         self._present: tuple[str, ...] = ()  # of the last attempt
@@ -96,6 +103,8 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
+        # The parties know which model was selected, and state the same.
+        server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 
     def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.errors import ConfigError, DataError
 from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
@@ -71,6 +71,15 @@ def require_finished_training(out: Path, record: ServingRecord, config: RunConfi
         )
     _refuse_other_run(out, record, config, roster)
     return record.run
+
+
+def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
+    """Return the settings with which a finished run trained: where a race decided some, they are in its report."""
+    if len(list_candidates(config)) == 1:
+        return config
+    source = str(out / REPORT)
+    trained = RunConfig.from_dict(read_report(out).get("config", {}), source)
+    return trained.replace(data={"parties": (), "root": None})
 
 
 def _refuse_other_run(

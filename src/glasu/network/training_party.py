@@ -27,13 +27,12 @@ from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
 from glasu.network.state_file import write_named
-from glasu.protocol.requests import Event, RoundDone, Script
+from glasu.protocol.requests import CandidateStarted, Collapsed, Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
-from glasu.registry import Extension
 from glasu.report import PreparedColumns
-from glasu.runtime.checkpointing import START, Saver, Store
+from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
@@ -146,8 +145,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def begin(self, attempt: ProposedAttempt) -> Script[dict[str, float]]:
         """Restore the checkpoint of an attempt and return the script that continues from it.
 
-        A party that trains alone continues from its own last checkpoint. The other roles need not know its round,
-        because no message was sent before the end of its training.
+        A party that trains alone, or has not finished its warm start, continues from its own last checkpoint. The other
+        roles need not know how far it is, because it has sent no message.
         """
         assert self._first is not None
         client, state = self.client, self._first
@@ -157,7 +156,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             self._saver = self._open_run()
         self.settle()
         self.state.update(finished=None)  # results of an earlier attempt are computed again
-        alone = self._load_alone() if self._trains_alone else None
+        alone = None if attempt.round else self._load_alone()
         if attempt.round or alone is not None:
             checkpoint = self._load(attempt) if alone is None else alone
             state = checkpoint.client
@@ -165,9 +164,10 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 self.telemetry.restore_cost(checkpoint.cost)
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
-        self.options.log.info(
-            "attempt %d: all parties are connected; %s.", attempt.number, describe_start(client.progress.round)
-        )
+        progress, start = client.progress, describe_start(client.progress.round)
+        if progress.warm_steps and not progress.round:
+            start = f"continuing after warm step {progress.warm_steps} of {client.config.train.warm_start}"
+        self.options.log.info("attempt %d: all parties are connected; %s.", attempt.number, start)
         return client_script(client)
 
     @property
@@ -175,8 +175,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         return self._client is not None and not self._client.config.model.aggregation_layers
 
     def _load_alone(self) -> PartyCheckpoint | None:
-        """Return the last checkpoint of a party that trains alone; None if it has to begin with round 0."""
-        store = self._store(ALONE)
+        """Return the last checkpoint before the first message; None if the party has to begin with its first step."""
+        store = self._store(ALONE) if self._trains_alone else self._store(kind=WARM)
         damaged: list[str] = []
         last = max(store.digests(damaged), default=0)
         for line in damaged:
@@ -186,16 +186,16 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def _open_run(self) -> Saver:
         """Let the folder belong to the run, which begins now; with --fresh, remove the earlier content."""
         if self.fresh:
-            removed = [*self._store().clear(), *self._store(ALONE).clear()]
+            removed = [path for store in self._list_stores() for path in store.clear()]
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.update(finished=None, closed=False)
-        self.state.update(run=self.client.identity.run.hex(), digest=self.client.config.digest(), data=self._data)
+        self.state.update(run=self.client.identity.run.hex(), digest=self.client.requested.digest(), data=self._data)
         note_welcome(self.state, begun=True)
         self.fresh = False
-        store = self._store(ALONE if self._trains_alone else "", self.client.config.extensions())
-        store.remove_partial_files()
-        return Saver(store)
+        for store in self._list_stores():
+            store.remove_partial_files()
+        return Saver(self._store(ALONE if self._trains_alone else ""))
 
     def _load(self, attempt: ProposedAttempt) -> PartyCheckpoint:
         """Load the checkpoint that the server proposed, if it is still the same."""
@@ -210,20 +210,28 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             "over with --fresh everywhere."
         )
 
-    def _store(self, folder: str = "", extensions: tuple[Extension, ...] = ()) -> Store:
-        """Return the checkpoints of the run that joining.json names.
+    def _store(self, folder: str = "", kind: str = ROUND) -> Store:
+        """Return the checkpoints of the run that joining.json names. The party offers only those of rounds.
 
         Args:
-            folder: ALONE for those of a party that trains alone. The party does not offer them to the server.
-            extensions: for writing.
+            folder: ALONE for those of a party that trains alone.
+            kind: WARM for those of the warm start.
         """
         owner = f"party {self.party.name} in run {self.state.value.run}"
-        return Store(self.options.out / CHECKPOINTS / folder, owner, extensions)
+        extensions = () if self._client is None else self._client.config.extensions()
+        return Store(self.options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
+
+    def _list_stores(self) -> list[Store]:
+        return [self._store(), self._store(ALONE), self._store(kind=WARM)]
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `begin`
-        self._saver.save(state.progress.round, PartyCheckpoint(state, self.telemetry.cost()))
+        checkpoint = PartyCheckpoint(state, self.telemetry.cost())
+        if state.progress.warm_steps and not state.progress.round:
+            self._saver.save(state.progress.warm_steps, checkpoint, self._store(kind=WARM))
+        else:
+            self._saver.save(state.progress.position, checkpoint)
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -235,9 +243,13 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def observe(self, event: Event) -> None:
         """Pass an event on, and the status after a round."""
         super().observe(event)
-        if isinstance(event, RoundDone):
+        if isinstance(event, CandidateStarted):
+            self.options.log.info("%s.", event)
+        elif isinstance(event, Collapsed):
+            self.options.log.warning("%s.", event)
+        elif isinstance(event, RoundDone):
             client = self.client
-            num_rounds, attempt = client.config.train.num_rounds, client.identity.attempt
+            num_rounds, attempt = client.progress.end(client.config.train), client.identity.attempt
             self.options.emit(Status.of(self.telemetry, client.progress.round, num_rounds, attempt, event.loss))
 
     def finish(self, result: dict[str, float]) -> ResultPayload:
@@ -259,8 +271,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             self._saver.close()
         if finished:
             self.state.update(closed=True)
-            for folder in ("", ALONE):
-                self._store(folder).clear()
+            for store in self._list_stores():
+                store.clear()
 
     def result(self) -> dict[str, Any] | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""

@@ -24,7 +24,7 @@ from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
 from glasu.report import PartySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
-from glasu.runtime.telemetry import TelemetryState
+from glasu.runtime.telemetry import TelemetryState, summarize_race
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -140,7 +140,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
 
     def save(self, state: ServerState) -> None:
         """Start to write a checkpoint."""
-        self.saver.save(state.progress.round, ServerCheckpoint(state, self.telemetry.state()))
+        self.saver.save(state.progress.position, ServerCheckpoint(state, self.telemetry.state()))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable."""
@@ -177,6 +177,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             parties=parties,
             weights_sha256=weights_sha256,
             overridden=overridden,
+            race=summarize_race(server),
         )
 
     def close(self, *, finished: bool) -> None:
@@ -198,8 +199,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         )
 
     def _status(self) -> Status:
-        server, planned = self._server, self.config.train.num_rounds
+        server, attempt = self._server, self.state.value.attempt
         if server is None:
-            return Status.of(self.telemetry, 0, planned, self.state.value.attempt, None)
-        loss = next(iter(server.progress.losses[-1:]), None)
-        return Status.of(self.telemetry, server.progress.round, planned, self.state.value.attempt, loss)
+            return Status.of(self.telemetry, 0, self.config.train.num_rounds, attempt, None)
+        progress, loss = server.progress, next(iter(server.progress.losses[-1:]), None)
+        return Status.of(self.telemetry, progress.round, progress.end(server.config.train), attempt, loss)

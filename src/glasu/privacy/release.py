@@ -3,6 +3,9 @@
 A tensor is first perturbed (clip, noise, grid), which changes the client's contribution, then encoded (`glasu.wire`).
 `extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
 server combines the payloads, so they change no result. The ledger records every release.
+
+`read` decodes the answers. It belongs here because a decoding can depend on earlier releases and answers of this
+client: a change is relative to a reference (`glasu.privacy.feedback`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hmac
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +22,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
 from glasu.privacy.ledger import Ledger
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Kind
+from glasu.wire.encodings import Encoding, Integers, Kind
 from glasu.wire.message_key import Key
 
 
@@ -101,10 +105,13 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # as it travels
     unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
+    reference: Tensor | None = None  # of a change: the values that receivers know after it
 
     @property
     def value(self) -> Tensor:
         """The values that this client contributes, as a receiver decodes them without masks."""
+        if self.reference is not None:
+            return self.reference
         return torch.from_numpy(self.encoding.decode(self.unmasked))
 
 
@@ -124,6 +131,17 @@ class Protection:
 
 
 UNPROTECTED = Protection()
+References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
+
+
+def _place(key: Key) -> tuple[str, int]:
+    """Return the place of a reference. Training and evaluation have their own: dropout and rows differ."""
+    return key.phase.name, key.layer
+
+
+def _integers(encoding: Encoding) -> Integers:
+    assert isinstance(encoding, Integers)
+    return encoding
 
 
 @dataclass
@@ -133,15 +151,19 @@ class Release:
     encodings: Mapping[Kind, Encoding]
     protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not here has no protection
     ledger: Ledger = field(default_factory=Ledger)
+    feedback: bool = False  # later releases of the same rows are changes
+    references: References = field(default_factory=dict)
+    _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
-        """Return the protection of a kind of tensor."""
-        return self.protections.get(kind, UNPROTECTED)
+        """Return the protection of a kind of tensor. A change is protected like the representation that changes."""
+        return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
 
     @property
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
-        return not self.protection("representation").perturbations and self.encodings["representation"].is_exact
+        exact = self.encodings["representation"].is_exact and not self.feedback
+        return exact and not self.protection("representation").perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
         """Clip H_m^+[l], the differentiable part of its release. LocalUpdate needs it too."""
@@ -158,17 +180,49 @@ class Release:
             return torch.autograd.grad(clip(leaf), leaf, gradient)[0]
 
     def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
-        """Release representations, gradients or scores (kind "probabilities")."""
+        """Release representations, their changes, gradients or scores (kind "probabilities").
+
+        Args:
+            kind: of the tensor.
+            value: the values; of a change: the representations after it.
+            key: of the exchange.
+        """
         encoding, protection = self.encodings[kind], self.protection(kind)
-        value = value.detach()
+        value, reference = value.detach(), None
         if protection.clip is not None:
             value = protection.clip(value)
         for perturbation in protection.perturbations:
             value = perturbation(value, key)
-        unmasked = encoding.encode(value.numpy(), key)
+        array: NDArray[Any] = value.numpy()
+        if kind == "change":
+            array, changed = find_change(self.references[_place(key)], value, _integers(encoding))
+            self.references[_place(key)], reference = changed, changed.own
+        unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
         self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=protection.name)
-        return Sent(payload, unmasked, encoding)
+        sent = Sent(payload, unmasked, encoding, reference)
+        if kind == "representation" and self.feedback:
+            self._first = sent.value
+        return sent
+
+    def read(self, kind: Kind, key: Key, payload: NDArray[Any]) -> Tensor:
+        """Return the values of an answer, which the caller has checked.
+
+        Args:
+            kind: of the tensor.
+            key: of the exchange.
+            payload: all rows.
+        """
+        decoded = self.encodings[kind].answer.decode(payload)
+        if kind == "change":
+            changed = apply_change(self.references[_place(key)], decoded, _integers(self.encodings[kind]))
+            self.references[_place(key)] = changed
+            return changed.joint.detach()  # an own tensor: a step marks it as a leaf of autograd
+        value = torch.from_numpy(decoded)
+        if kind == "representation" and self._first is not None:
+            integers = _integers(self.encodings["change"])
+            self.references[_place(key)], self._first = start_reference(self._first, value.detach(), integers), None
+        return value
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""

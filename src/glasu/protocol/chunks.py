@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,6 @@ def exchange_rows(
         upcoming: the sample of the next round, if it is known.
         requested: the rows of the answer that this client receives, if not all.
     """
-    import torch
-
     kind, answer = kinds
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
@@ -74,14 +72,14 @@ def exchange_rows(
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
-        parts.append(torch.from_numpy(_read_tensor(client, message, (expected, shape[1]))))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts.append(_check_answer(client, message, (expected, shape[1])))
+    return client.release.read(answer.content().kind, key, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
-def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> NDArray[Any]:
-    """Decode the tensor of an answer; refuse another encoding or shape, NaN and infinity."""
+def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> Array:
+    """Return the payload of an answer; refuse another encoding or shape, NaN and infinity."""
     kind = message.content().kind
-    encoding = client.release.encodings[kind]
+    encoding = message.content().find_encoding(client.release.encodings)
 
     def where() -> str:
         return f"party {client.name!r}, {message.key}"
@@ -93,10 +91,11 @@ def _read_tensor(client: Client, message: TensorMessage, shape: tuple[int, int |
             f"{where()}: expected a {kind} of finite values, got NaN or infinity. It was not used. Training "
             "diverged: lower train.learning_rate. If other parties report finite values, check the server."
         )
-    value = encoding.decode(message.value)
-    if value.shape != (shape[0], value.shape[1] if shape[1] is None else shape[1]):
-        raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {value.shape}.")
-    return value
+    found = len(message.value), encoding.decode(message.value[:1]).shape[1]
+    if found != (shape[0], found[1] if shape[1] is None else shape[1]):
+        raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {found}.")
+    payload: Array = message.value
+    return payload
 
 
 def answer_rows(
@@ -222,7 +221,7 @@ def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Br
     encoding = server.shapes.encodings[kind]
     answers = response.messages if isinstance(response, Scatter) else (response.message,)
     payloads = [answer.value for answer in answers if isinstance(answer, TensorMessage)]
-    if all(encoding.is_finite(payload) for payload in {id(payload): payload for payload in payloads}.values()):
+    if all(encoding.answer.is_finite(payload) for payload in {id(payload): payload for payload in payloads}.values()):
         return
     for message in tensors:
         if not encoding.is_finite(message.value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
@@ -36,7 +36,7 @@ class Client:
         """Build the client's model and optimiser from the seeds in `config`.
 
         Args:
-            config: the run's settings, resolved.
+            config: the run's settings, resolved. The preset may leave several candidates.
             party: the data that this client owns.
             index: m.
             names: all parties in client order.
@@ -44,22 +44,37 @@ class Client:
             convolution: builds the layers of backbone "custom".
             preparation: of the features, from a model trained earlier; None: as the config says.
         """
-        self.config, self.party, self.name, self.watch = config, party, party.name, watch
+        self.party, self.name, self.watch = party, party.name, watch
+        self.requested, self.candidates = config, list_candidates(config)
+        self.config = self.candidates[0]  # of the present candidate
         self.method = method_of(config)
-        run = bytes.fromhex(self.config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
+        run = bytes.fromhex(config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
-        self.data = NodeData(config, party, has_labels=self.has_labels, preparation=preparation)
-        self.learner = Learner(
-            config,
-            self.data,
-            index=index,
-            num_clients=len(names),
-            num_outputs=self.data.task.head_width(party.classes) if self.has_labels else None,
-            convolution=convolution,
-        )
-        self.release = Release(encodings_of(config))
+        self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
+        self._convolution = convolution
+        self.learner = self._make_learner()
+        self.release = Release(encodings_of(config), feedback=config.wire.feedback)
         self.progress = ClientProgress()
+
+    def _make_learner(self) -> Learner:
+        """Build the layers of the present candidate with their first weights."""
+        return Learner(
+            self.config,
+            self.data,
+            index=self.identity.index,
+            num_clients=self.identity.num_clients,
+            num_outputs=self.data.task.head_width(self.party.classes) if self.has_labels else None,
+            convolution=self._convolution,
+        )
+
+    def adopt_candidate(self) -> None:
+        """Use the settings of the candidate that the progress names, with their first weights."""
+        race = self.progress.race
+        self.identity.base = self.progress.base
+        if race is not None:
+            self.config = self.candidates[race.candidate]
+            self.learner = self._make_learner()
 
     @property
     def is_alone(self) -> bool:
@@ -74,19 +89,22 @@ class Client:
     def state(self) -> ClientState:
         """Return the state for a checkpoint. It does not change any more."""
         return ClientState(
-            config_digest=self.config.digest(),
+            config_digest=self.requested.digest(),
             incarnation=self.identity.incarnation,
             weights=self.learner.weights(),
             optimizer=self.learner.optimizer.state(),
             ledger=self.release.ledger.copy(),
             progress=dataclasses.replace(self.progress),
+            references=dict(self.release.references),
         )
 
     def restore(self, state: ClientState) -> None:
         """Continue from a saved state."""
-        if state.config_digest != self.config.digest():
+        if state.config_digest != self.requested.digest():
             raise ConfigError("the saved state belongs to a run with other settings; start over.")
+        self.progress = dataclasses.replace(state.progress)
+        self.adopt_candidate()
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.ledger = state.ledger.copy()
-        self.progress = dataclasses.replace(state.progress)
+        self.release.references = dict(state.references)

@@ -13,7 +13,17 @@ from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
 from glasu.protocol.presence import list_subsets
-from glasu.protocol.requests import Broadcast, Evaluated, Propagated, Receive, Script, Send, SubsetScored, Timed
+from glasu.protocol.requests import (
+    Broadcast,
+    Collapsed,
+    Evaluated,
+    Propagated,
+    Receive,
+    Script,
+    Send,
+    SubsetScored,
+    Timed,
+)
 from glasu.protocol.sampling import agree, owner_leads, unite
 from glasu.wire.message_key import Key, Phase
 
@@ -26,17 +36,26 @@ if TYPE_CHECKING:
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
 
 
-def client_selection(client: Client, loss: float | None) -> Script[None]:
-    """Client column: evaluate on validation nodes; keep the weights if they are the best so far."""
+def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
+    """Client column: evaluate on validation nodes; keep the weights if they are the best so far.
+
+    With `ensemble`, the candidate is not the joint model but the mean of the scores that the clients compute alone.
+    """
     progress, task = client.progress, client.learner.task
-    metrics, verdict = yield Timed(client_evaluation(client, progress.round, "validation"), "evaluation")
+    evaluation = client_evaluation(client, _key_round(client, ensemble), "validation", ensemble=ensemble)
+    metrics, verdict = yield Timed(evaluation, "evaluation")
     if not client.is_alone:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
         improved, last = progress.judge(task.selection_score(metrics), client.config.train)
         yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
-        progress.best_weights = client.learner.weights()
+        progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
+
+
+def _key_round(role: Client | Server, ensemble: bool) -> int:
+    """Return the round in the keys of an evaluation on validation nodes. The rounds up to T+1 have other uses."""
+    return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 
 def client_test(client: Client) -> Script[dict[str, float]]:
@@ -45,10 +64,12 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     propagated = None
     if client.is_alone and client.party.graph.num_edges and not client.method.one_party:
         propagated = propagate_labels(client)
-    evaluation = client_evaluation(client, client.config.train.num_rounds + 1, "test")
-    metrics, _ = yield Timed(evaluation, "evaluation")
+    progress, round_index = client.progress, client.config.train.num_rounds + 1
+    metrics, _ = yield Timed(client_evaluation(client, round_index, "test", ensemble=progress.ensemble), "evaluation")
+    if progress.collapsed:
+        yield Collapsed()
     if client.is_alone:
-        best, selected_by = client.progress.selection.best_round, client.learner.task.selected_by
+        best, selected_by = progress.selection.best_round, client.learner.task.selected_by
         yield Evaluated(best, "test", metrics, selected_by, party=client.name)
     if propagated is not None:
         yield score_propagation(client, *propagated)
@@ -64,7 +85,7 @@ def client_subsets(client: Client) -> Script[None]:
         if client.identity.owner >= 0:
             (agreed,) = yield from agree(client, key, [nodes])
             nodes = nodes if client.has_labels else agreed
-        predicted = yield from client_prediction(client, key, nodes, present=present)
+        predicted = yield from client_prediction(client, key, nodes, present=present, ensemble=client.progress.ensemble)
         found = evaluate(client, predicted, examples) if client.has_labels else {}
         if found:
             names = tuple(client.identity.names[each] for each in present)
@@ -80,7 +101,7 @@ def server_subsets(server: Server) -> Script[None]:
         if server.identity.owner >= 0:
             _, (nodes,) = yield from unite(server, key, 1)
             num_nodes = len(nodes)
-        yield from server_prediction(server, key, num_nodes, present=present)
+        yield from server_prediction(server, key, num_nodes, present=present, ensemble=server.progress.ensemble)
         metrics = compare_metrics(server, (yield Receive((Metrics,), key.at(METRICS_LAYER))))
         yield SubsetScored(tuple(server.roster[each] for each in present), metrics)
 
@@ -115,7 +136,9 @@ def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, f
     return Propagated(client.name, {"validation": validation, "test": test}, is_better)
 
 
-def client_evaluation(client: Client, round_index: int, split: str) -> Script[tuple[dict[str, float], Verdict | None]]:
+def client_evaluation(
+    client: Client, round_index: int, split: str, *, ensemble: bool = False
+) -> Script[tuple[dict[str, float], Verdict | None]]:
     """Client column: score the model on a split; the server decides whether it is the best so far.
 
     Returns:
@@ -131,7 +154,7 @@ def client_evaluation(client: Client, round_index: int, split: str) -> Script[tu
         own = yield from client_scores(client, key, nodes)
         return ({} if own is None else measure(client, own, examples)), None
     found: dict[str, float] = {}
-    probabilities = yield from client_prediction(client, key, nodes)
+    probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
     key = key.at(METRICS_LAYER)
@@ -147,42 +170,49 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
     """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
-    labels = client.party.labels
-    assert labels is not None
+    assert client.party.labels is not None
+    labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
         )
-    return client.learner.task.evaluate(predictions, labels[examples])
+    client.progress.collapsed = task.is_collapsed(predictions, labels)
+    return task.evaluate(predictions, labels)
 
 
-def server_selection(server: Server, loss: float) -> Script[None]:
+def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
-    progress, task = server.progress, server.task
-    metrics = yield from server_evaluation(server, progress.round, server.sizes.num_validation)
+    progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
+    metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
     improved, last = progress.judge(task.selection_score(metrics), server.config.train)
-    yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, last=last)
-    key = server.identity.key(Phase.EVALUATION, progress.round, METRICS_LAYER)
+    if improved:
+        progress.ensemble = ensemble
+    found = progress.round, "validation", metrics, task.selected_by, loss, improved
+    yield Evaluated(*found, last=last, ensemble=ensemble)
+    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
 
 def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
-    round_index = server.config.train.num_rounds + 1
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test)
-    yield Evaluated(server.progress.selection.best_round, "test", metrics, server.task.selected_by)
+    round_index, progress = server.config.train.num_rounds + 1, server.progress
+    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test, ensemble=progress.ensemble)
+    best, selected_by = progress.selection.best_round, server.task.selected_by
+    yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=False, stop=True))
 
 
-def server_evaluation(server: Server, round_index: int, num_nodes: int) -> Script[dict[str, float]]:
+def server_evaluation(
+    server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
+) -> Script[dict[str, float]]:
     """Server column: aggregate, and return the metrics. The caller broadcasts the verdict."""
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
-    yield from server_prediction(server, key, num_nodes)
+    yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
     return compare_metrics(server, found)
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import aggregation_of
 from glasu.model.task import task_of
@@ -48,7 +48,7 @@ class Shapes:
             num_scores=task_of(config.train).num_scores(num_classes),
             hidden=hidden,
             joint_width=hidden * aggregation_of(config.model, num_clients).widening,
-            num_local_steps=config.train.num_local_steps,
+            num_local_steps=max(each.train.num_local_steps for each in list_candidates(config)),
             prefetch=config.train.prefetch,
             chunk_rows=config.wire.chunk_rows,
             encodings=encodings_of(config),
@@ -87,8 +87,14 @@ class TensorField:
 
     kind: Kind
     columns: CountOf
+    is_answer: bool = False  # whether the server sends it, so that the values are combined ones
     tag: str = "tensor"
     dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1")
+
+    def find_encoding(self, encodings: Mapping[Kind, Encoding]) -> Encoding:
+        """Return the encoding of the values, given those of a run."""
+        encoding = encodings[self.kind]
+        return encoding.answer if self.is_answer else encoding
 
     def to_sections(self, value: Array) -> list[Array]:
         return [value]
@@ -104,7 +110,7 @@ class TensorField:
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         rows = min(shapes.num_nodes, shapes.chunk_rows)
-        return 1, rows * shapes.encodings[self.kind].row_bytes(self.columns(shapes))
+        return 1, rows * self.find_encoding(shapes.encodings).row_bytes(self.columns(shapes))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.feedback import representation_messages
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.encodings import Array
@@ -95,9 +96,10 @@ def exchange_partial(
     client: Client, key: Key, partial: Tensor, upcoming: Sample | None = None
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
-    sent = client.release.tensor("representation", partial, key)
+    kinds = representation_messages(client.config, key)
+    sent = client.release.tensor(kinds[0].content().kind, partial, key)
     shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
-    joint = yield from exchange_rows(client, key, (Partial, Joint), sent, shape, upcoming=upcoming)
+    joint = yield from exchange_rows(client, key, kinds, sent, shape, upcoming=upcoming)
     return joint, sent
 
 
@@ -115,12 +117,13 @@ def server_inference(
     Returns:
         |S[l+1]| for every aggregation layer l.
     """
-    encoding, aggregation = server.shapes.encodings["representation"], server.aggregation_among(present)
+    kind, joint = representation_messages(server.config, key)
+    encoding, aggregation = server.shapes.encodings[kind.content().kind], server.aggregation_among(present)
 
     def respond(partials: list[Array], answer: Key, first_row: int) -> Broadcast:
-        return Broadcast(Joint(answer, aggregation.combine_partials(encoding, partials, answer, first_row)))
+        return Broadcast(joint(answer, aggregation.combine_partials(encoding, partials, answer, first_row)))
 
     rows = {}
     for layer in server.aggregation_layers:
-        rows[layer] = yield from answer_rows(server, Partial, key.at(layer), respond, num_rows.get(layer), present)
+        rows[layer] = yield from answer_rows(server, kind, key.at(layer), respond, num_rows.get(layer), present)
     return rows

@@ -116,6 +116,17 @@ def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
     return replace(fitted, input_scale=input_scale(config.model, measure_prepared(party.features, fitted)))
 
 
+def classifier_stream(shared_key: int, layer: int) -> Stream:
+    """Return the randomness of the first classifier, which is equal at all clients.
+
+    Args:
+        shared_key: a number that all clients know. It is the public seed, so the server can compute the classifier. A
+            key that only the clients know can take its place.
+        layer: L.
+    """
+    return Stream(shared_key, "classifier", layer=layer, client=EVERYONE)
+
+
 class Learner:
     """A client's layers, optimiser and sampler."""
 
@@ -158,8 +169,9 @@ class Learner:
         self._gathered: tuple[Sample, Batch] | None = None
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
-        sharer = EVERYONE if purpose == "classifier" else self.index  # classifiers start equal at all clients
-        return Stream(self.config.train.seed, purpose, layer=layer, client=sharer)
+        if purpose == "classifier":
+            return classifier_stream(self.config.train.seed, layer)
+        return Stream(self.config.train.seed, purpose, layer=layer, client=self.index)
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
         """Return the masks of one local step; an evaluation (None) uses none.
@@ -217,6 +229,17 @@ class Learner:
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule, which is a function of the round alone."""
         self.optimizer.learning_rate = self.config.train.learning_rate * schedule_factor(self.config, round_index)
+
+    def classifier_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights that turn H_m[L] into logits: the classifier and the norm before it."""
+        own = ("classifier.", f"norms.{self.config.model.num_layers - 1}.")
+        return {name: tensor for name, tensor in self.weights().items() if name.startswith(own)}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite some of the weights."""
+        found = self.model.state_dict()
+        for name, tensor in weights.items():
+            found[name].copy_(tensor)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights."""

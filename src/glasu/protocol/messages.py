@@ -81,7 +81,7 @@ class Partial(TensorMessage):
 class Joint(TensorMessage):
     """Server: H[l+1]."""
 
-    value: Annotated[Array, TensorField("representation", attrgetter("joint_width"))]
+    value: Annotated[Array, TensorField("representation", attrgetter("joint_width"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Gradient(TensorMessage):
 class JointGradient(TensorMessage):
     """Server: the gradient at H_m^+[l] (joint backward), or the label owner's gradient at H[L]."""
 
-    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"))]
+    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,21 @@ class Scores(TensorMessage):
 class JointScores(TensorMessage):
     """Server: the mean of the scores that clients sent."""
 
-    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
+    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"), is_answer=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Change(TensorMessage):
+    """Client: the change of H_m^+[l] since its last release (`glasu.privacy.feedback`)."""
+
+    value: Annotated[Array, TensorField("change", attrgetter("hidden"))]
+
+
+@dataclass(frozen=True, eq=False)
+class JointChange(TensorMessage):
+    """Server: the sum of the changes."""
+
+    value: Annotated[Array, TensorField("change", attrgetter("hidden"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +170,20 @@ class Chosen(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class PartySituation(Message):
+    """Client: the description of its data before a race (`glasu.data.presets.Situation`)."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("situation", lambda shapes: 3)]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates(Message):
+    """Server: the candidates that race, the preferred one first; after the race, the winner. Positions in the list."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("candidates", lambda shapes: 16)]
+
+
+@dataclass(frozen=True, eq=False)
 class Waiting(Message):
     """Client: it contributes nothing to this exchange and waits for the answer."""
 
@@ -174,4 +202,8 @@ MESSAGES: tuple[type[Message], ...] = (
     Verdict,
     Waiting,
     Chosen,
+    Change,
+    JointChange,
+    PartySituation,
+    Candidates,
 )

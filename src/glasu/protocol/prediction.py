@@ -54,7 +54,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
     key = client.identity.key(Phase.PREDICTION, 0)
     (nodes,) = yield from agree(client, key, [requested])
     own = np.isin(nodes, requested)
-    probabilities = yield from client_prediction(client, key, nodes, own)
+    probabilities = yield from client_prediction(client, key, nodes, own, ensemble=client.progress.ensemble)
     if client.identity.owner >= 0:
         return (nodes if client.has_labels else nodes[:0]), probabilities
     return nodes[own], probabilities
@@ -66,13 +66,16 @@ def client_prediction(
     nodes: NodeSet,
     requested: Requested | None = None,
     present: Sequence[int] | None = None,
+    *,
+    ensemble: bool = False,
 ) -> Script[NDArray[Any]]:
     """Client column: return the scores of the nodes, in the unit of the labels.
 
     With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
     nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
     return an empty array. Where the method smooths, the mean is propagated over the parties' edges. Where only some
-    clients are present, the others contribute nothing and receive the same mean.
+    clients are present, the others contribute nothing and receive the same mean. With `ensemble` no layer aggregates,
+    and the mean is of scores that the clients compute alone.
     """
     task = client.learner.task
     if client.method.smooths:
@@ -80,7 +83,7 @@ def client_prediction(
         mean, alpha = (yield from client_average_all(client, key, own)), client.progress.alpha
         joint = yield from client_average_propagated(client, key, mean, alpha, nodes, requested=requested)
         return task.convert_scores(joint) if client.has_labels else joint
-    own = yield from client_scores(client, key, nodes, present)
+    own = yield from client_scores(client, key, nodes, present, alone=ensemble)
     if client.has_labels and client.identity.owner < 0 and has_server(client.config):
         key = key.at(client.config.model.num_layers)
         return task.convert_scores((yield from client_average(client, key, own, len(nodes), requested=requested)))
@@ -88,22 +91,26 @@ def client_prediction(
 
 
 def client_scores(
-    client: Client, key: Key, nodes: NodeSet, present: Sequence[int] | None = None
+    client: Client, key: Key, nodes: NodeSet, present: Sequence[int] | None = None, *, alone: bool = False
 ) -> Script[ScoreRows | None]:
-    """Client column: return the scores of this client's classifier; None at a client without labels or presence."""
+    """Client column: return the scores of this client's classifier; None at a client without labels or presence.
+
+    Where the client computes `alone`, no layer aggregates and every edge is used.
+    """
     layers = client.config.model.aggregation_layers
     if not (client.has_labels or layers):  # no other client needs its layers
         return None
     if present is not None and client.identity.index not in present:
-        lower = dict.fromkeys(layers[:-1], client.data.num_nodes)
-        yield from await_inference(client, key, {**lower, layers[-1]: len(nodes)})
+        if not alone:
+            lower = dict.fromkeys(layers[:-1], client.data.num_nodes)
+            yield from await_inference(client, key, {**lower, layers[-1]: len(nodes)})
         return None
     model = client.learner.model
     model.eval()
-    if _is_sampled(client.config, key.phase):
+    if _is_sampled(client.config, key.phase) and not alone:
         joint = yield from _sampled_forward(client, key, nodes)
     else:
-        joint = yield from _exact_forward(client, key, nodes)
+        joint = yield from _exact_forward(client, key, nodes, alone=alone)
     own = np.asarray(client.learner.scores(joint).numpy()) if client.has_labels else None
     model.train()
     return own
@@ -114,13 +121,15 @@ def _is_sampled(config: RunConfig, phase: Phase) -> bool:
     return config.train.sampled_evaluation and phase is Phase.EVALUATION
 
 
-def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
-    """Compute H[L] at the nodes with every edge.
+def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> Script[Tensor]:
+    """Compute H[L] at the nodes with every edge; `alone`: H_m[L], with H_m[l+1] = H_m^+[l].
 
     Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
     """
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
+        if alone:
+            return client.release.clip(partial)
         joint, _ = yield from exchange_partial(client, key.at(layer), partial)
         return joint
 
@@ -130,7 +139,8 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the result has the given order
-    (sample,) = yield from client_sampling(client, [key.round], [distinct], Phase.EVALUATION_SAMPLING)
+    rounds = [client.identity.round_of(key)]
+    (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
     hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key)
     joint: Tensor = hidden[places]
@@ -144,7 +154,7 @@ def server_request(server: Server) -> Script[int]:
     if len(nodes) == 0:
         raise ProtocolError("no party requested a node; one of them must: glasu join ... --predict ids.csv.")
     requested = [np.isin(nodes, proposal.node_sets[0]) for proposal in proposals]
-    yield from server_prediction(server, key, len(nodes), requested)
+    yield from server_prediction(server, key, len(nodes), requested, ensemble=server.progress.ensemble)
     return len(nodes)
 
 
@@ -154,17 +164,20 @@ def server_prediction(
     num_nodes: int,
     requested: Sequence[Requested] | None = None,
     present: Sequence[int] | None = None,
+    *,
+    ensemble: bool = False,
 ) -> Script[None]:
     """Server column of a joint inference and of the mean of the scores.
 
     All clients receive the mean; with `requested`, each client receives the rows that it requested. With `present`,
-    only these clients contribute.
+    only these clients contribute. With `ensemble` there is no joint inference.
     """
     if server.method.smooths:
         yield from server_average_all(server, key)
         yield from server_average_propagated(server, key, num_nodes, requested)
         return
-    yield from _server_forward(server, key, num_nodes, present)
+    if not ensemble:
+        yield from _server_forward(server, key, num_nodes, present)
     if server.identity.owner < 0:
         place = key.at(server.config.model.num_layers)
         yield from server_average(server, place, num_nodes, requested, present=present)
@@ -176,8 +189,9 @@ def _server_forward(server: Server, key: Key, num_nodes: int, present: Sequence[
         return
     num_rows: Mapping[int, int | None]
     if _is_sampled(server.config, key.phase):
-        sizes = yield from server_sampling(server, [key.round], Phase.EVALUATION_SAMPLING)
-        num_rows = known_rows(server, key.round, sizes)
+        round_index = server.identity.round_of(key)
+        sizes = yield from server_sampling(server, [round_index], Phase.EVALUATION_SAMPLING)
+        num_rows = known_rows(server, round_index, sizes)
     else:
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}

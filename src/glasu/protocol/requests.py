@@ -106,6 +106,16 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True)
+class WarmStepDone(Event):
+    """Event: a party has taken a local step before round 0."""
+
+    step: int  # number of steps that are done
+    num_steps: int
+    loss: float
+    party: str
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
     """Event: the model was evaluated on a split."""
 
@@ -119,6 +129,37 @@ class Evaluated(Event):
     last: bool = False  # the training is over
     bytes: int = 0  # sent so far by all roles; set in a simulation
     per_client: tuple[float | None, ...] | None = None  # of a combined prediction: the first metric of each party alone
+    ensemble: bool = False  # the parties computed alone after the warm start, and their scores were averaged
+
+
+@dataclass(frozen=True)
+class CandidateStarted(Event):
+    """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
+
+    settings: dict[str, Any]  # in which it differs from the other candidates
+    num_rounds: int  # that it runs now
+    chosen: bool = False
+    restarts: bool = True  # from round 0; the preferred candidate of a race continues if it wins
+    scores: tuple[float, ...] = ()  # at the server, when it was chosen: of all candidates in the order of their runs
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
+        if not self.chosen:
+            return f"race: {self.num_rounds} rounds with {listed}"
+        scores = f"; validation scores in the race: {', '.join(f'{each:.4f}' for each in self.scores)}"
+        return f"the preset chose {listed}{scores if self.scores else ''}"
+
+
+@dataclass(frozen=True)
+class Collapsed(Event):
+    """Event: the selected model predicts one class for all test nodes."""
+
+    def __str__(self) -> str:
+        return (
+            "the selected model predicts one class for all test nodes: it has learned nothing. Use exact gradients "
+            '(train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer layers, or '
+            'another train.learning_rate; train.preset = "auto" chooses between tested settings'
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from glasu.protocol.inference import await_inference, client_inference, server_i
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
 from glasu.protocol.presence import draw_present
+from glasu.protocol.race import client_race, server_race
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send, Timed
 from glasu.protocol.sampling import (
     client_sampling,
@@ -36,29 +37,36 @@ from glasu.protocol.sampling import (
     windows,
 )
 from glasu.protocol.update import local_update
+from glasu.protocol.warm_start import client_warm_start, server_warm_start
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
     from glasu.model.sampler import Sample
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
+    from glasu.protocol.state import Progress
 
 Agreement = TypeVar("Agreement")  # what a role knows about the agreed node sets of a window
 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
-    """Client column: train to the last round, then test the selected weights; return the test metrics."""
+    """Client column: train to the last round, then test the selected weights; return the test metrics.
+
+    A race may come first; it decides the settings that the preset leaves open.
+    """
+    yield from client_race(client, client_training)
     yield from client_training(client)
     return (yield from client_result(client))
 
 
 def client_training(client: Client) -> Script[None]:
-    """Train to the last round. Without aggregation layers this sends no message."""
+    """Train to the last round of the present candidate. Without aggregation layers this sends no message."""
     progress = client.progress
     if not (client.has_labels or client.config.model.aggregation_layers):  # nothing to learn from
         progress.stopped, progress.best_weights = True, client.learner.weights()
         if client.config.train.checkpoint_every:
             yield Save(client.state)
+    yield from client_warm_start(client)
     if not progress.stopped:
         examples = yield from client_training_examples(client)
         yield from _run_windows(
@@ -91,9 +99,9 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
         elif loss is not None:
             progress.losses += (loss,)
         progress.round = sample.round + 1
-        if is_evaluation_due(train, progress.round):
+        if is_evaluation_due(train, progress):
             yield from client_selection(client, loss)
-        if is_save_due(train, progress.round, stopped=progress.stopped):
+        if is_save_due(train, progress):
             yield Save(client.state)
         yield RoundDone(sample.round, loss, client.name)
         if progress.stopped:
@@ -150,6 +158,15 @@ def server_script(server: Server) -> Script[None]:
     if server.method.averages:  # the parties train alone
         yield from server_combination(server)
         return
+    yield from server_race(server, server_training)
+    yield from server_training(server)
+    yield from server_test(server)
+    yield from server_subsets(server)
+
+
+def server_training(server: Server) -> Script[None]:
+    """Serve the rounds of the present candidate."""
+    yield from server_warm_start(server)
     if not server.progress.stopped:
         yield from server_training_examples(server)
         yield from _run_windows(
@@ -157,8 +174,6 @@ def server_script(server: Server) -> Script[None]:
             lambda window: server_sampling(server, window),
             lambda window, sizes: server_rounds(server, window, sizes),
         )
-    yield from server_test(server)
-    yield from server_subsets(server)
 
 
 def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
@@ -175,9 +190,9 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         loss = _mean_loss(server, (yield Receive((Losses,), key)))
         progress.losses += (loss,)
         progress.round = index + 1
-        if is_evaluation_due(train, progress.round):
+        if is_evaluation_due(train, progress):
             yield from server_selection(server, loss)
-        if is_save_due(train, progress.round, stopped=progress.stopped):
+        if is_save_due(train, progress):
             yield Save(server.state)
         yield RoundDone(index, loss)
         if progress.stopped:
@@ -212,11 +227,12 @@ def _run_windows(
         compute: computes the rounds of a window, given the agreement.
     """
     agreed: Agreement | None = None
-    for window, following in windows(role.progress.round, role.config):
+    train = role.config.train
+    for window, following in windows(role.progress.round, role.progress.end(train), train.prefetch):
         if agreed is None:
             agreed = yield from sample(window)
         rounds, agreed = compute(window, agreed), None
-        if following and role.config.train.prefetch:
+        if following and train.prefetch:
             _, agreed = yield Interleave(rounds, sample(following))
         else:
             yield from rounds
@@ -224,12 +240,12 @@ def _run_windows(
             return
 
 
-def is_evaluation_due(train: TrainConfig, rounds_done: int) -> bool:
-    """Return whether the model is evaluated after this number of rounds."""
-    return rounds_done % train.evaluate_every == 0 or rounds_done == train.num_rounds
+def is_evaluation_due(train: TrainConfig, progress: Progress) -> bool:
+    """Return whether the model is evaluated after the rounds so far."""
+    return progress.round % train.evaluate_every == 0 or progress.round == progress.end(train)
 
 
-def is_save_due(train: TrainConfig, rounds_done: int, *, stopped: bool) -> bool:
-    """Return whether a role must be saved after this number of rounds."""
+def is_save_due(train: TrainConfig, progress: Progress) -> bool:
+    """Return whether a role must be saved after the rounds so far."""
     every = train.checkpoint_every
-    return every > 0 and (rounds_done % every == 0 or rounds_done == train.num_rounds or stopped)
+    return every > 0 and (progress.round % every == 0 or progress.round == progress.end(train) or progress.stopped)

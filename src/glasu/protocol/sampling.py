@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
-def windows(first: int, config: RunConfig) -> Iterator[tuple[range, range]]:
-    """Divide the rounds from `first` on into windows; yield pairs of a window and the next one (empty: none)."""
-    size, end = max(1, config.train.prefetch), config.train.num_rounds
+def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
+    """Divide the rounds first..end-1 into windows; yield pairs of a window and the next one (empty: none)."""
+    size = max(1, prefetch)
     for start in range(first, end, size):
         middle = min(start + size, end)
         yield range(start, middle), range(middle, min(middle + size, end))
@@ -76,7 +76,12 @@ def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> li
 
 
 def client_sampling(
-    client: Client, rounds: Sequence[int], batches: Sequence[NodeSet], phase: Phase = Phase.SAMPLING
+    client: Client,
+    rounds: Sequence[int],
+    batches: Sequence[NodeSet],
+    phase: Phase = Phase.SAMPLING,
+    *,
+    alone: bool = False,
 ) -> Script[list[Sample]]:
     """Client column: return S_m[0..L] for each round.
 
@@ -88,8 +93,9 @@ def client_sampling(
         rounds: the rounds to agree on.
         batches: S[L] for each round; empty at a client that receives the batches from the label owner.
         phase: SAMPLING or EVALUATION_SAMPLING.
+        alone: agree on nothing, because no layer aggregates.
     """
-    last, agreed = client.config.model.num_layers, agreed_layers(client.config, phase)
+    last, agreed = client.config.model.num_layers, [] if alone else agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
     if last in agreed:
         batches = yield from agree(client, key.at(last), batches)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import method_of
 from glasu.errors import ConfigError, GlasuError, ProtocolError
 from glasu.model.aggregation import Aggregation, aggregation_of
@@ -38,21 +38,34 @@ class Server:
         """Start at round 0.
 
         Args:
-            config: the run's settings, resolved.
+            config: the run's settings, resolved. The preset may leave several candidates.
             roster: the parties' names in client order.
             sizes: counts of nodes.
             run: the id of the run.
         """
-        self.config, self.roster, self.sizes = config, tuple(roster), sizes
+        self.roster, self.sizes = tuple(roster), sizes
+        self.requested, self.candidates = config, list_candidates(config)
+        self.config = self.candidates[0]  # of the present candidate
         self.method = method_of(config)
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
-        self.aggregation_layers = config.model.aggregation_layers
         self.aggregation = aggregation_of(config.model, len(roster))
         self.sampler = sampler_class(config.train)
         self.task = task_of(config.train)
         # The number of classes is unknown here. The server checks scores by their values.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
+
+    @property
+    def aggregation_layers(self) -> tuple[int, ...]:
+        """I, of the present candidate."""
+        return self.config.model.aggregation_layers
+
+    def adopt_candidate(self) -> None:
+        """Use the settings of the candidate that the progress names."""
+        race = self.progress.race
+        self.identity.base = self.progress.base
+        if race is not None:
+            self.config = self.candidates[race.candidate]
 
     def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation of the contributions of some clients; None: of all."""
@@ -69,11 +82,12 @@ class Server:
 
     def state(self) -> ServerState:
         """Return the state for a checkpoint."""
-        return ServerState(self.config.digest(), self.identity.run, self.roster, dataclasses.replace(self.progress))
+        return ServerState(self.requested.digest(), self.identity.run, self.roster, dataclasses.replace(self.progress))
 
     def restore(self, state: ServerState) -> None:
         """Continue from a saved state."""
-        own = self.config.digest(), self.identity.run, self.roster
+        own = self.requested.digest(), self.identity.run, self.roster
         if (state.config_digest, state.run, state.roster) != own:
             raise ConfigError("the saved state belongs to a run with other settings or parties; start over.")
         self.progress = dataclasses.replace(state.progress)
+        self.adopt_candidate()

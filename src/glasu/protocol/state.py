@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from glasu.data.presets import count_race_rounds
+from glasu.privacy.feedback import Reference
 from glasu.privacy.ledger import Ledger
 from glasu.wire.message_key import Key, Phase
 
@@ -33,6 +35,7 @@ class Identity:
     run: bytes
     incarnation: int = 0  # number of this process among the starts of this party
     attempt: int = 0
+    base: int = 0  # added to the rounds in keys: the candidates of a race repeat rounds under different keys
     owner: int = field(init=False)  # index of the label owner, or NO_OWNER
 
     def __post_init__(self) -> None:
@@ -48,7 +51,11 @@ class Identity:
 
     def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
         """Return the key of a message of this role."""
-        return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
+        return Key(self.run, phase, self.index, self.base + round_index, layer, 0, self.incarnation, self.attempt)
+
+    def round_of(self, key: Key) -> int:
+        """Return the round that a key of this role is about."""
+        return key.round - self.base
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,39 @@ class Selection:
 
         Without validation nodes the score is NaN, and the latest model is selected.
         """
-        if self.best is None or score > self.best or math.isnan(score):
+        if self.is_improved_by(score):
             return Selection(score, round_index, 0)
-        return Selection(self.best, self.best_round, self.evaluations_since + 1)
+        # Patience counts evaluations after rounds. After a warm start there are two evaluations before round 0.
+        return Selection(self.best, self.best_round, self.evaluations_since + (round_index > 0))
+
+    def is_improved_by(self, score: float) -> bool:
+        """Return whether a model with this score is selected."""
+        return self.best is None or score > self.best or math.isnan(score)
 
     def stops(self, train: TrainConfig) -> bool:
         """Return whether patience has run out, or the requested score is reached."""
         reached = self.best is not None and 0 < train.stop_at <= self.best
         return reached or 0 < train.patience <= self.evaluations_since
+
+
+@dataclass(frozen=True)
+class Race:
+    """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
+
+    order: tuple[int, ...]  # positions of the candidates, the preferred one first
+    finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
+    scores: tuple[float, ...] = ()  # of the finished candidates, then of the preferred one; only at the server
+    chosen: int | None = None  # position of the winner
+
+    @property
+    def candidate(self) -> int:
+        """The position of the candidate that runs now."""
+        return self.order[-1 - self.finished] if self.chosen is None else self.chosen
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the preferred candidate runs now."""
+        return self.finished == len(self.order) - 1
 
 
 @dataclass
@@ -82,22 +114,49 @@ class Progress:
     selection: Selection = field(default_factory=Selection)
     stopped: bool = False
     losses: tuple[float, ...] = ()  # the mean loss of every round
+    ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
+    race: Race | None = None  # None where the preset leaves nothing to decide
+    base: int = 0  # of `Identity.base`
+
+    @property
+    def position(self) -> int:
+        """The rounds so far, those of other candidates included. Checkpoints are numbered by it."""
+        return self.base + self.round
+
+    def end(self, train: TrainConfig) -> int:
+        """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
+        racing = self.race is not None and self.race.chosen is None
+        return count_race_rounds(train) if racing else train.num_rounds
+
+    def start_over(self, num_rounds: int) -> None:
+        """Begin with another candidate, after one that had at most this number of rounds."""
+        # The last evaluation of a candidate has the key of round `num_rounds`, so the next one starts behind it.
+        self.base += num_rounds + 1
+        self.round, self.selection, self.stopped, self.losses = 0, Selection(), False, ()
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
         """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
+        improved = self.selection.is_improved_by(score)
         self.selection = self.selection.after(score, self.round)
         self.stopped = self.selection.stops(train)
-        return self.selection.best_round == self.round, self.stopped or self.round == train.num_rounds
+        return improved, self.stopped or self.round == train.num_rounds
 
 
 @dataclass
 class ClientProgress(Progress):
     """The progress of a client, besides weights, optimiser and ledger."""
 
+    warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
+    collapsed: bool = False  # the model of the last evaluation predicted the same for all nodes
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
+
+    def start_over(self, num_rounds: int) -> None:
+        """Begin with another candidate, after one that had at most this number of rounds."""
+        super().start_over(num_rounds)
+        self.best_weights = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +169,7 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     ledger: Ledger
     progress: ClientProgress
+    references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ def local_update(
     client: Client,
     batch: Batch,
     step: Step,
-    others: Mapping[int, Tensor],
+    others: Mapping[int, Tensor] | None,
     *,
     joint: Tensor | None = None,
     gradient: Tensor | None = None,
@@ -41,7 +41,7 @@ def local_update(
         client: the client.
         batch: the round's blocks, features and labels.
         step: local step q.
-        others: {l+1: H_{-m}[l+1]}, fixed for the round.
+        others: {l+1: H_{-m}[l+1]}, fixed for the round; None: the client is alone, and H_m[l+1] = H_m^+[l].
         joint: H_m^{t,q}[L], if the step has gone forward already: step 0 can reuse JointInference.
         gradient: G, at a client without labels.
         from_others: {l: C_m[l]}, fixed for the round; a client without labels then needs no G.
@@ -52,14 +52,15 @@ def local_update(
 
     def merge(layer: int, partial: Tensor) -> Script[Tensor]:
         yield from ()
-        return used.merge(others[layer + 1], client.release.clip(partial))
+        own = client.release.clip(partial)
+        return own if others is None else used.merge(others[layer + 1], own)
 
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
         if gradient is None:
             assert from_others is not None
             return from_others[layer]
-        own = used.own_gradient(gradient)
+        own = gradient if others is None else used.own_gradient(gradient)
         return own if from_others is None else own + from_others[layer]
 
     if joint is None:
@@ -80,9 +81,9 @@ def local_update(
 def check_loss(client: Client, value: float, round_index: int) -> float:
     """Return the loss; raise TrainingError if it is not finite."""
     if not math.isfinite(value):
+        when = f"round {round_index}" if round_index >= 0 else f"warm start, {-round_index} steps before round 0"
         raise TrainingError(
-            f"party {client.name!r}, round {round_index}: the loss is {value}; training diverged. "
-            "Lower train.learning_rate."
+            f"party {client.name!r}, {when}: the loss is {value}; training diverged. Lower train.learning_rate."
         )
     return value
 

@@ -40,10 +40,11 @@ from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
-CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 4
+CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 5
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
+ROUND, WARM = "round", "warm"  # what the number in the name of a checkpoint counts: rounds, or warm steps before them
 START = "start"  # stands for the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON stands for the tensor of that name
 RUN_FILE = "run.json"
@@ -156,17 +157,18 @@ def _read_about(body: bytes) -> About:
 
 
 class Store:
-    """The checkpoints of one owner in one folder: the last two, one file each."""
+    """The checkpoints of one owner and one kind in one folder: the last two, one file each."""
 
-    def __init__(self, folder: Path, owner: str, extensions: tuple[Extension, ...] = ()) -> None:
+    def __init__(self, folder: Path, owner: str, extensions: tuple[Extension, ...] = (), *, kind: str = ROUND) -> None:
         """Use a folder.
 
         Args:
             folder: of the checkpoints.
             owner: role and run.
             extensions: that the run uses; every checkpoint records them.
+            kind: ROUND, or WARM: warm steps take the place of rounds in everything that follows.
         """
-        self.folder, self.owner, self.extensions = folder, owner, extensions
+        self.folder, self.owner, self.extensions, self.kind = folder, owner, extensions, kind
         self._saved: list[int] = []  # rounds of this owner that need not be read to know so
 
     def save(self, round_index: int, state: Any) -> str:
@@ -241,7 +243,7 @@ class Store:
 
     def remove_partial_files(self) -> None:
         """Remove temporary files of a killed process. The folder is locked, so no other process writes here."""
-        for path in self.folder.glob(f".round-*{SUFFIX}.*"):
+        for path in self.folder.glob(f".{self.kind}-*{SUFFIX}.*"):
             path.unlink(missing_ok=True)
 
     def _has_other_owner(self, round_index: int) -> bool:
@@ -275,14 +277,14 @@ class Store:
         return about, arrays, _hex(content)
 
     def _path(self, round_index: int) -> Path:
-        return self.folder / f"round-{round_index:08d}{SUFFIX}"
+        return self.folder / f"{self.kind}-{round_index:08d}{SUFFIX}"
 
     def _rounds(self) -> list[int]:
         try:  # `glob` would hide that the folder could not be opened
             files = retry_without_descriptors(lambda: [path.name for path in self.folder.iterdir()])
         except FileNotFoundError:
             return []
-        names = [name.removeprefix("round-").removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
+        names = [name.removeprefix(f"{self.kind}-").removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)]
         return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -294,10 +296,10 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, "glasu-checkpoint")
         self._writing: Future[str] | None = None
 
-    def save(self, round_index: int, state: Any) -> None:
-        """Start to write a state, which must not change any more."""
+    def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
+        """Start to write a state, which must not change any more; `store` can be that of another kind."""
         self.settle()
-        self._writing = self._writer.submit(self.store.save, round_index, state)
+        self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
@@ -317,7 +319,7 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
         folder: of the checkpoints.
         state_file: the name of the missing file.
     """
-    names = ", ".join(sorted(path.name for path in folder.glob(f"round-*{SUFFIX}")))
+    names = ", ".join(sorted(path.name for path in folder.glob(f"*{SUFFIX}")))
     if names:
         raise ConfigError(
             f"{folder}: holds checkpoints of another run ({names}), and {state_file} is missing; restore {state_file}, "
@@ -383,12 +385,15 @@ class SimulationCheckpoints:
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
         self._run = RunFile(config.flatten(), data)
-        self.store = Store(folder, f"a run with settings {config.digest()}", config.extensions())
+        owner = f"a run with settings {config.digest()}"
+        self.store = Store(folder, owner, config.extensions())
+        self._warm_store = Store(folder, owner, config.extensions(), kind=WARM)
         self._names: list[str | None] = [*data, None] if server else [*data]
         self._saver = Saver(self.store)
         self._lock = threading.Lock()
         self._latest: dict[str | None, Any] = {}  # None: the server
         self._saved = 0  # round of the last checkpoint
+        self._saved_steps = 0  # warm steps of the last checkpoint before round 0
 
     def open(self, *, fresh: bool = False) -> SimulationState | None:
         """Return the state to resume from, or None at the beginning; restore the telemetry.
@@ -397,7 +402,7 @@ class SimulationCheckpoints:
             fresh: remove earlier checkpoints and start over.
         """
         if fresh:
-            removed = self.store.clear()
+            removed = [*self.store.clear(), *self._warm_store.clear()]
             if removed:
                 log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
         elif (there := self._find_this_run()) is not None:
@@ -406,18 +411,31 @@ class SimulationCheckpoints:
         for line in unused:
             log.warning("%s", line)
         self._write_run()
+        self._saved, warm = max(known, default=0), self._open_warm()
         state = None
-        if any(known):
-            self._saved = max(known)
+        if self._saved:
             state = self.store.load(self._saved, SimulationState)
+            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
+        elif warm:
+            self._saved_steps, state = warm, self._warm_store.load(warm, SimulationState)
+            log.info("resuming after warm step %d of %d.", warm, self.train.warm_start)
+        if state is not None:
             self._latest.update(state.clients)
             if state.server is not None:
                 self._latest[None] = state.server
             self.telemetry.restore(state.telemetry)
-            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
         if self._run.cost is not None and self._run.round >= self._saved:
             self.telemetry.restore_cost(self._run.cost)
         return state
+
+    def _open_warm(self) -> int:
+        """Return the number of warm steps of the last intact checkpoint; 0: there is none."""
+        self._warm_store.remove_partial_files()
+        damaged: list[str] = []
+        last = max(self._warm_store.digests(damaged), default=0)
+        for line in damaged:
+            log.warning("not used: %s", line)
+        return last
 
     def _find_this_run(self) -> RunFile | None:
         """Return run.json if it is intact and belongs to this run; refuse to mix two unfinished runs."""
@@ -445,19 +463,33 @@ class SimulationCheckpoints:
         """Take the state of a role after a round; None is the server. The last role starts the writing."""
         with self._lock:
             self._latest[name] = state
+            if state.progress.round == 0 and isinstance(state, ClientState) and state.progress.warm_steps:
+                self._save_warm(state.progress.warm_steps)
+                return
             if len(self._latest) < len(self._names):
                 return
-            newest = max(each.progress.round for each in self._latest.values())
-            complete = all(each.progress.round == newest or each.progress.stopped for each in self._latest.values())
+            newest = max(each.progress.position for each in self._latest.values())
+            complete = all(each.progress.position == newest or each.progress.stopped for each in self._latest.values())
             if not complete or newest <= self._saved:
                 return
             self._saved = newest
-            together = SimulationState(
-                clients={client: self._latest[client] for client in self._names if client is not None},
-                server=self._latest.get(None),
-                telemetry=self.telemetry.state(),
-            )
+            together = self._join_states()
         self._saver.save(newest, together)
+
+    def _save_warm(self, steps: int) -> None:
+        """Save all clients if they have taken this number of warm steps; the server has nothing to save yet."""
+        clients = [self._latest.get(name) for name in self._names if name is not None]
+        complete = all(each is not None and each.progress.warm_steps == steps for each in clients)
+        if complete and steps > self._saved_steps:
+            self._saved_steps = steps
+            self._saver.save(steps, self._join_states(), self._warm_store)
+
+    def _join_states(self) -> SimulationState:
+        return SimulationState(
+            clients={client: self._latest[client] for client in self._names if client is not None},
+            server=self._latest.get(None),
+            telemetry=self.telemetry.state(),
+        )
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
@@ -476,7 +508,7 @@ class SimulationCheckpoints:
             self._saver.close()
             with suppress(OSError):  # show the first error, not that the cost cannot be saved
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
-                    removed = ", ".join(map(str, self.store.clear()))
+                    removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:
                         log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
                 else:  # the repeated rounds of an interrupted process count too

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send
+from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send, WarmStepDone
 from glasu.runtime.drive import Actions, Finished, advance, check_contribution, resolve
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -96,9 +96,9 @@ class Running:
         return sent
 
     def run_round(self) -> bool:
-        """Run a script without messages to the end of its round; return whether it continues."""
+        """Run a script without messages to the end of its round or warm step; return whether it continues."""
         while not isinstance(self.advance(), Finished):
-            if isinstance(self.action, RoundDone):
+            if isinstance(self.action, RoundDone | WarmStepDone):
                 return True
         return False
 

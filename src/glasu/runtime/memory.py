@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.protocol.limits import Limits
@@ -27,6 +27,11 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
         limit: the allowed number of bytes.
         advice: the end of the error after "needs at least 3 GiB, and "; its {limit} is replaced.
     """
+    for candidate in list_candidates(config):
+        _check_candidate(candidate, parties, limit, advice)
+
+
+def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
     model, size = config.model, compute_dtype(config).itemsize
     copies = 5 if config.train.optimizer == "adam" else 3
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)

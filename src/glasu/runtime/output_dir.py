@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from glasu.config import RunConfig, resolve
+from glasu.config import RunConfig, list_candidates, resolve
 from glasu.errors import ConfigError
 from glasu.records import RecordError, parse_json, parse_toml, read_record
 from glasu.report import PartySummary
@@ -113,11 +113,17 @@ def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[ob
     """Compare the settings of a finished run with the requested ones.
 
     A report holds the settings that the run used. They are compared with the requested ones, resolved for the same
-    number of nodes. For a setting that the method or the data replaced, the requested values are compared.
+    number of nodes. For a setting that the method or the data replaced, the requested values are compared. Where the
+    preset leaves several candidates, the run may have used any of them.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
 
-    used = _flatten(override_settings(resolve(config, run.parties[0].nodes)[0])[0].to_dict())
+    candidates = list_candidates(override_settings(resolve(config, run.parties[0].nodes)[0])[0])
+    return min((_compare_settings(run, config, each) for each in candidates), key=len)
+
+
+def _compare_settings(run: FinishedRun, config: RunConfig, candidate: RunConfig) -> dict[str, tuple[object, object]]:
+    used = _flatten(candidate.to_dict())
     requested, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
     there = {**defaults, **_flatten(run.config)}
     found = {}

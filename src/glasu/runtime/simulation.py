@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
-from glasu.config import RunConfig, resolve
+from glasu.config import RunConfig, list_candidates, resolve
 from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
@@ -21,14 +21,15 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, Save, Script
+from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
+from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.memory import check_memory, total_memory
-from glasu.runtime.telemetry import Telemetry, TrafficCounter
+from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
 
@@ -189,7 +190,7 @@ def _open_checkpoints(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None, telemetry: Telemetry
 ) -> Iterator[SimulationCheckpoints | None]:
     """Bring all roles to the last checkpoint, if there is one, and save them while the block runs."""
-    config = clients[0].config
+    config = clients[0].requested
     if options.checkpoints is None or not config.train.checkpoint_every:
         yield None
         return
@@ -224,9 +225,9 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        if name is None or server is None:
+        if name is None or server is None or isinstance(action, Collapsed):
             telemetry.observe(action)
-        elif not (alone or isinstance(action, Evaluating)):  # the server reports it
+        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
             return
         if options.observer is not None:
             if isinstance(action, RoundDone | Evaluated):
@@ -238,6 +239,8 @@ def _run_scripts(
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
         run_alone(run(client_training), each)
+    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+        run_alone(run(take_warm_steps), each)
     running = run(client_result if alone else client_script)
     if server is None:
         run_alone(running, each)
@@ -254,7 +257,7 @@ def _build_report(
     telemetry: Telemetry,
     notes: Sequence[str],
 ) -> RunReport:
-    config, together = prepared.config, server is not None
+    config, together = clients[0].config, server is not None
     return telemetry.build_report(
         config,
         losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
@@ -263,6 +266,7 @@ def _build_report(
         parties=map(_summarize, clients),
         weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
+        race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
         notes=notes,
     )
@@ -270,7 +274,7 @@ def _build_report(
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
-    if backbone_class(config.model).uses_torch_generator:
+    if any(backbone_class(each.model).uses_torch_generator for each in list_candidates(config)):
         return 1
     return max(1, min(num_clients, cores() if requested is None else requested))
 

@@ -14,21 +14,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glasu.config import Override, RunConfig
+from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.server import Server
 from glasu.protocol.state import Identity
 from glasu.report import (
+    CandidateSummary,
     HistoryEntry,
     PartyReport,
     PartySummary,
     PreparedColumns,
     PrivacySummary,
+    RaceSummary,
     RunReport,
     Seconds,
     SplitScores,
     SubsetScores,
     Traffic,
+    WarmStart,
     versions,
 )
 from glasu.timing import Clock, Stopwatch
@@ -36,7 +41,9 @@ from glasu.wire.message_key import SERVER, TO_ONE, Key
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party times
 SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
+log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
+log = logging.getLogger(__name__)
 
 
 class TrafficCounter:
@@ -160,7 +167,8 @@ class Telemetry:
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
-        # Both follow the last checkpoint, so they are never saved.
+        # All three follow the last checkpoint, so they are never saved.
+        self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
         self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
         self._watches = [self.watch]
@@ -178,6 +186,13 @@ class Telemetry:
         """Record an evaluation. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
+        elif isinstance(event, CandidateStarted):
+            log.info("%s; %.1f MB sent so far.", event, self.traffic.total_bytes / 1e6)
+            if event.restarts:
+                self.evaluations.clear()  # they belong to another candidate
+        elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
+            self.warnings.append(f"{event}.")
+            log.warning("%s.", event)
         elif isinstance(event, Propagated):
             self.propagated[event.party] = event
         elif isinstance(event, SubsetScored):
@@ -224,6 +239,7 @@ class Telemetry:
         parties: Iterable[PartySummary],
         weights_sha256: Iterable[str],
         overridden: Mapping[str, Override],
+        race: RaceSummary | None = None,
         alone: Sequence[str] | None = None,
         per_client: bool = False,
         ledgers: Mapping[str, Ledger] | None = None,
@@ -237,6 +253,7 @@ class Telemetry:
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
+            race: the choice of the preset; None if it left nothing to decide.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
@@ -254,7 +271,12 @@ class Telemetry:
             )
             better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
             validation = replace(validation, per_client_better=better)
-        cost = self.cost()
+        cost, warm = self.cost(), self._find_warm_start(config)
+        if warm is not None and warm.selected == "ensemble":
+            log.warning(
+                "joint training did not help: on validation no joint model is better than the mean of what the parties "
+                "predict alone after the warm start. That mean is the selected model."
+            )
         return RunReport(
             config=config,
             test=test,
@@ -265,12 +287,23 @@ class Telemetry:
             seconds=cost.seconds,
             parties=tuple(parties),
             overridden=overridden,
-            notes=tuple(notes),
+            race=race,
+            notes=(*notes, *self.warnings),
             subsets=tuple(self.subsets.values()) or None,
+            warm_start=warm,
             weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(config, ledgers),
             versions=versions(config),
         )
+
+    def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
+        """Return the result of the warm start; None if there was none."""
+        events = [entry.event for entry in self.evaluations if entry.event.split == "validation"]
+        ensemble = next((event.metrics for event in events if event.ensemble), None)
+        if ensemble is None:
+            return None
+        selected = [event for event in events if event.improved][-1]
+        return WarmStart(config.train.warm_start, "ensemble" if selected.ensemble else "joint", ensemble)
 
     def build_party_report(
         self,
@@ -305,6 +338,19 @@ class Telemetry:
             privacy=PrivacySummary.of(config, {party: ledger}),
             versions=versions(config),
         )
+
+
+def summarize_race(server: Server) -> RaceSummary | None:
+    """Return the candidates of a race, their scores and the choice; None if there was nothing to decide."""
+    race = server.progress.race
+    if race is None:
+        return None
+    scores = dict(zip(reversed(race.order), race.scores, strict=False))
+    entries = tuple(
+        CandidateSummary(list_chosen(server.candidates, each), scores.get(each), chosen=each == race.chosen)
+        for each in race.order
+    )
+    return RaceSummary(server.config.train.preset, count_race_rounds(server.config.train), entries)
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:

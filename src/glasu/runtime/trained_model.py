@@ -78,6 +78,7 @@ class ModelManifest:
     client: tuple[ClientEntry, ...]
     extension: tuple[Extension, ...] = ()  # that the settings use
     subset: tuple[SubsetScores, ...] = ()
+    ensemble: bool = False
 
     def __post_init__(self) -> None:
         if not self.client:
@@ -94,6 +95,7 @@ class TrainedModel:
     weights: tuple[dict[str, Tensor], ...]
     convolution: Convolution | None = None
     subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
+    ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
 
     @classmethod
     def of(cls, clients: Sequence[Client], convolution: Convolution | None = None) -> TrainedModel:
@@ -115,6 +117,7 @@ class TrainedModel:
             weights=tuple(client.progress.best_weights for client in clients),
             convolution=convolution,
             subsets=_list_subsets(next((client for client in clients if client.has_labels), clients[0])),
+            ensemble=clients[0].progress.ensemble,
         )
 
     @property
@@ -165,13 +168,15 @@ class TrainedModel:
             preparations = [client.preparation for client in self.clients]
             clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
             for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
-                load_weights(client, entry, weights)
+                load_weights(client, entry, weights, ensemble=self.ensemble)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
-            name_run(clients, self.config.digest(), query, *models, *(party.data_digest() for party in prepared))
+            digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
+            name_run(clients, self.config.digest(), query, *digests)
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
             if has_server(self.config):
                 server = make_server(self.config, clients)
-                script = server_prediction(server, server.identity.key(Phase.PREDICTION, 0), len(nodes))
+                key = server.identity.key(Phase.PREDICTION, 0)
+                script = server_prediction(server, key, len(nodes), ensemble=self.ensemble)
                 counter = TrafficCounter() if traffic is None else traffic
                 run_together(Running("server", script, Stopwatch(time.perf_counter)), running, counter)
             else:
@@ -259,7 +264,13 @@ class TrainedModel:
         for client, weights in zip(self.clients, self.weights, strict=True):
             write_atomically(folder / client.file, save(weights), mode=0o600)
         manifest = ModelManifest(
-            MODEL_SCHEMA, self.classes, sections, self.clients, self.config.extensions(), self.subsets
+            schema=MODEL_SCHEMA,
+            classes=self.classes,
+            config=sections,
+            client=self.clients,
+            extension=self.config.extensions(),
+            subset=self.subsets,
+            ensemble=self.ensemble,
         )
         former = _list_files(folder)
         write_atomically(folder / MODEL_FILE, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
@@ -288,6 +299,7 @@ class TrainedModel:
                 weights=tuple(_read_weights(folder, client, config) for client in manifest.client),
                 convolution=convolution,
                 subsets=manifest.subset,
+                ensemble=manifest.ensemble,
             )
         except OSError as error:
             raise DataError(
@@ -312,7 +324,8 @@ def remove_model(folder: Path) -> None:
 
 
 def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
-    return client_prediction(client, client.identity.key(Phase.PREDICTION, 0), nodes)
+    key = client.identity.key(Phase.PREDICTION, 0)
+    return client_prediction(client, key, nodes, ensemble=client.progress.ensemble)
 
 
 def write_predictions(
@@ -325,9 +338,9 @@ def write_predictions(
         put_in_place(Path(temporary) / path.name, path, 0o600)
 
 
-def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor]) -> None:
+def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor], *, ensemble: bool) -> None:
     """Give a client its part of a trained model."""
-    client.progress.alpha = entry.alpha
+    client.progress.alpha, client.progress.ensemble = entry.alpha, ensemble
     try:
         client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes

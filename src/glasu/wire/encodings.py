@@ -1,4 +1,6 @@
-"""Encodings of tensors: floats, bf16, or 8-bit integers with a step per row. They need numpy only, like the server.
+"""Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a common grid.
+
+They need numpy only, like the server.
 
 All readers of a released tensor, the sender included, compute with the decoded values. An encoding keeps no state, so
 encoding the same message again gives the same bytes.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -20,9 +22,10 @@ from glasu.config import RunConfig
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
 from glasu.wire.message_key import Key
+from glasu.wire.packing import pack, unpack
 
 Array = NDArray[Any]
-Kind = Literal["representation", "gradient", "probabilities"]
+Kind = Literal["representation", "change", "gradient", "probabilities"]  # change: of a representation
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 
@@ -42,6 +45,11 @@ class Encoding(ABC):
     def compute_dtype(self) -> np.dtype[Any]:
         """The precision in which clients compute, if representations have this encoding."""
         return SINGLE
+
+    @property
+    def answer(self) -> Encoding:
+        """The encoding of what `combine` returns."""
+        return self
 
     @abstractmethod
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -71,7 +79,7 @@ class Encoding(ABC):
         """Return the values of a valid array."""
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        """Add encoded arrays in the given order and divide the sum; return it encoded, once for every key.
+        """Add encoded arrays in the given order and divide the sum; return one array per key, encoded as `answer`.
 
         The server computes a mean (divisor M), a sum (divisor 1) and the shares of a gradient (one key per receiver)
         with this method alone. Besides, it checks payloads with `find_error`, `is_finite` and, where they hold class
@@ -235,6 +243,77 @@ class Int8(Encoding):
         return (drawn + np.float32(0.5)) * np.float32(2.0**-16)
 
 
+@dataclass(frozen=True)
+class Integers(Encoding):
+    """Integers of a few bits on a common grid, packed row by row; the last byte of a row ends with zeros.
+
+    The step of the grid is not part of the message: sender and readers derive it from what all of them have received.
+    So the server adds without rounding, and every reader decodes the same sum. Values are the integers, not multiples
+    of the step.
+
+    A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has as many bits as
+    its 2 h M + 1 values need.
+    """
+
+    width: int  # integers in a row
+    bits: int  # of one client's integer
+    num_clients: int
+    terms: int = 1  # one client's integers, or the sum of `num_clients`
+    name: str = "integer"
+    dtype = np.dtype("|u1")
+
+    @property
+    def answer(self) -> Integers:
+        return replace(self, terms=self.num_clients)
+
+    @property
+    def largest(self) -> int:
+        """The greatest absolute value."""
+        return self.terms * ((1 << (self.bits - 1)) - 1)
+
+    @property
+    def packed_bits(self) -> int:
+        """The bits of an integer in the message."""
+        return (2 * self.largest).bit_length()
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        """Pack integers. Values outside -largest..largest are clamped."""
+        clamped = np.clip(value, -self.largest, self.largest).astype(np.int64)
+        return pack(clamped + self.largest, self.packed_bits)
+
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
+        if error := self._find_dtype_error(payload):
+            return error
+        if columns not in (None, self.width):
+            return f"expected {columns} columns, got {self.width}"
+        expected = self.row_bytes(self.width)
+        if payload.shape[1] != expected:
+            return f"expected rows of {expected} bytes, got {payload.shape[1]}"
+        unused = 8 * expected - self.width * self.packed_bits
+        if (payload[:, -1] >> (8 - unused)).any():
+            return "expected zeros at the end of a row"
+        numbers = unpack(payload, self.width, self.packed_bits)
+        if numbers.size and (most := int(numbers.max())) > 2 * self.largest:
+            return f"expected integers of 0..{2 * self.largest}, got {most}"
+        return ""
+
+    def is_finite(self, payload: Array) -> bool:
+        return True
+
+    def decode(self, payload: Array) -> NDArray[np.int64]:
+        return unpack(payload, self.width, self.packed_bits) - self.largest
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        """Add the integers. The readers divide: a quotient would have to be rounded."""
+        total = self.decode(payloads[0])
+        for payload in payloads[1:]:
+            total += self.decode(payload)
+        return [self.answer.encode(total, keys[0], first_row)] * len(keys)
+
+    def row_bytes(self, columns: int) -> int:
+        return -(-columns * self.packed_bits // 8)
+
+
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
@@ -259,7 +338,7 @@ def _find_width_error(expected: int | None, columns: int) -> str:
 
 
 def use_for_all_kinds(value: T) -> Mapping[Kind, T]:
-    """Return one value, such as an encoding, for every kind of tensor."""
+    """Return a mapping from each kind of tensor that `wire.precision` affects to one value, such as an encoding."""
     return {"representation": value, "gradient": value, "probabilities": value}
 
 
@@ -290,10 +369,11 @@ def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
     because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
-    they decide which model is selected, and they are few.
+    they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
+    what rounding omits is part of the next change.
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
-    return encodings
+    return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, config.data.num_clients)}
 
 
 def compute_dtype(config: RunConfig) -> np.dtype[Any]:

@@ -1,0 +1,83 @@
+"""Does a warm start save rounds, and how many steps does it need?
+
+    python benchmarks/warm_start.py --dataset cora --hidden 16,64 --steps 0,50,100,200 --seeds 3
+
+One aggregation layer (K = 1), gcnii, default settings otherwise, 100 rounds, an evaluation every 5. Figures are means
+over seeds in per cent: validation accuracy of the ensemble and of the joint model before round 0, of the joint model
+after 5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the number of rounds after which the
+validation accuracy first comes within two points of the best one of the same seed without warm start (median), and
+"ensemble selected" the number of runs in which no joint model was better.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import fmean, median
+
+import glasu
+from tables import markdown, place, positive, show
+
+EARLY = (5, 10, 20)
+NEAR = 0.02
+
+
+def run(dataset: str, hidden: int, steps: int, seed: int, rounds: int) -> glasu.RunReport:
+    """Train one model."""
+    config = glasu.RunConfig(
+        data=glasu.DataConfig(name=dataset),
+        model=glasu.ModelConfig(hidden=hidden, aggregation_layers=(3,)),
+        train=glasu.TrainConfig(num_rounds=rounds, seed=seed, evaluate_every=5, warm_start=steps),
+    )
+    return glasu.train(glasu.load_parties(config), config)
+
+
+def find_first(report: glasu.RunReport, score: float) -> int:
+    """Return the number of rounds after which a validation accuracy is reached; all rounds if it never is."""
+    reached = [entry.round for entry in report.history if entry.metrics["accuracy"] >= score]
+    return reached[0] if reached else report.config.train.num_rounds
+
+
+def describe(hidden: int, steps: int, reports: list[glasu.RunReport], plain: list[glasu.RunReport]) -> list[str]:
+    """Return one row of the table."""
+
+    def validation(round_index: int) -> str:
+        found = [entry.metrics["accuracy"] for own in reports for entry in own.history if entry.round == round_index]
+        return f"{100 * fmean(found):.1f}" if found else ""
+
+    warm = [report.warm_start for report in reports if report.warm_start is not None]
+    near = [find_first(own, best.validation.accuracy - NEAR) for own, best in zip(reports, plain, strict=True)]
+    return [
+        str(hidden),
+        str(steps),
+        f"{100 * fmean(each.ensemble['accuracy'] for each in warm):.1f}" if warm else "",
+        *map(validation, (0, *EARLY)),
+        f"{median(near):g}",
+        f"{sum(each.selected == 'ensemble' for each in warm)} of {len(reports)}",
+        f"{100 * fmean(report.test.accuracy for report in reports):.1f}",
+    ]
+
+
+def main() -> None:
+    """Train all combinations and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="cora")
+    parser.add_argument("--hidden", default="16,64")
+    parser.add_argument("--steps", default="0,50,100,200", help="the first is compared with: 0")
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--rounds", type=positive, default=100)
+    parser.add_argument("--out", type=place)
+    args = parser.parse_args()
+    rows = []
+    for hidden in map(int, args.hidden.split(",")):
+        plain: list[glasu.RunReport] = []
+        for steps in map(int, args.steps.split(",")):
+            reports = [run(args.dataset, hidden, steps, seed, args.rounds) for seed in range(args.seeds)]
+            plain = plain or reports
+            rows.append(describe(hidden, steps, reports, plain))
+    after = [f"after {rounds}" for rounds in EARLY]
+    header = ["hidden", "warm steps", "ensemble", "before round 0", *after, "near", "ensemble selected", "test"]
+    show(markdown(header, rows), args.out)
+
+
+if __name__ == "__main__":
+    main()

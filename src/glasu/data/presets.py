@@ -1,0 +1,228 @@
+"""The presets of `train.preset`: values for the keys of a run that the user has not set.
+
+A preset lists candidates in order of preference. A candidate fixes the structure of a run and suggests values for other
+keys. A key that the user sets is never changed: a candidate with another structure is left out, and a suggestion
+applies only to keys that are not set. If no candidate is left, all keys keep their defaults.
+
+Where several candidates are left, the parties decide between them. `order_candidates` keeps those that fit the data of
+the parties; a short race on the validation nodes decides the rest (`glasu.protocol.race`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from glasu import registry
+from glasu.config import RunConfig, TrainConfig
+from glasu.data.methods import Settings
+
+if TYPE_CHECKING:  # a server reads this module, and it has no scipy
+    from glasu.data.party import PartyData
+
+PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
+MIN_TRAINING_EDGES = 100  # fewer edges between training nodes give no estimate of homophily
+# Adjusted homophily (Platonov et al. 2023) is 0 if neighbours are as often of one class as by chance, and 1 if always.
+LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
+RACE_ROUNDS, RACE_SHARE = 30, 0.3  # rounds of each candidate in a race: at most this number, and this share of the run
+
+
+class Homophily(enum.IntEnum):
+    """How often neighbours have the same class, as one party estimates it."""
+
+    UNKNOWN = 0
+    LOW = 1
+    MIDDLE = 2
+    HIGH = 3
+
+
+class Situation(NamedTuple):
+    """The description of a party's data that it sends before a race. Nothing else is disclosed."""
+
+    has_edges: bool
+    has_features: bool  # at least one column that is not constant
+    homophily: Homophily
+
+    def to_numbers(self) -> list[float]:
+        """Return the situation as the numbers of a message."""
+        return [float(self.has_edges), float(self.has_features), float(self.homophily)]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> Situation | None:
+        """Read the numbers of a message; None if they are invalid."""
+        if len(numbers) != 3 or not {*numbers[:2]} <= {0.0, 1.0} or numbers[2] not in {*map(float, Homophily)}:
+            return None
+        return cls(bool(numbers[0]), bool(numbers[1]), Homophily(int(numbers[2])))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that a preset may choose."""
+
+    structure: Settings = field(default_factory=dict)  # a run that sets one of these keys otherwise excludes it
+    suggestions: Settings = field(default_factory=dict)
+    # Whether it is for runs in which every party has edges, features and labels; None: for all runs.
+    complete: bool | None = None
+
+    def apply(self, config: RunConfig) -> RunConfig | None:
+        """Return the config with this candidate's values for all keys that are not set; None if one contradicts."""
+        changes: dict[str, dict[str, Any]] = {}
+        for section, key, value in _list_keys(self.structure):
+            if key not in getattr(config, section).given:
+                changes.setdefault(section, {})[key] = value
+            elif getattr(getattr(config, section), key) != value:
+                return None
+        for section, key, value in _list_keys(self.suggestions):
+            if key not in getattr(config, section).given:
+                changes.setdefault(section, {})[key] = value
+        return config.replace(**changes)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A list of candidates, in order of preference."""
+
+    candidates: tuple[Candidate, ...] = ()
+
+    def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
+        """Return the candidates that do not contradict the given keys, and the settings that each one gives.
+
+        Without such a candidate, all other keys keep their defaults.
+        """
+        found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
+        if config.train.labels != "all":  # the parties are not complete, whatever else they have
+            found = [pair for pair in found if pair[0].complete is not True]
+        return found or [(Candidate(), config)]
+
+    def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
+        """Return the settings that `fit` gives."""
+        return tuple(applied for _, applied in self.fit(config))
+
+
+# Four layers with skip connections suit graphs in which neighbours share labels. Two layers that keep a node's own row
+# apart from the mean of its neighbours suit the others. docs/experiments.md has the comparison.
+_GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
+_SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
+# A warm start, and the references of error feedback, belong to one structure. A run that sets them has no race.
+_EVERY_VALUE = {"feedback": False}
+_LOCAL = {"backward": "local", "warm_start": 0}
+_EXACT = {"backward": "joint", "warm_start": 0}
+_EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _EVERY_VALUE}
+_EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _EVERY_VALUE}
+_FEW_STEPS = {"num_local_steps": 1, "num_rounds": 200}
+_SAGE_STEPS = {**_FEW_STEPS, "weight_decay": 0.0005}
+
+PRESETS: dict[str, Preset] = {
+    "auto": Preset(
+        (
+            Candidate({"model": _GCNII, "train": _LOCAL, "wire": _EVERY_VALUE}, complete=True),
+            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
+            # Local gradients do not teach a party what the others need from it. Larger steps are better here.
+            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
+            Candidate(_EXACT_GCNII, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
+        )
+    ),
+    "none": Preset(),
+    "paper": Preset(
+        (
+            Candidate(
+                suggestions={
+                    "data": {"features": "none"},
+                    "model": {**_GCNII, "hidden": 192, "dropout": 0.4},
+                    "train": {
+                        "num_rounds": 1024,
+                        "num_local_steps": 4,
+                        "batch_size": 16,
+                        "sampler": "neighbor",
+                        "fanout": 3,
+                        "optimizer": "sgd",
+                        "learning_rate": 0.5,
+                        "weight_decay": 0.0,
+                        "schedule": "step",
+                        "evaluate_every": 64,
+                        "patience": 0,
+                    },
+                }
+            ),
+        )
+    ),
+}
+
+
+def count_race_rounds(train: TrainConfig) -> int:
+    """Return the number of rounds of each candidate in a race. It ends with an evaluation that is due in any case."""
+    wanted = min(RACE_ROUNDS, RACE_SHARE * train.num_rounds)
+    return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
+
+
+def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
+    """Return the positions of the candidates that race, in the list of `list_candidates`, the preferred one first.
+
+    Args:
+        config: the requested settings.
+        situations: of all parties.
+    """
+    complete = all(each.has_edges and each.has_features for each in situations)
+    preset: Preset = registry.load("preset", config.train.preset)
+    found = preset.fit(config)
+    kept = [index for index, (each, _) in enumerate(found) if each.complete in (None, complete)]
+    kept = kept or list(range(len(found)))
+    if max(each.homophily for each in situations) is Homophily.LOW:
+        kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
+    return kept
+
+
+def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:
+    """Return the situation of a party; `has_labels` says whether its labels are used."""
+    homophily = measure_homophily(party) if has_labels else None
+    level = Homophily.UNKNOWN
+    if homophily is not None:
+        level = Homophily(1 + (homophily >= LOW_HOMOPHILY) + (homophily >= HIGH_HOMOPHILY))
+    return Situation(party.graph.num_edges > 0, _has_varying_column(party.features), level)
+
+
+def _has_varying_column(features: Any) -> bool:
+    """Return whether two nodes differ in a column."""
+    if not isinstance(features, np.ndarray):  # sparse
+        return bool(((features.max(axis=0) != features.min(axis=0)).sum()) > 0)
+    pieces = range(0, len(features), PIECE_ROWS)
+    return any(bool((features[start : start + PIECE_ROWS] != features[0]).any()) for start in pieces)
+
+
+def measure_homophily(party: PartyData) -> float | None:
+    """Return the adjusted homophily of the edges between training nodes; None if there are too few to tell.
+
+    Both ends of an edge must be training nodes with a known class, so no other label is read.
+    """
+    if party.labels is None or party.splits is None:
+        return None
+    graph, labels = party.graph, party.labels[party.splits.train]
+    if labels.ndim != 1 or labels.dtype.kind == "f":  # several classes per node, or numbers
+        return None
+    known = np.full(party.num_nodes, -1, np.int64)
+    known[party.splits.train] = labels
+    counts, equal = np.zeros(len(party.classes), np.int64), 0
+    for nodes, indptr in graph.node_pieces():  # a large graph does not fit into memory as a list of edges
+        ends = np.stack([known[graph.indices[indptr[0] : indptr[-1]]], np.repeat(known[nodes], np.diff(indptr))])
+        ends = ends[:, (ends >= 0).all(axis=0)]
+        counts += np.bincount(ends.ravel(), minlength=len(counts))
+        equal += int(np.count_nonzero(ends[0] == ends[1]))
+    num_edges = int(counts.sum()) // 2
+    if num_edges < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
+        return None
+    chance = float(np.square(counts / counts.sum()).sum())
+    return (equal / num_edges - chance) / (1 - chance)
+
+
+def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
+    """Return the settings in which a candidate differs from another one, by name: {"model.backbone": "sage"}."""
+    flat = [each.flatten() for each in candidates]
+    return {key: value for key, value in flat[index].items() if any(other[key] != value for other in flat)}
+
+
+def _list_keys(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
+    return [(section, key, value) for section, keys in settings.items() for key, value in keys.items()]

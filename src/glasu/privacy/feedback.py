@@ -1,0 +1,109 @@
+"""Error feedback: rows that travel again and again are sent as their change since the last release, in a few bits.
+
+Client m keeps the reference R_m: its rows as its peers have decoded them so far. It sends integers n_m, the server adds
+them, and every client moves its copy of the mean of all references by the same amount:
+
+    n_m = round((H_m^+[l] - R_m) / step), clamped;    R_m += step n_m;    H[l+1] += step (n_1 + ... + n_M) / M
+
+The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. The step belongs to a
+column and is a function of the last joint change, which every client received. It shrinks with the changes, and it
+grows where most integers are at their bound. Only sums of integers and single operations on floats decide it, so all
+clients have the same bits on any machine.
+
+The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
+rounds, the server's rounding of the first aggregate remains in H[l+1]: changes are relative to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.wire.encodings import Integers
+
+LOADING = 0.8  # the range of a grid is 0.8 `bits` times the mean absolute change: near the optimum of normal values
+SHRINK, GROW = 0.25, 4.0  # limits on the factor between two steps
+FINEST = 2.0**-4  # the smallest step of a column, relative to the largest of its layer
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The rows of one layer in one phase, as all readers know them."""
+
+    own: Tensor  # R_m
+    joint: Tensor  # H[l+1]: the mean of R_1, ..., R_M
+    step: Tensor  # of the next change, one per column, in double precision
+    clamped: int = 0  # own values outside the grid so far; the number does not leave the client
+
+
+def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
+    """Return the reference after the first release of rows; the first changes can be as large as the values."""
+    return Reference(own, joint, _as_tensor(_first_step(joint.numpy(), integers)))
+
+
+def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
+    """Return the integers to send, and the reference with them. The joint part changes when the answer arrives.
+
+    Args:
+        reference: before the release.
+        value: H_m^+[l].
+        integers: the encoding.
+    """
+    step = reference.step.numpy()
+    exact = np.rint((value.numpy() - reference.own.numpy().astype(np.float64)) / step)
+    if not np.isfinite(exact).all():
+        raise TrainingError("a value to send is not a finite number; training diverged. Lower train.learning_rate.")
+    numbers = np.clip(exact, -integers.largest, integers.largest)
+    own = _move(reference.own, step * numbers)
+    clamped = reference.clamped + int(np.count_nonzero(exact != numbers))
+    return numbers.astype(np.int64), Reference(own, reference.joint, reference.step, clamped)
+
+
+def apply_change(reference: Reference, total: NDArray[np.int64], integers: Integers) -> Reference:
+    """Return the reference with the joint change, given the sums of the clients' integers."""
+    step = reference.step.numpy()
+    joint = _move(reference.joint, step * total / integers.num_clients)
+    following = _as_tensor(_next_step(step, total, integers))
+    return Reference(reference.own, joint, following, reference.clamped)
+
+
+def _first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.float64]:
+    if not len(joint):
+        return np.ones(joint.shape[1])
+    largest = np.abs(joint).max(axis=0).astype(np.float64)
+    return _limit_ratio(largest * (integers.bits / 2) / integers.largest)
+
+
+def _next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
+    """Return the step for changes like the last ones, if the clients' changes are independent of each other."""
+    if not len(total):
+        return step
+    mean = np.abs(total).sum(axis=0) / len(total)
+    wanted = mean * (LOADING * integers.bits) / (integers.largest * np.sqrt(np.float64(integers.num_clients)))
+    return _limit_ratio(step * np.clip(wanted, SHRINK, GROW))
+
+
+def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Keep every step within a factor of the largest one: a column that was constant can change again."""
+    most = step.max()
+    limited: NDArray[np.float64] = np.maximum(step, most * FINEST if most > 0 else 1.0)
+    return limited
+
+
+def _move(values: Tensor, by: NDArray[np.float64]) -> Tensor:
+    """Return the sum, rounded once to the precision of the values."""
+    return _as_tensor((values.numpy() + by).astype(values.numpy().dtype))
+
+
+def _as_tensor(values: NDArray[Any]) -> Tensor:
+    import torch  # the server reads the class above, and it has no torch
+
+    return torch.from_numpy(values)

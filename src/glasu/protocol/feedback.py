@@ -1,0 +1,27 @@
+"""Which representations travel as changes (`wire.feedback`): those of rows that were released before in the same phase.
+
+All roles derive it from the settings and the key of an exchange.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
+from glasu.wire.message_key import Key, Phase
+
+if TYPE_CHECKING:
+    from glasu.config import RunConfig
+
+
+def representation_messages(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
+    """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
+
+    The rows of a training round are those of the round before, and the rows of an evaluation those of the evaluation
+    before. The test and a prediction have other rows.
+    """
+    train = config.train
+    first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)
+    if config.wire.feedback and first is not None and first < key.round <= train.num_rounds:
+        return Change, JointChange
+    return Partial, Joint

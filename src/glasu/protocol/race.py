@@ -1,0 +1,153 @@
+"""The race between candidates of `train.preset`: each trains for some rounds, and the validation score decides.
+
+The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
+more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
+another one is better by more than one standard error, and then it continues. Another winner starts again: its weights
+of the race were not kept. So the winner ends with the weights that its settings give without a race.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import Candidates, PartySituation
+from glasu.protocol.requests import Broadcast, CandidateStarted, Receive, Script, Send
+from glasu.protocol.state import Race
+from glasu.wire.message_key import Phase
+
+if TYPE_CHECKING:
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+FIRST_LAYER, LAST_LAYER = 0, 1  # stand for the layer in the keys of the first and the last message of a race
+
+
+def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Script[None]:
+    """Client column: describe the data, train with each candidate, and adopt the winner's settings.
+
+    Args:
+        client: the client.
+        train: trains to the last round of the present candidate.
+    """
+    progress = client.progress
+    if len(client.candidates) == 1:
+        return
+    if progress.race is None:
+        key = client.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
+        own = describe_situation(client.party, has_labels=client.has_labels)
+        yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
+        answer: Candidates = yield Receive((Candidates,), key)
+        progress.race = _start_race(_read_positions(answer, len(client.candidates)))
+    yield from _run_candidates(client, train)
+    if progress.race.chosen is None:
+        answer = yield Receive((Candidates,), client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER))
+        yield _decide(client, *_read_positions(answer, len(client.candidates)))
+
+
+def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
+    """Server column: choose the candidates that race, serve the training of each, and announce the winner."""
+    progress = server.progress
+    if len(server.candidates) == 1:
+        return
+    if progress.race is None:
+        key = server.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
+        stated = _read_situations(server, (yield Receive((PartySituation,), key)))
+        order = order_candidates(server.requested, stated)
+        yield Broadcast(Candidates(key, np.array(order, "<f8")))
+        progress.race = _start_race(order)
+    yield from _run_candidates(server, train)
+    if progress.race.chosen is None:
+        key = server.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
+        progress.race = dataclasses.replace(progress.race, scores=(*progress.race.scores, _score(server)))
+        winner = choose_winner(server, progress.race)
+        yield Broadcast(Candidates(key, np.array([winner], "<f8")))
+        yield _decide(server, winner)
+
+
+def choose_winner(server: Server, race: Race) -> int:
+    """Return the preferred candidate, unless another one is better by more than one standard error.
+
+    Scores are those of the best evaluation of each candidate. NaN, without validation nodes, keeps the preferred one.
+    """
+    *others, preferred = race.scores
+    challenger = max(range(len(others)), key=lambda each: others[each])
+    error = server.task.selected_by.standard_error(preferred, server.sizes.num_validation)
+    return race.order[-1 - challenger] if others[challenger] > preferred + error else race.order[0]
+
+
+def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
+    """Train with every candidate, from the present one to the preferred one; a resumed run continues where it was."""
+    progress = role.progress
+    while True:
+        if progress.round == 0:
+            role.adopt_candidate()
+            yield _describe_candidate(role)
+        if progress.race.chosen is not None:
+            return
+        yield from train(role)
+        if progress.race.is_last:
+            return
+        score = _score(role)
+        race = progress.race
+        progress.race = dataclasses.replace(race, finished=race.finished + 1, scores=(*race.scores, score))
+        progress.start_over(count_race_rounds(role.config.train))
+
+
+def _score(role: Client | Server) -> float:
+    """Return the best validation score of the present candidate; NaN at a client, which does not know it."""
+    best = role.progress.selection.best
+    return math.nan if best is None else best
+
+
+def _start_race(order: Sequence[int]) -> Race:
+    return Race(tuple(order), chosen=order[0] if len(order) == 1 else None)
+
+
+def _decide(role: Client | Server, winner: int) -> CandidateStarted:
+    """End the race. A winner that does not run now starts again."""
+    progress = role.progress
+    race = progress.race
+    assert race is not None
+    progress.race = dataclasses.replace(race, chosen=winner)
+    if winner != race.candidate:
+        progress.start_over(count_race_rounds(role.config.train))
+        role.adopt_candidate()
+    return _describe_candidate(role)
+
+
+def _describe_candidate(role: Client | Server) -> CandidateStarted:
+    progress = role.progress
+    race = progress.race
+    assert race is not None
+    return CandidateStarted(
+        list_chosen(role.candidates, race.candidate),
+        progress.end(role.config.train),
+        chosen=race.chosen is not None,
+        restarts=progress.round == 0,
+        scores=race.scores if len(race.scores) == len(race.order) else (),
+    )
+
+
+def _read_positions(message: Candidates, count: int) -> list[int]:
+    """Read positions in the list of candidates; refuse other numbers."""
+    values = message.values.tolist()
+    if not values or len(set(values)) < len(values) or not {*values} <= {*map(float, range(count))}:
+        raise ProtocolError(f"{message.key}: expected positions of candidates in 0..{count - 1}, got {values}.")
+    return [int(value) for value in values]
+
+
+def _read_situations(server: Server, found: Sequence[PartySituation]) -> list[Situation]:
+    stated = []
+    for message in found:
+        situation = Situation.from_numbers(message.values.tolist())
+        if situation is None:
+            server.refuse(message, f"expected a description of its data, got the numbers {message.values.tolist()}.")
+        stated.append(situation)
+    return stated

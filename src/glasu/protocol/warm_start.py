@@ -1,0 +1,72 @@
+"""Warm start: local steps before round 0, and the evaluation after them; client and server columns.
+
+Each client trains alone, with H_m[l+1] = H_m^+[l], and sends nothing. The classifiers are equal and stay fixed. So all
+clients learn representations for the same classifier, and the mean of these representations fits it in round 0.
+
+Then two candidates for the selected model are evaluated: the ensemble, which is the mean of the scores that the clients
+compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better.
+
+Warm step i of N draws its batch, neighbours and dropout masks as round i - N. Only warm steps have negative rounds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glasu.protocol.evaluation import client_selection, server_selection
+from glasu.protocol.requests import Save, Script, WarmStepDone
+from glasu.protocol.sampling import client_sampling, draw_batches
+from glasu.protocol.update import local_update
+
+if TYPE_CHECKING:
+    from glasu.config import TrainConfig
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+
+def client_warm_start(client: Client) -> Script[None]:
+    """Client column: take the warm steps that are not done yet, and evaluate both candidates."""
+    progress = client.progress
+    if not client.config.train.warm_start or progress.round or progress.stopped:
+        return
+    yield from take_warm_steps(client)
+    yield from client_selection(client, None, ensemble=True)
+    if not progress.stopped:
+        yield from client_selection(client, None)
+
+
+def server_warm_start(server: Server) -> Script[None]:
+    """Server column: it takes part in the evaluation only."""
+    progress = server.progress
+    if not server.config.train.warm_start or progress.round or progress.stopped:
+        return
+    yield from server_selection(server, None, ensemble=True)
+    if not progress.stopped:
+        yield from server_selection(server, None)
+
+
+def take_warm_steps(client: Client) -> Script[None]:
+    """Train alone against the fixed classifier. The optimizer then starts again, as in a run without warm start."""
+    progress, train, learner = client.progress, client.config.train, client.learner
+    examples, fixed = client.data.training_examples(), learner.classifier_weights()
+    learner.set_learning_rate(0)
+    for index in range(progress.warm_steps, train.warm_start):
+        rounds = [index - train.warm_start]
+        (sample,) = yield from client_sampling(client, rounds, draw_batches(client, examples, rounds), alone=True)
+        with client.watch.measure("sampling"):
+            batch = learner.gather(sample)
+        loss = yield from local_update(client, batch, learner.step(batch, 0), None)
+        learner.set_weights(fixed)
+        progress.warm_steps = index + 1
+        if progress.warm_steps == train.warm_start:
+            learner.forget_gathered()
+            learner.optimizer.restore({})
+        if is_warm_save_due(train, progress.warm_steps):
+            yield Save(client.state)
+        yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
+
+
+def is_warm_save_due(train: TrainConfig, steps_done: int) -> bool:
+    """Return whether a client must be saved. It saves as often as in rounds, which have Q steps each."""
+    every = train.checkpoint_every * train.num_local_steps
+    return every > 0 and (steps_done % every == 0 or steps_done == train.warm_start)

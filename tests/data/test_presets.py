@@ -1,0 +1,178 @@
+"""Presets fill the keys that the user leaves open, and never change another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, list_candidates, resolve
+from glasu.data.methods import override_settings
+from glasu.data.presets import (
+    PRESETS,
+    Homophily,
+    Situation,
+    count_race_rounds,
+    describe_situation,
+    measure_homophily,
+    order_candidates,
+)
+from support.tiny import tiny_parties
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "paper.toml"
+KEYS = sorted(
+    {
+        (section, key)
+        for candidate in PRESETS["auto"].candidates
+        for part in (candidate.structure, candidate.suggestions)
+        for section, keys in part.items()
+        for key in keys
+    }
+)
+OTHER = {
+    "backbone": "gat",
+    "num_layers": 3,
+    "aggregation_layers": (2, 3),
+    "backward": "joint",
+    "num_local_steps": 3,
+    "learning_rate": 0.5,
+    "weight_decay": 0.25,
+    "num_rounds": 17,
+    "warm_start": 5,
+    "feedback": True,
+}
+COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
+
+
+def given(section: str, key: str, value: object) -> RunConfig:
+    return RunConfig.from_dict({section: {key: value}})
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_no_candidate_changes_a_key_that_is_set(section, key):
+    config = given(section, key, 4 if key == "num_layers" else OTHER[key])
+    for candidate in list_candidates(config):
+        assert getattr(getattr(candidate, section), key) == getattr(getattr(config, section), key)
+
+
+def test_a_key_that_is_set_to_its_default_is_kept_too():
+    candidates = list_candidates(RunConfig(model=ModelConfig(backbone="gcnii")))
+    assert {each.model.backbone for each in candidates} == {"gcnii"}
+
+
+def test_a_candidate_with_another_structure_is_left_out_and_a_suggestion_gives_way():
+    sage = list_candidates(RunConfig(model=ModelConfig(backbone="sage"), train=TrainConfig(weight_decay=0.1)))
+    assert {(each.model.num_layers, each.train.backward, each.train.weight_decay) for each in sage} == {
+        (2, "joint", 0.1)
+    }
+    assert list_candidates(RunConfig(model=ModelConfig(backbone="gat"))) == (
+        RunConfig(model=ModelConfig(backbone="gat")),
+    )
+
+
+def test_without_a_preset_every_key_is_taken_as_written():
+    config = RunConfig(train=TrainConfig(preset="none"))
+    assert list_candidates(config) == (config,)
+    assert config.train == TrainConfig(preset="none", learning_rate=0.005, num_local_steps=4, backward="local")
+
+
+def test_labels_at_one_party_need_exact_gradients():
+    assert {each.train.backward for each in list_candidates(RunConfig(train=TrainConfig(labels="a")))} == {"joint"}
+
+
+@pytest.mark.parametrize("method", ["standalone", "ensemble", "smooth", "centralized"])
+def test_parties_that_train_alone_have_nothing_to_race_for(method):
+    config, _ = override_settings(RunConfig(train=TrainConfig(method=method)))
+    assert len(list_candidates(config)) == 1
+
+
+def test_the_papers_preset_is_the_example_with_the_papers_settings():
+    example = RunConfig.from_toml(EXAMPLE)
+    preset, _ = resolve(RunConfig(data=DataConfig(name="cora"), train=TrainConfig(preset="paper")), 2708)
+    differing = {key for key, value in preset.flatten().items() if value != example.flatten()[key]}
+    assert differing <= {"train.preset", "train.patience"}
+
+
+def test_the_digest_covers_the_candidates_and_the_keys_that_are_set():
+    free, fixed = RunConfig(), RunConfig(model=ModelConfig(backbone="gcnii"))
+    assert free == fixed
+    assert free.digest() != fixed.digest()
+    copy = RunConfig.from_dict(free.to_dict(given=True))
+    assert (copy.digest(), len(list_candidates(copy))) == (free.digest(), len(list_candidates(free)))
+    written = RunConfig.from_dict(free.to_dict())
+    assert list_candidates(written) == (written,)
+
+
+def test_a_changed_key_counts_as_set_and_the_others_stay_open():
+    config = RunConfig().replace(train={"seed": 3})
+    assert (config.train.seed, config.train.given) == (3, {"seed"})
+    assert len(list_candidates(config)) == len(list_candidates(RunConfig())) > 1
+
+
+def test_a_party_without_edges_or_features_leaves_exact_gradients():
+    candidates = list_candidates(RunConfig())
+    for lacking in (COMPLETE._replace(has_edges=False), COMPLETE._replace(has_features=False)):
+        order = order_candidates(RunConfig(), [COMPLETE, lacking])
+        assert {candidates[each].train.backward for each in order} == {"joint"}
+        assert len({candidates[each].model.backbone for each in order}) == len(order) > 1
+
+
+def test_low_homophily_prefers_the_backbone_that_keeps_a_nodes_own_row_apart():
+    candidates = list_candidates(RunConfig())
+    first = {
+        level: candidates[order_candidates(RunConfig(), [COMPLETE._replace(homophily=level)])[0]].model.backbone
+        for level in Homophily
+    }
+    assert first == dict.fromkeys(Homophily, "gcnii") | {Homophily.LOW: "sage"}
+
+
+def test_a_situation_survives_its_message_and_other_numbers_are_refused():
+    for level in Homophily:
+        situation = Situation(has_edges=True, has_features=False, homophily=level)
+        assert Situation.from_numbers(situation.to_numbers()) == situation
+    for numbers in ([], [1.0, 1.0], [1.0, 1.0, 4.0], [1.0, 0.5, 1.0], [1.0, 1.0, float("nan")], [1.0, 1.0, 1.0, 1.0]):
+        assert Situation.from_numbers(numbers) is None
+
+
+def test_adjusted_homophily_is_that_of_the_dense_graph_of_training_nodes():
+    party = tiny_parties(num_nodes=200, degree=6)[0]
+    train = np.zeros(200, bool)
+    train[party.splits.train] = True
+    dense = np.zeros((200, 200), bool)
+    for node in range(200):
+        dense[party.graph.indices[party.graph.indptr[node] : party.graph.indptr[node + 1]], node] = True
+    dense &= train[:, None] & train[None, :]
+    source, target = np.nonzero(dense)
+    ends = np.concatenate([party.labels[source], party.labels[target]])
+    chance = sum((ends == each).mean() ** 2 for each in range(3))
+    expected = ((party.labels[source] == party.labels[target]).mean() - chance) / (1 - chance)
+    assert measure_homophily(party) == pytest.approx(expected, abs=1e-12)
+
+
+def test_few_edges_or_no_labels_give_no_estimate():
+    assert measure_homophily(tiny_parties()[0]) is None
+    hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
+    assert describe_situation(hidden, has_labels=False).homophily is Homophily.UNKNOWN
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_a_party_with_constant_columns_only_has_no_features(form):
+    party = tiny_parties()[0]
+    varying, constant = np.zeros((24, 3)), np.tile([0.0, 2.0, 1.0], (24, 1))
+    varying[5, 1] = 1.0
+    found = [
+        describe_situation(replace(party, features=form(each), feature_names=()), has_labels=True).has_features
+        for each in (varying, constant)
+    ]
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "every", "expected"),
+    [(1, 10, 1), (8, 2, 2), (100, 10, 30), (100, 7, 28), (1024, 64, 64), (40, 50, 40)],
+)
+def test_a_race_is_short_and_ends_with_an_evaluation(num_rounds, every, expected):
+    assert count_race_rounds(TrainConfig(num_rounds=num_rounds, evaluate_every=every)) == expected

@@ -1,0 +1,22 @@
+"""A race over gRPC is the race in one process, and its model predicts afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from glasu.runtime.simulation import simulate
+from support.cluster import Cluster
+from support.races import CASES, race
+from support.tiny import assert_same_run
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("keys", [{}, {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}], ids=str)
+def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
+    config, parties = race(name, **keys)
+    served, reports = Cluster(config, parties, kits, tmp_path).run()
+    simulated = simulate(parties, config).report
+    assert_same_run(served, simulated)
+    assert served.race == simulated.race
+    chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
+    assert chosen == {simulated.config.train.learning_rate}

@@ -1,0 +1,88 @@
+"""A race ends with the weights that the winner's settings give without a race, wherever it runs or is interrupted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import Candidates, PartySituation
+from support.races import CASES, GOOD, USELESS, WINNERS, decided, race
+from support.tiny import assert_same_end, simulate
+
+
+class CrashError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_race_ends_with_the_weights_of_a_run_with_the_winners_settings(name):
+    config, parties = race(name)
+    raced, best = simulate(parties, config).report, WINNERS[name]
+    direct = simulate(parties, decided(config, best)).report
+    assert_same_end(raced, direct)
+    assert raced.config.train.learning_rate == best
+    assert [each.chosen for each in raced.race.candidates].count(True) == 1
+    assert raced.traffic.total_bytes > direct.traffic.total_bytes
+    assert raced.traffic.by_phase["control"] > 0
+
+
+def test_the_scores_of_all_candidates_are_in_the_report():
+    config, parties = race("another one wins")
+    summary = simulate(parties, config).report.race
+    assert [each.settings["train.learning_rate"] for each in summary.candidates] == [USELESS, GOOD]
+    assert [each.chosen for each in summary.candidates] == [False, True]
+    assert summary.candidates[1].score > summary.candidates[0].score
+    assert summary.rounds == 6
+
+
+@pytest.mark.parametrize("name", ["another one wins", "the second of three wins"])
+def test_a_race_that_is_interrupted_at_any_message_ends_with_the_same_result(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda handle: None)  # no test here cuts the power of the machine
+    config, parties = race(name)
+    carried: list = []
+
+    def count(message):
+        carried.append(message)
+        return message
+
+    whole = simulate(parties, config, carry=count).report
+    for number in range(3, len(carried), 41):
+        left = [number]
+
+        def crash(message, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise CrashError
+            return message
+
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(CrashError):
+            simulate(parties, config, carry=crash, checkpoints=folder)
+        resumed = simulate(parties, config, checkpoints=folder).report
+        assert_same_end(resumed, whole)
+        assert resumed.race == whole.race
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0], [2.0], [-1.0], [0.5], [float("nan")]])
+def test_positions_that_no_candidate_has_are_refused(values):
+    config, parties = race("another one wins")
+
+    def carry(message):
+        return Candidates(message.key, np.array(values)) if isinstance(message, Candidates) else message
+
+    with pytest.raises(ProtocolError, match="positions of candidates"):
+        simulate(parties, config, carry=carry)
+
+
+def test_a_description_that_is_none_is_refused_and_names_the_party():
+    config, parties = race("another one wins")
+
+    def carry(message):
+        if isinstance(message, PartySituation) and message.key.client == 1:
+            return PartySituation(message.key, np.array([1.0, 1.0, 9.0]))
+        return message
+
+    with pytest.raises(ProtocolError, match=r"party 'b'.*description of its data"):
+        simulate(parties, config, carry=carry)

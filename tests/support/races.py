@@ -1,0 +1,58 @@
+"""Runs in which candidates race: settings that a preset leaves open, and parties that learn in a few rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glasu import registry
+from glasu.config import RunConfig, list_candidates
+from glasu.data.party import PartyData
+from glasu.data.presets import Candidate, Preset
+from support.tiny import settings, tiny_parties
+
+GOOD, USELESS = 0.1, 1e-12
+CASES = {
+    "the preferred one wins": (GOOD, USELESS),
+    "another one wins": (USELESS, GOOD),
+    "the second of three wins": (USELESS, GOOD, 2e-12),
+    "a tie keeps the preferred one": (USELESS, 2e-12),
+}
+WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in CASES.items()}
+
+
+def candidate(rate: float) -> Candidate:
+    layers = {"aggregation_layers": (3,)} if rate < GOOD else {}
+    return Candidate({"train": {"learning_rate": rate}}, {"model": layers})
+
+
+for _name, _rates in CASES.items():
+    preset = Preset(tuple(candidate(rate) for rate in _rates))
+    registry.register("preset", _name.replace(" ", "-"), preset)
+
+
+def race(name: str, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
+    """Return settings with a race, and parties whose labels can be learned in a few rounds."""
+    config = settings(
+        backbone="sage",
+        num_rounds=20,
+        num_local_steps=2,
+        evaluate_every=2,
+        precision="fp32",
+        optimizer="adam",
+        patience=0,
+        preset=name.replace(" ", "-"),
+        **keys,
+    )
+    left_open = {"learning_rate", "aggregation_layers"}
+    sections = {
+        section: {key: value for key, value in values.items() if key not in left_open}
+        for section, values in config.to_dict(given=True).items()
+    }
+    labels = keys.get("labels", "all")
+    return RunConfig.from_dict(sections), tiny_parties(num_nodes=150, owner=None if labels == "all" else labels)
+
+
+def decided(config: RunConfig, rate: float) -> RunConfig:
+    """Return the settings of the candidate with this learning rate."""
+    (found,) = {each.digest(): each for each in list_candidates(config) if each.train.learning_rate == rate}.values()
+    return found
