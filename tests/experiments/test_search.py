@@ -42,7 +42,6 @@ RUN = (
     + """\
 aggregation_layers = [1]
 [train]
-preset = "none"
 patience = 0
 num_rounds = 4
 evaluate_every = 2
@@ -118,7 +117,7 @@ def test_best_toml_trains_to_the_score_of_the_best_trial(run_file, tmp_path):
     assert sum(report.validation.accuracy for report in reports) / 2 == best
     written = tomllib.loads((out / "best.toml").read_text())
     assert written["train"]["seed"] == 5
-    assert set(written["train"]) == {"num_rounds", "evaluate_every", "learning_rate", "seed"}
+    assert set(written["train"]) == {"preset", "patience", "num_rounds", "evaluate_every", "learning_rate", "seed"}
     assert "root" not in written["data"]
     header = (out / "best.toml").read_text().splitlines()[:3]
     for word in ("glasu search run.toml", "ranges.toml", "--trials 3", "--seeds 2", str(best), glasu.__version__):

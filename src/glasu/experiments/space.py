@@ -138,6 +138,7 @@ def apply_point(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
     for key, value in point.items():
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
+    sections["train"]["preset"] = "none"  # a search takes every key as written, and so does its best.toml
     return RunConfig.from_dict(sections)
 
 
