@@ -31,6 +31,7 @@ LOGGER = "glasu.wire"
 TRAFFIC = ("round", "bytes", "exchanges")  # keys of an entry of the report's history that do not depend on the CPU
 LAST_RENAME = 5  # a killed run ends before this rename in its output folder: after some checkpoints, not after all
 CLASSES = ("sun", "rain", "wind")
+NEWER = {"features": "data.features=none"}  # field of a config class -> override
 
 
 def find_main(tree: Path = TREE) -> Main:
@@ -53,7 +54,7 @@ def run(name: str, folder: Path, tree: Path = TREE) -> dict[str, Any]:
         "recorded": fields that do not depend on the CPU. "local": fields that can differ from one CPU to another.
     """
     main, setting = find_main(tree), SETTINGS[name]
-    overrides = _write_data(main, setting, folder)
+    overrides = [*_write_data(main, setting, folder), *_list_newer_overrides(tree)]
     outcome = _train_and_predict(main, setting, folder / "out", overrides)
     if setting.killed:
         out = folder / "killed"
@@ -64,6 +65,12 @@ def run(name: str, folder: Path, tree: Path = TREE) -> dict[str, Any]:
             "repeats_all_rounds": _num_lines(resumed) >= _num_lines(outcome) > 0,
         }
     return outcome
+
+
+def _list_newer_overrides(tree: Path) -> list[str]:
+    """Return overrides that bring a newer checkout to the behaviour of older ones, which do not know their keys."""
+    config = (tree / "src" / "glasu" / "config.py").read_text(encoding="utf-8")
+    return [word for key, override in NEWER.items() if f"    {key}: " in config for word in ("--set", override)]
 
 
 def _train_command(out: Path, overrides: Sequence[str]) -> list[str]:

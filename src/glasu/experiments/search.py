@@ -226,6 +226,7 @@ def _run_file(search: _Search, best: FinishedTrial) -> str:
     written = search.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
     keys |= {override.partition("=")[0].strip() for override in search.options.overrides} | set(best.point)
+    keys.add("train.preset")  # "none": otherwise a preset would choose the keys that this file leaves out
     config = apply_point(search.config, best.point)
     if best.outcome.num_rounds != config.train.num_rounds:  # fewer fit into the budget
         keys.add("train.num_rounds")
