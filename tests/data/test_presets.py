@@ -68,9 +68,21 @@ def test_a_candidate_with_another_structure_is_left_out_and_a_suggestion_gives_w
     assert {(each.model.num_layers, each.train.backward, each.train.weight_decay) for each in sage} == {
         (2, "joint", 0.1)
     }
-    assert list_candidates(RunConfig(model=ModelConfig(backbone="gat"))) == (
-        RunConfig(model=ModelConfig(backbone="gat")),
-    )
+    shallow = RunConfig(model=ModelConfig(backbone="gat", num_layers=2, aggregation_layers=(1,)))
+    assert list_candidates(shallow) == (shallow,)
+
+
+def test_a_deep_network_without_skip_connections_has_exact_gradients_and_layer_norms():
+    model = ModelConfig(backbone="gcn", num_layers=4, aggregation_layers=(0, 1, 2, 3))
+    (deep,) = list_candidates(RunConfig(model=model))
+    assert (deep.model.normalization, deep.train.backward, deep.train.num_local_steps) == ("layer", "joint", 1)
+    for other in (
+        RunConfig(model=model, train=TrainConfig(backward="local")),
+        RunConfig(model=ModelConfig(backbone="gcn", num_layers=2, aggregation_layers=(0, 1))),
+        RunConfig(model=ModelConfig(backbone="gcn", num_layers=4, aggregation_layers=(3,), residual=True)),
+        RunConfig(model=model, train=TrainConfig(preset="none")),
+    ):
+        assert list_candidates(other) == (other,)
 
 
 def test_without_a_preset_every_key_is_taken_as_written():

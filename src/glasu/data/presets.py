@@ -87,15 +87,18 @@ class Preset:
     """A list of candidates, in order of preference."""
 
     candidates: tuple[Candidate, ...] = ()
+    deep: Candidate | None = None  # if no candidate fits: for more than two layers without skip connections
 
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
         """Return the candidates that do not contradict the given keys, and the settings that each one gives.
 
-        Without such a candidate, all other keys keep their defaults.
+        Without such a candidate, all other keys keep their defaults; a deep network has its own suggestions.
         """
         found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
         if config.train.labels != "all":  # the parties are not complete, whatever else they have
             found = [pair for pair in found if pair[0].complete is not True]
+        if not found and self.deep is not None and _is_deep(config):
+            found = [(self.deep, applied)] if (applied := self.deep.apply(config)) is not None else []
         return found or [(Candidate(), config)]
 
     def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
@@ -124,7 +127,12 @@ PRESETS: dict[str, Preset] = {
             # Local gradients do not teach a party what the others need from it. Larger steps are better here.
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
             Candidate(_EXACT_GCNII, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
-        )
+        ),
+        # With local gradients, or without normalisation, such a network often predicts one class.
+        deep=Candidate(
+            {"train": _EXACT, "wire": _EVERY_VALUE},
+            {"model": {"normalization": "layer"}, "train": {**_FEW_STEPS, "learning_rate": 0.01}},
+        ),
     ),
     "none": Preset(),
     "paper": Preset(
@@ -222,6 +230,17 @@ def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
     """Return the settings in which a candidate differs from another one, by name: {"model.backbone": "sage"}."""
     flat = [each.flatten() for each in candidates]
     return {key: value for key, value in flat[index].items() if any(other[key] != value for other in flat)}
+
+
+def _is_deep(config: RunConfig) -> bool:
+    """Return whether the parties train together with more than two layers without skip connections."""
+    model = config.model
+    return (
+        model.backbone in ("gcn", "gat", "sage")
+        and not model.residual
+        and len(model.aggregation_layers) > 0
+        and model.num_layers > 2
+    )
 
 
 def _list_keys(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
