@@ -105,13 +105,11 @@ class Gcn(nn.Module):
 
 def make_config(dataset: str, seed: int, partition: str) -> glasu.RunConfig:
     """Return the default settings for a data set."""
-    task = {"task": "binary"} if dataset in BINARY else {}
-    # A data set with few columns has all of them at one party.
-    few = {"num_clients": 2} if partition == "apart" and dataset in BINARY else {}
-    return glasu.RunConfig(
-        data=glasu.DataConfig(name=dataset, split=(0.6, 0.2, 0.2), partition=partition, **few),
-        train=glasu.TrainConfig(seed=seed, **task),
-    )
+    data: dict[str, Any] = {"name": dataset, "split": (0.6, 0.2, 0.2), "partition": partition}
+    if partition == "apart" and dataset in BINARY:
+        data["num_clients"] = 2  # few columns: all of them at one party
+    train = {"seed": seed, **({"task": "binary"} if dataset in BINARY else {})}
+    return glasu.RunConfig.from_dict({"data": data, "train": train})
 
 
 def score(truth: NDArray[Any], scores: NDArray[Any], *, binary: bool) -> float:
@@ -182,7 +180,7 @@ def train_pooled(
         hidden = drop(first(drop(x)).relu())
         loss = nn.functional.cross_entropy(second(hidden)[known], labels[known])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
             scores = second(first(x).relu()).softmax(dim=1).numpy()
@@ -229,6 +227,8 @@ def run(dataset: str, seed: int, partition: str, *, timestamps: bool, done: Mapp
         parties = [add_timestamps(party, number) for number, party in enumerate(parties)]
 
     def add(method: str, test: float, validation: float, start: float, **more: Any) -> None:
+        if method in done:
+            return
         spent = time.process_time() - start
         about = {"dataset": dataset, "timestamps": int(timestamps), "seed": seed, "method": method}
         found.append({**about, "score": test, "validation": validation, "seconds": spent, **more})

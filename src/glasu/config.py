@@ -26,6 +26,7 @@ Natural = Annotated[int, Bounds(0, MAX_COUNT)]
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 Positive = Annotated[float, Bounds(0, ends="(]")]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
+LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
@@ -375,11 +376,20 @@ class RunConfig:
             del settings["data"][key]
         candidates = list_candidates(self)
         if len(candidates) > 1 or candidates[0] != self:
-            settings["candidates"] = [candidate.flatten() for candidate in candidates]
+            settings["candidates"] = [candidate._flatten() for candidate in candidates]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def flatten(self) -> dict[str, Any]:
-        """Return the settings that the digest covers, one entry each: {"train.seed": 0}."""
+        """Return the settings that the digest covers, one entry each: {"train.seed": 0}.
+
+        Keys that the preset decides have their defaults here. They are listed in one more entry, so that two configs of
+        which only one sets such a key differ.
+        """
+        found = self._flatten()
+        left_open = list_open_keys(list_candidates(self))
+        return {**found, LEFT_OPEN: left_open} if left_open else found
+
+    def _flatten(self) -> dict[str, Any]:
         return {
             f"{section}.{key}": value
             for section, keys in self.to_dict().items()
@@ -392,6 +402,12 @@ def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:
     """Return the settings between which `train.preset` decides, in order of preference; often there is only one."""
     candidates: tuple[RunConfig, ...] = registry.load("preset", config.train.preset).expand(config)
     return candidates
+
+
+def list_open_keys(candidates: Sequence[RunConfig]) -> list[str]:
+    """Return the names of the settings in which candidates differ, sorted."""
+    flat = [candidate._flatten() for candidate in candidates]
+    return sorted(key for key, value in flat[0].items() if any(other[key] != value for other in flat[1:]))
 
 
 def read_sections(path: Path) -> dict[str, Any]:

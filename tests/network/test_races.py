@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from glasu.runtime.simulation import simulate
+from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
 from support.races import CASES, race
 from support.tiny import assert_same_run
@@ -20,3 +22,13 @@ def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tm
     assert served.race == simulated.race
     chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
     assert chosen == {simulated.config.train.learning_rate}
+
+
+def test_a_model_that_a_race_chose_predicts_between_machines(kits, tmp_path):
+    config, parties = race("another one wins")
+    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster.run()
+    nodes = np.array([3, 1, 40])
+    _, predicted = cluster.predict(b=nodes)
+    expected = TrainedModel.of(simulate(parties, config).clients).predict_proba(parties, nodes)
+    np.testing.assert_array_equal(predicted["b"].scores, expected)

@@ -7,6 +7,9 @@ import pytest
 
 from glasu.errors import ProtocolError
 from glasu.protocol.messages import Candidates, PartySituation
+from glasu.protocol.state import Race
+from glasu.runtime.simulation import make_clients, prepare_run
+from glasu.wire.message_key import SERVER
 from support.races import CASES, GOOD, USELESS, WINNERS, decided, race
 from support.tiny import assert_same_end, simulate
 
@@ -36,10 +39,15 @@ def test_the_scores_of_all_candidates_are_in_the_report():
     assert summary.rounds == 6
 
 
-@pytest.mark.parametrize("name", ["another one wins", "the second of three wins"])
-def test_a_race_that_is_interrupted_at_any_message_ends_with_the_same_result(name, tmp_path, monkeypatch):
+STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates stop within the race
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("another one wins", {}), ("the second of three wins", {}), ("another one wins", STOPPING)]
+)
+def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(name, keys, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: None)  # no test here cuts the power of the machine
-    config, parties = race(name)
+    config, parties = race(name, **keys)
     carried: list = []
 
     def count(message):
@@ -47,7 +55,7 @@ def test_a_race_that_is_interrupted_at_any_message_ends_with_the_same_result(nam
         return message
 
     whole = simulate(parties, config, carry=count).report
-    for number in range(3, len(carried), 41):
+    for number in range(3, len(carried), 11 if keys else 41):
         left = [number]
 
         def crash(message, left=left):
@@ -63,6 +71,35 @@ def test_a_race_that_is_interrupted_at_any_message_ends_with_the_same_result(nam
         resumed = simulate(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
         assert resumed.race == whole.race
+
+
+def test_a_client_that_returns_to_the_start_has_the_settings_and_weights_of_the_start():
+    config, parties = race("another one wins")
+    (client, *_) = make_clients(prepare_run(config, parties).config, parties)
+    first = client.state()
+    client.progress.race = Race((0, 1))
+    client.adopt_candidate()
+    assert client.config == client.candidates[1]
+    client.restore(first)
+    assert (client.config, client.progress.race) == (client.candidates[0], None)
+    assert client.learner.config == client.candidates[0]
+
+
+@pytest.mark.parametrize("winners", [[0.0, 1.0], [2.0], []])
+def test_a_winner_that_was_not_in_the_race_is_refused(winners):
+    config, parties = race("the second of three wins")
+    seen: list = []
+
+    def carry(message):
+        if isinstance(message, Candidates) and message.key.client == SERVER:
+            seen.append(message)
+            if len(seen) <= len(parties):
+                return Candidates(message.key, np.array([0.0, 1.0]))
+            return Candidates(message.key, np.array(winners))
+        return message
+
+    with pytest.raises(ProtocolError):
+        simulate(parties, config, carry=carry)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [2.0], [-1.0], [0.5], [float("nan")]])

@@ -32,17 +32,16 @@ for _name, _rates in CASES.items():
 
 def race(name: str, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
     """Return settings with a race, and parties whose labels can be learned in a few rounds."""
-    config = settings(
-        backbone="sage",
-        num_rounds=20,
-        num_local_steps=2,
-        evaluate_every=2,
-        precision="fp32",
-        optimizer="adam",
-        patience=0,
-        preset=name.replace(" ", "-"),
+    keys = {
+        "backbone": "sage",
+        "num_rounds": 20,
+        "num_local_steps": 2,
+        "evaluate_every": 2,
+        "precision": "fp32",
+        "optimizer": "adam",
         **keys,
-    )
+    }
+    config = settings(preset=name.replace(" ", "-"), **keys)
     left_open = {"learning_rate", "aggregation_layers"}
     sections = {
         section: {key: value for key, value in values.items() if key not in left_open}

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from glasu.protocol.requests import Evaluated, Evaluating, Event, RoundDone, WarmStepDone
+from glasu.protocol.requests import CandidateStarted, Evaluated, Evaluating, Event, RoundDone, WarmStepDone
 
 if TYPE_CHECKING:
     from glasu.runtime.simulation import Observer
@@ -102,7 +102,11 @@ def show_progress(
 
         def advance(event: Event) -> None:
             print_lines(introduction)  # above the bar, which redirects standard error
-            if isinstance(event, RoundDone):
+            if isinstance(event, CandidateStarted) and event.restarts:
+                progress.reset(task, total=event.num_rounds)
+            elif isinstance(event, CandidateStarted):
+                progress.update(task, total=event.num_rounds)
+            elif isinstance(event, RoundDone):
                 progress.update(task, completed=max(event.round + 1, progress.tasks[task].completed))
             elif isinstance(event, Evaluating | WarmStepDone):
                 progress.update(task, state=describe_progress(event))

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
             refuse_other_finished_run(args.out, config)
         out = make_output_folder(args.out)
 
+        from glasu.config import resolve
         from glasu.data.sources.catalog import load_data, load_parties
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
             TrainedModel.of(simulation.clients).save(out / "model")
             report = simulation.report
             if args.baselines:
-                used = config if report.race is None else report.config  # with the settings that the preset chose
+                decided, _ = resolve(config, loaded.parties[0].num_nodes)
+                used = decided if report.race is None else report.config  # the settings that the preset chose
                 report = replace(report, baselines=train_baselines(used, load_parties))
             write_atomically(out / "report.json", report.to_json().encode())
             for finished in checkpoints.glob("*.checkpoint"):

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glasu import registry
-from glasu.config import RunConfig, TrainConfig
+from glasu.config import RunConfig, TrainConfig, list_open_keys
 from glasu.data.methods import Settings
 
 if TYPE_CHECKING:  # a server reads this module, and it has no scipy
     from glasu.data.party import PartyData
 
 PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
-MIN_TRAINING_EDGES = 100  # fewer edges between training nodes give no estimate of homophily
+MIN_TRAINING_EDGES = 200  # directed ones; fewer between training nodes give no estimate of homophily
 # Adjusted homophily (Platonov et al. 2023) is 0 if neighbours are as often of one class as by chance, and 1 if always.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
 RACE_ROUNDS, RACE_SHARE = 30, 0.3  # rounds of each candidate in a race: at most this number, and this share of the run
@@ -65,8 +65,8 @@ class Candidate:
 
     structure: Settings = field(default_factory=dict)  # a run that sets one of these keys otherwise excludes it
     suggestions: Settings = field(default_factory=dict)
-    # Whether it is for runs in which every party has edges, features and labels; None: for all runs.
-    complete: bool | None = None
+    # True: only where every party has edges, features and labels. False: only elsewhere. None: everywhere.
+    for_complete: bool | None = None
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for all keys that are not set; None if one contradicts."""
@@ -87,15 +87,20 @@ class Preset:
     """A list of candidates, in order of preference."""
 
     candidates: tuple[Candidate, ...] = ()
+    deep: Candidate | None = None  # if no candidate fits: for more than two layers without skip connections
 
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
         """Return the candidates that do not contradict the given keys, and the settings that each one gives.
 
-        Without such a candidate, all other keys keep their defaults.
+        Without such a candidate, all other keys keep their defaults; a deep network has its own suggestions.
         """
         found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
+        if all(applied == found[0][1] for _, applied in found[1:]):  # every key that they suggest is set
+            found = [(Candidate(), applied) for _, applied in found[:1]]
         if config.train.labels != "all":  # the parties are not complete, whatever else they have
-            found = [pair for pair in found if pair[0].complete is not True]
+            found = [pair for pair in found if pair[0].for_complete is not True]
+        if not found and self.deep is not None and _is_deep(config):
+            found = [(self.deep, applied)] if (applied := self.deep.apply(config)) is not None else []
         return found or [(Candidate(), config)]
 
     def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
@@ -108,23 +113,28 @@ class Preset:
 _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 # A warm start, and the references of error feedback, belong to one structure. A run that sets them has no race.
-_EVERY_VALUE = {"feedback": False}
-_LOCAL = {"backward": "local", "warm_start": 0}
-_EXACT = {"backward": "joint", "warm_start": 0}
-_EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _EVERY_VALUE}
-_EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _EVERY_VALUE}
-_FEW_STEPS = {"num_local_steps": 1, "num_rounds": 200}
-_SAGE_STEPS = {**_FEW_STEPS, "weight_decay": 0.0005}
+_NO_FEEDBACK = {"feedback": False}
+_LOCAL = {"backward": "local", "optimizer": "adam", "warm_start": 0}
+_EXACT = {"backward": "joint", "optimizer": "adam", "num_local_steps": 1, "warm_start": 0}
+_EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
+_EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
+_LONG = {"num_rounds": 200}
+_SAGE_STEPS = {**_LONG, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _GCNII, "train": _LOCAL, "wire": _EVERY_VALUE}, complete=True),
+            Candidate({"model": _GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
             # Local gradients do not teach a party what the others need from it. Larger steps are better here.
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
-            Candidate(_EXACT_GCNII, {"train": {**_FEW_STEPS, "learning_rate": 0.03}}, False),
-        )
+            Candidate(_EXACT_GCNII, {"train": {**_LONG, "learning_rate": 0.03}}, False),
+        ),
+        # With local gradients, or without normalisation, such a network often predicts one class.
+        deep=Candidate(
+            {"train": _EXACT, "wire": _NO_FEEDBACK},
+            {"model": {"normalization": "layer"}, "train": {**_LONG, "learning_rate": 0.01}},
+        ),
     ),
     "none": Preset(),
     "paper": Preset(
@@ -154,9 +164,14 @@ PRESETS: dict[str, Preset] = {
 
 
 def count_race_rounds(train: TrainConfig) -> int:
-    """Return the number of rounds of each candidate in a race. It ends with an evaluation that is due in any case."""
+    """Return the number of rounds of each candidate in a race: whole intervals between evaluations, at least one."""
     wanted = min(RACE_ROUNDS, RACE_SHARE * train.num_rounds)
     return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
+
+
+def is_race_short(candidates: Sequence[RunConfig]) -> bool:
+    """Return whether a race takes at most half of the rounds of every candidate; otherwise rules alone decide."""
+    return all(2 * count_race_rounds(each.train) <= each.train.num_rounds for each in candidates)
 
 
 def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
@@ -169,11 +184,11 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     complete = all(each.has_edges and each.has_features for each in situations)
     preset: Preset = registry.load("preset", config.train.preset)
     found = preset.fit(config)
-    kept = [index for index, (each, _) in enumerate(found) if each.complete in (None, complete)]
+    kept = [index for index, (each, _) in enumerate(found) if each.for_complete in (None, complete)]
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
-    return kept
+    return kept if is_race_short([found[index][1] for index in kept]) else kept[:1]
 
 
 def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:
@@ -220,8 +235,19 @@ def measure_homophily(party: PartyData) -> float | None:
 
 def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
     """Return the settings in which a candidate differs from another one, by name: {"model.backbone": "sage"}."""
-    flat = [each.flatten() for each in candidates]
-    return {key: value for key, value in flat[index].items() if any(other[key] != value for other in flat)}
+    flat = candidates[index].flatten()
+    return {key: flat[key] for key in list_open_keys(candidates)}
+
+
+def _is_deep(config: RunConfig) -> bool:
+    """Return whether the parties train together with more than two layers without skip connections."""
+    model = config.model
+    return (
+        model.backbone in ("gcn", "gat", "sage")
+        and not model.residual
+        and len(model.aggregation_layers) > 0
+        and model.num_layers > 2
+    )
 
 
 def _list_keys(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:

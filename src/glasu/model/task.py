@@ -41,11 +41,14 @@ class Metric:
     can_be_undefined: bool = False  # NaN, although labels are known
 
     def standard_error(self, value: float, count: int) -> float:
-        """Return a standard error of the metric on `count` nodes, as if it were a share of them.
+        """Return a standard error of the metric on `count` nodes.
 
-        For ROC AUC and R2 this is a rough bound, which keeps small differences from deciding.
+        For a share of nodes it is that of a binomial, with one more success and failure. For ROC AUC and R2 it is the
+        largest one that a share can have, which keeps small differences from deciding.
         """
-        share = min(max(value, 0.0), 1.0)
+        if not self.is_share or math.isnan(value):
+            return 0.5 / math.sqrt(max(count, 1))
+        share = (count * value + 1) / (count + 2)
         return math.sqrt(share * (1 - share) / max(count, 1))
 
     def format(self, value: float) -> str:

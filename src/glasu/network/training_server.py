@@ -66,7 +66,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         if saved and not self.is_finished:
             checkpoint = self.saver.store.load(saved, ServerCheckpoint)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
-            self.options.log.info("resuming after round %d or the one before, once all parties are connected.", saved)
+            last = checkpoint.server.progress.round
+            self.options.log.info("resuming after round %d or the one before, once all parties are connected.", last)
 
     @property
     def is_finished(self) -> bool:

@@ -72,8 +72,8 @@ class Client:
         """Use the settings of the candidate that the progress names, with their first weights."""
         race = self.progress.race
         self.identity.base = self.progress.base
-        if race is not None:
-            self.config = self.candidates[race.candidate]
+        if len(self.candidates) > 1:  # also without a race: a new attempt may start before it
+            self.config = self.candidates[0 if race is None else race.candidate]
             self.learner = self._make_learner()
 
     @property

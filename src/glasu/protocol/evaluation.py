@@ -51,6 +51,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
+        progress.best_is_collapsed = progress.is_collapsed
 
 
 def _key_round(role: Client | Server, ensemble: bool) -> int:
@@ -66,7 +67,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
     metrics, _ = yield Timed(client_evaluation(client, round_index, "test", ensemble=progress.ensemble), "evaluation")
-    if progress.collapsed:
+    if progress.best_is_collapsed:
         yield Collapsed()
     if client.is_alone:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
@@ -177,7 +178,7 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
         )
-    client.progress.collapsed = task.is_collapsed(predictions, labels)
+    client.progress.is_collapsed = task.is_collapsed(predictions, labels)
     return task.evaluate(predictions, labels)
 
 

@@ -50,7 +50,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
             why += " Some parties can predict without the others after training with train.party_dropout."
         raise AlignmentError(why, why)  # names of parties are public
     if (owner := config.train.labels) not in ("all", *present):
-        raise ConfigError(f"party {owner} is missing; it has the labels, and only its classifier can predict.")
+        raise ConfigError(f"party {owner} is missing; it has the labels, and only its classifier can predict. Add it.")
 
 
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:

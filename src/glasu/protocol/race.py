@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
-from glasu.errors import ProtocolError
+from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.requests import Broadcast, CandidateStarted, Receive, Script, Send
 from glasu.protocol.state import Race
@@ -48,7 +48,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
         answer = yield Receive((Candidates,), client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER))
-        yield _decide(client, *_read_positions(answer, len(client.candidates)))
+        yield _decide(client, _read_winner(answer, progress.race))
 
 
 def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
@@ -91,7 +91,13 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
             yield _describe_candidate(role)
         if progress.race.chosen is not None:
             return
-        yield from train(role)
+        try:
+            yield from train(role)
+        except TrainingError as error:
+            listed = ", ".join(list_chosen(role.candidates, progress.race.candidate))
+            raise TrainingError(
+                f'{error} This was a candidate of train.preset; set {listed} yourself, or train.preset = "none".'
+            ) from error
         if progress.race.is_last:
             return
         score = _score(role)
@@ -141,6 +147,14 @@ def _read_positions(message: Candidates, count: int) -> list[int]:
     if not values or len(set(values)) < len(values) or not {*values} <= {*map(float, range(count))}:
         raise ProtocolError(f"{message.key}: expected positions of candidates in 0..{count - 1}, got {values}.")
     return [int(value) for value in values]
+
+
+def _read_winner(message: Candidates, race: Race) -> int:
+    """Read the position of the winner; refuse one that was not in the race."""
+    values = message.values.tolist()
+    if len(values) != 1 or values[0] not in race.order:
+        raise ProtocolError(f"{message.key}: expected one candidate of {list(race.order)}, got {values}.")
+    return int(values[0])
 
 
 def _read_situations(server: Server, found: Sequence[PartySituation]) -> list[Situation]:

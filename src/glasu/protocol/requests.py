@@ -152,13 +152,13 @@ class CandidateStarted(Event):
 
 @dataclass(frozen=True)
 class Collapsed(Event):
-    """Event: the selected model predicts one class for all test nodes."""
+    """Event: the selected model predicts one class for all validation nodes."""
 
     def __str__(self) -> str:
         return (
-            "the selected model predicts one class for all test nodes: it has learned nothing. Use exact gradients "
-            '(train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer layers, or '
-            'another train.learning_rate; train.preset = "auto" chooses between tested settings'
+            "the selected model predicts one class for all validation nodes: it has learned nothing. Use exact "
+            'gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer '
+            "layers, or another train.learning_rate"
         )
 
 

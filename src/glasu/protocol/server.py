@@ -64,8 +64,7 @@ class Server:
         """Use the settings of the candidate that the progress names."""
         race = self.progress.race
         self.identity.base = self.progress.base
-        if race is not None:
-            self.config = self.candidates[race.candidate]
+        self.config = self.candidates[0 if race is None else race.candidate]
 
     def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation of the contributions of some clients; None: of all."""

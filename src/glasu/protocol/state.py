@@ -148,7 +148,8 @@ class ClientProgress(Progress):
 
     warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
-    collapsed: bool = False  # the model of the last evaluation predicted the same for all nodes
+    is_collapsed: bool = False  # the model of the last evaluation predicts the same for all nodes
+    best_is_collapsed: bool = False  # so does the best one on validation
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)

@@ -48,6 +48,8 @@ def server_warm_start(server: Server) -> Script[None]:
 def take_warm_steps(client: Client) -> Script[None]:
     """Train alone against the fixed classifier. The optimizer then starts again, as in a run without warm start."""
     progress, train, learner = client.progress, client.config.train, client.learner
+    if progress.warm_steps >= train.warm_start:
+        return
     examples, fixed = client.data.training_examples(), learner.classifier_weights()
     learner.set_learning_rate(0)
     for index in range(progress.warm_steps, train.warm_start):

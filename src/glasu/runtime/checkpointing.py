@@ -415,7 +415,8 @@ class SimulationCheckpoints:
         state = None
         if self._saved:
             state = self.store.load(self._saved, SimulationState)
-            log.info("resuming after round %d of %d.", self._saved, self.train.num_rounds)
+            progress = next(iter(state.clients.values())).progress
+            log.info("resuming after round %d of %d.", progress.round, progress.end(self.train))
         elif warm:
             self._saved_steps, state = warm, self._warm_store.load(warm, SimulationState)
             log.info("resuming after warm step %d of %d.", warm, self.train.warm_start)
@@ -469,7 +470,12 @@ class SimulationCheckpoints:
             if len(self._latest) < len(self._names):
                 return
             newest = max(each.progress.position for each in self._latest.values())
-            complete = all(each.progress.position == newest or each.progress.stopped for each in self._latest.values())
+            # A role that has stopped saves no more, unless it left a candidate of a race and starts the next one.
+            base = max(each.progress.base for each in self._latest.values())
+            complete = all(
+                each.progress.position == newest or (each.progress.stopped and each.progress.base == base)
+                for each in self._latest.values()
+            )
             if not complete or newest <= self._saved:
                 return
             self._saved = newest

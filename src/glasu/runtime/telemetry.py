@@ -43,7 +43,6 @@ PARTS = ("sampling", "compute", "communication", "evaluation")  # activities tha
 SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
-log = logging.getLogger(__name__)
 
 
 class TrafficCounter:
