@@ -74,6 +74,7 @@ class PartyData:
     splits: Splits | None = None
     feature_names: tuple[str, ...] = ()  # of the columns; () if they have none
     checked: CheckedArrays | None = field(default=None, repr=False)  # these arrays are not checked again
+    alignment_key: bytes | None = field(default=None, repr=False)  # common key of the aligned parties; never sent
 
     @property
     def num_nodes(self) -> int:
