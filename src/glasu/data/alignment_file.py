@@ -6,8 +6,6 @@ ids are the normalised ones. The key never leaves the party. Other roles see HMA
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from glasu.data.id_rules import IdRules, normalize_ids
-from glasu.data.party import PartyData, ids_sha256
+from glasu.data.party import PartyData, ids_sha256, sign_ids
 from glasu.errors import DataError
 from glasu.files import write_atomically
 
@@ -100,8 +98,3 @@ def read_alignment(folder: Path) -> CommonIds | None:
         raise DataError(
             f"{path}: cannot be read, is damaged, or is of another version of GLASU; {ALIGN_AGAIN}."
         ) from None
-
-
-def sign_ids(key: bytes, purpose: str, digest: str) -> str:
-    """Return the HMAC-SHA-256 of a digest of ids under the common key; other purposes give other values."""
-    return hmac.new(key, f"glasu {purpose} {digest}".encode(), hashlib.sha256).hexdigest()

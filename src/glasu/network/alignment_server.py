@@ -26,7 +26,7 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(JsonRecord):
     """How many ids exactly these parties have."""
 
     parties: tuple[str, ...]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from glasu.data.alignment_file import sign_ids
-from glasu.data.party import have_labels, measure_labels
+from glasu.data.party import have_labels, measure_labels, sign_ids
 from glasu.protocol.message_bytes import format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
