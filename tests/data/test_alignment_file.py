@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from glasu.cli.main import build_parser
 from glasu.config import DataConfig, RunConfig
 from glasu.data.alignment_file import ALIGNMENT_FILE, CommonIds, read_alignment
 from glasu.data.cache.store import Cache
@@ -12,6 +13,7 @@ from glasu.data.folders import read_normalized_ids, read_party, read_party_once
 from glasu.data.id_rules import IdRules, normalize_ids
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import AlignmentError, ConfigError, DataError
+from glasu.protocol.alignment import DEFAULT_MAX_IDS
 from glasu.runtime.local_alignment import AlignmentOptions, align_folders
 from support.commands import glasu, refused
 from support.messy_ids import SECRETS, list_common, list_people, name_person, spell, write_messy_folders
@@ -162,3 +164,4 @@ def test_the_command_aligns_folders_and_refuses_in_one_line(folders, tmp_path):
     refused(glasu("align", *folders, "--server", "localhost:1"), "--server and --kit belong together")
     refused(glasu("align", *folders, "--max-ids", "3", "--quiet"), "the limit is 3 here (--max-ids)")
     refused(glasu("align", *folders, "--max-ids", "0"), "must be an integer of 1 or more")
+    assert build_parser().parse_args(["align", "a", "b"]).max_ids == DEFAULT_MAX_IDS

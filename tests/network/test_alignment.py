@@ -132,7 +132,7 @@ def test_a_party_of_another_alignment_is_refused(folders, kits, tmp_path):
     refused = [error for role in roles.values() if isinstance(error := role.error(), RefusalError)]
     assert refused
     assert refused[0].code == Code.DIFFERENT_FACTS
-    assert "run glasu align at all of them" in str(refused[0])
+    assert "run glasu align at every party" in str(refused[0])
     assert server.error() is not None
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -277,6 +280,14 @@ def test_the_progress_of_a_party_rises_to_one():
         shares = [event.share for event in seen if isinstance(event, Aligning) and event.party == name]
         assert shares == sorted(shares)
         assert shares[-1] == 1
+
+
+def test_libsodium_leaves_no_temporary_file(tmp_path):
+    code = "from glasu.privacy.blinding import Blinding; print(len(Blinding(bytes(32)).start_key()))"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sets_are_compared_like_plain_sets():

@@ -54,8 +54,8 @@ RULES = (
     Rule(
         "ids",
         ("alignment",),
-        "the parties are not aligned with each other: run glasu align at all of them, or remove alignment.parquet at "
-        "all of them",
+        "the parties are not aligned with each other: run glasu align at every party, or remove alignment.parquet at "
+        "every party",
     ),
     Rule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
     Rule(

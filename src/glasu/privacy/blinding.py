@@ -3,7 +3,7 @@
 id -> H(id)         a point, by SHA-512
 blind by a, b, c    a b c H(id): equal for equal ids, whatever the order of the parties
 
-Without all scalars nobody can compute the point of an id, so nobody can test a guess (decisional Diffie-Hellman). The
+Without all scalars no role can compute the point of an id, so none can test a guess (decisional Diffie-Hellman). The
 package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the identity.
 """
 
@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,7 @@ Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
 _DOMAIN = b"glasu alignment 1"  # other programs and later versions have other points for the same id
 
 
+@cache
 def load_group() -> Any:
     """Return the module of the group, or raise ConfigError with the command that installs it."""
     try:
@@ -32,6 +37,8 @@ def load_group() -> Any:
         raise ConfigError(
             "an alignment needs the package rbcl, which is not installed; pip install 'glasu[psi]'."
         ) from None
+    if os.name == "posix":  # rbcl copies libsodium to a new temporary file in every process, and never removes it
+        Path(sys.modules["rbcl._sodium"].lib_path).unlink(missing_ok=True)
     return rbcl
 
 

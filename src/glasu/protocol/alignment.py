@@ -9,7 +9,7 @@ Elliptic-curve Diffie-Hellman set intersection in a ring of M parties; the serve
 
 No party sees two sets under the same blinding, so no party can compare. The server sees only blinded points; it learns
 the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a party
-multiplies what it received once more and keeps the product, which is never sent.
+multiplies the received share once more and keeps the product, which is never sent.
 """
 
 from __future__ import annotations
