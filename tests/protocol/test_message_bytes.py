@@ -267,6 +267,9 @@ def test_sections_of_right_length_in_wrong_places_raise_no_other_exception(kind,
     decodes(with_sections(kind, parts, filler))
 
 
+COLUMNS_OF = {"key share": 32, "blinded ids": 32}
+
+
 def sections_with(tag: str, dtype: int, columns: int) -> bytes:
     """Write a message whose sections have this tag, dtype and number of columns, and one row each."""
     kind = CARRIERS[tag]
@@ -275,7 +278,7 @@ def sections_with(tag: str, dtype: int, columns: int) -> bytes:
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_section_of_another_type_than_its_tag_expects_is_refused(tag):
-    columns = 2 if tag == "tensor" else 0
+    columns = 2 if tag == "tensor" else COLUMNS_OF.get(tag, 0)
     accepted = {name for code, name in enumerate(DTYPES) if decodes(sections_with(tag, code, columns))}
     assert accepted == set(DTYPES_OF[tag])
 
@@ -291,10 +294,10 @@ def test_bytes_that_are_no_node_set_are_refused(body):
 
 
 @pytest.mark.parametrize("tag", [tag for tag in TAGS if tag != "tensor"])
-def test_only_a_tensor_has_columns(tag):
-    code = DTYPES.index(DTYPES_OF[tag][0])
-    assert decodes(sections_with(tag, code, 0))
-    for columns in (1, 3):
+def test_only_a_tensor_and_points_have_columns(tag):
+    code, own = DTYPES.index(DTYPES_OF[tag][0]), COLUMNS_OF.get(tag, 0)
+    assert decodes(sections_with(tag, code, own))
+    for columns in (1, 3, *((0,) if own else ())):
         assert not decodes(sections_with(tag, code, columns))
 
 
@@ -334,8 +337,8 @@ def test_the_refusal_says_what_is_wrong():
         decode(data[:4] + bytes([VERSION - 1]) + data[5:])
     with pytest.raises(ProtocolError, match="unknown kind 99"):
         decode(data[:5] + b"\x63" + data[6:])
-    with pytest.raises(ProtocolError, match="unknown phase: 7 "):
-        decode(data[:8] + key_in(7) + data[39:])
+    with pytest.raises(ProtocolError, match="unknown phase: 99 "):
+        decode(data[:8] + key_in(99) + data[39:])
     with pytest.raises(ProtocolError, match="declares 0 bytes after it, but the message has 1"):
         decode(data + b"\0")
 

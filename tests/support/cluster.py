@@ -14,6 +14,8 @@ import numpy as np
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.network.alignment_party import AlignmentParty
+from glasu.network.alignment_server import AlignmentServer
 from glasu.network.connection import Dialing
 from glasu.network.join import PartyPerformer, join
 from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
@@ -54,6 +56,23 @@ class Cluster:
     def serve_prediction(self, role: type[PredictionServer] = PredictionServer, **options: Any) -> Role:
         """Start the server of a prediction, and return when it listens."""
         return self._start_server(lambda ready: serve(role(self._serve_options(ready, options))))
+
+    def serve_alignment(self, max_ids: int = 1000, **options: Any) -> Role:
+        """Start the server of an alignment, and return when it listens."""
+        return self._start_server(lambda ready: serve(AlignmentServer(self._serve_options(ready, options), max_ids)))
+
+    def align_with(
+        self,
+        name: str,
+        folder: Path,
+        secret: bytes | None = None,
+        max_ids: int = 1000,
+        performer: type[PartyPerformer] = PartyPerformer,
+    ) -> Role:
+        """Start a party of an alignment with the tables in this folder."""
+        kit, server = open_kit(self.kits / name, "party"), f"localhost:{self.port}"
+        options = JoinOptions(kit=kit, server=server, out=folder, wait=60.0)
+        return self._start_party(name, lambda: join(AlignmentParty(options, max_ids, secret), performer))
 
     def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
         observer = changes.get("observer")

@@ -9,7 +9,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 from hypothesis import strategies as st
 
-from glasu.protocol.fields import Content, FlagField, NodeSetsField, NumbersField, Shapes, TensorField
+from glasu.protocol.fields import Content, FlagField, NodeSetsField, NumbersField, RowsField, Shapes, TensorField
 from glasu.protocol.messages import MESSAGES, Message, Scores
 from glasu.wire.message_key import SERVER, Key, Phase
 
@@ -56,7 +56,15 @@ def values_of(content: Content) -> st.SearchStrategy[Any]:
         return node_sets(2**31)
     if isinstance(content, NumbersField):
         return hnp.arrays("<f8", st.integers(0, 4))
+    if isinstance(content, RowsField):
+        return (st.just(1) if content.single else st.integers(0, 4)).map(lambda rows: make_rows(content, rows))
     return st.booleans()
+
+
+def make_rows(content: RowsField, rows: int) -> Any:
+    """Return distinct numbers in the form of a field."""
+    shape = (rows, content.columns) if content.columns else rows
+    return np.arange(rows * max(1, content.columns)).astype(content.dtypes[0]).reshape(shape)
 
 
 def messages_of(kind: type[Message]) -> st.SearchStrategy[Message]:
@@ -77,6 +85,8 @@ def _sample(content: Content) -> Any:
         return np.arange(6, dtype=np.float32).reshape(3, 2)
     if isinstance(content, NodeSetsField):
         return np.array([1, 5, 9], np.int32), np.empty(0, np.int32)
+    if isinstance(content, RowsField):
+        return make_rows(content, 1 if content.single else 2)
     return np.array([0.5, 0.25]) if isinstance(content, NumbersField) else True
 
 
@@ -90,6 +100,9 @@ def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy
         return node_sets(shapes.num_nodes, content.limit(shapes, phase)[0])
     if isinstance(content, NumbersField):
         return hnp.arrays("<f8", st.integers(0, content.count(shapes)))
+    if isinstance(content, RowsField):
+        most = min(shapes.num_nodes, shapes.chunk_rows)
+        return (st.just(1) if content.single else st.integers(0, most)).map(lambda rows: make_rows(content, rows))
     return st.booleans()
 
 
@@ -103,5 +116,7 @@ def largest(content: Content, shapes: Shapes, phase: Phase, extra: int = 0) -> A
         return (np.arange(shapes.num_nodes, dtype=np.int32),) * (content.limit(shapes, phase)[0] + extra)
     if isinstance(content, NumbersField):
         return np.zeros(content.count(shapes) + extra)
+    if isinstance(content, RowsField):
+        return make_rows(content, (1 if content.single else min(shapes.num_nodes, shapes.chunk_rows)) + extra)
     assert isinstance(content, FlagField)
     return True

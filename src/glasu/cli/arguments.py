@@ -142,6 +142,13 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_count(text: str) -> int:
+    """Parse a positive integer."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} must be an integer of 1 or more")
+    return int(text)
+
+
 def parse_gibibytes(text: str) -> int:
     """Parse a positive number of GiB; return bytes."""
     try:

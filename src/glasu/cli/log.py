@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from glasu.cli.arguments import format_event
 from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
 from glasu.network.options import Status
-from glasu.protocol.requests import Evaluated, Evaluating, WarmStepDone
+from glasu.protocol.requests import Aligning, Evaluated, Evaluating, WarmStepDone
 
 if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
@@ -103,6 +103,9 @@ class Log(_Receiver):
         elif isinstance(event, WarmStepDone) and self._patience.is_over():
             self._patience.restart()
             self._write(describe_progress(event), "warm step", step=event.step, loss=event.loss)
+        elif isinstance(event, Aligning) and (event.share == 1 or self._patience.is_over()):
+            self._patience.restart()
+            self._write(str(event), "aligning", share=event.share)
 
     def write_finished(self, report: Path, **fields: Any) -> None:
         """Write the event `finished` to a JSON log. A text log has none: the command prints its result."""

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from glasu import __version__, registry
-from glasu.cli import demo, doctor, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import align, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import format_event
 from glasu.errors import GlasuError
 
@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "demo": demo,
     "train": train,
     "split": split,
+    "align": align,
     "provision": provision,
     "doctor": doctor,
     "serve": serve,
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
     "reproduce": reproduce,
     "search": search,
 }
-BETWEEN_ORGANISATIONS = ("doctor", "serve", "join")  # their logs must never contain data of a party
+BETWEEN_ORGANISATIONS = ("align", "doctor", "serve", "join")  # their logs must never contain data of a party
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,9 +13,11 @@ import pyarrow as pa
 import scipy.sparse as sp
 import tomli_w
 
+from glasu.data.alignment_file import ALIGNMENT_FILE, read_alignment
 from glasu.data.cache.parties import read_files
 from glasu.data.cache.store import Cache
 from glasu.data.graph import Graph
+from glasu.data.id_rules import IdRules, LetterCase, UnicodeForm, Whitespace, normalize_ids
 from glasu.data.party import MISSING_REMEDY, SPLITS, Labels, PartyData, Splits
 from glasu.data.table_errors import Faults
 from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
@@ -46,6 +48,9 @@ class PartyManifest:
     split: str | None = None
     classes: tuple[str, ...] | None = None  # in the order of the label numbers; None: sorted names
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
+    id_unicode: UnicodeForm | None = None  # rules of an alignment; None: those of `IdRules`
+    id_case: LetterCase | None = None
+    id_whitespace: Whitespace | None = None
     nodes: str | None = None  # file names; None: nodes.parquet or nodes.csv
     edges: str | None = None
     schema: int = PARTY_SCHEMA
@@ -55,6 +60,16 @@ class PartyManifest:
             raise DataError(f"schema={self.schema}: this version reads schema {PARTY_SCHEMA}; update GLASU.")
         if self.label_type == "number" and (not isinstance(self.label, str) or self.classes is not None):
             raise DataError('label_type="number": needs one column in label, and no classes.')
+
+    @property
+    def id_rules(self) -> IdRules:
+        """The rules that normalise ids for an alignment."""
+        default = IdRules()
+        return IdRules(
+            unicode=self.id_unicode or default.unicode,
+            case=self.id_case or default.case,
+            whitespace=self.id_whitespace or default.whitespace,
+        )
 
 
 def write_party(party: PartyData, folder: str | Path, file_format: Literal["parquet", "csv"] = "parquet") -> None:
@@ -121,7 +136,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     with faults.collect():
         splits = _read_splits(nodes, manifest)
     faults.raise_if_any()
-    return PartyData(
+    party = PartyData(
         name=manifest.name,
         ids=np.asarray(ids) if pa.types.is_integer(ids.type) else np.array(ids.to_pylist(), np.str_),
         features=features,
@@ -131,18 +146,36 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         splits=splits,
         feature_names=tuple(_feature_columns(nodes, manifest)),
     )
+    common = read_alignment(folder)
+    return party if common is None else common.apply(party, manifest.id_rules, folder / ALIGNMENT_FILE)
+
+
+def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
+    """Return party.toml and all ids of the nodes in the common form. No other column is read."""
+    manifest = read_manifest(folder)
+    nodes = read_table(_find_tables(folder, manifest)[0])
+    ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
+    if len(ids) == 0:
+        raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
+    return manifest, normalize_ids(ids.to_pylist(), manifest.id_rules, f"{nodes.path}: column {manifest.id!r}")
 
 
 def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) -> PartyData:
     """Return `read_party(folder, missing)`; convert large files once and then open the converted data."""
     files = [folder / PARTY_FILE, *_find_tables(folder, read_manifest(folder))]
+    common = read_alignment(folder)
+    if common is not None:
+        files.append(folder / ALIGNMENT_FILE)
     names = [folder.resolve().name, *(file.name for file in files)]
     about = {"kind": "folder", "names": names, "missing": missing}
-    return read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])[0]
+    party = read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])[0]
+    return party if common is None else replace(party, alignment_key=common.key)  # the cache holds no key
 
 
 def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
     """Return the position of each id of a table. Its id column has the name of the party's id column, or `id`.
+
+    Where the party is aligned, the ids of the table are normalised first.
 
     Args:
         path: a .parquet or .csv file.
@@ -153,13 +186,18 @@ def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.i
         raise DataError(f"{path}: the file of ids must end in .{' or .'.join(FORMATS)}.")
     if not path.is_file():
         raise DataError(f"{path}: does not exist; --predict takes a table with the ids to predict.")
-    table, own = read_table(path), read_manifest(folder).id
+    table, manifest = read_table(path), read_manifest(folder)
+    own = manifest.id
     name = own if own in table.columns else "id"
     if name not in table.columns:
         expected = " or ".join(repr(known) for known in dict.fromkeys((own, "id")))
         raise DataError(f"{path}: has no column {expected}; {table.names()}. Rename the id column.")
     if table.num_rows == 0:
         raise DataError(f"{path}: has no rows; list at least one id, or use --predict without a file.")
+    if party.alignment_key is not None:
+        rules = manifest.id_rules
+        normalized = [rules.normalize(str(each)) for each in table.ids(name).to_pylist()]
+        table = replace(table, columns={**table.columns, name: pa.chunked_array([pa.array(normalized, pa.string())])})
     return table.positions(
         name, pa.array(party.ids.tolist()), "the ids of this party are", "is not the id of a node of this party."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -74,6 +75,7 @@ class PartyData:
     splits: Splits | None = None
     feature_names: tuple[str, ...] = ()  # of the columns; () if they have none
     checked: CheckedArrays | None = field(default=None, repr=False)  # these arrays are not checked again
+    alignment_key: bytes | None = field(default=None, repr=False)  # common key of the aligned parties; never sent
 
     @property
     def num_nodes(self) -> int:
@@ -227,6 +229,11 @@ def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
     if ids.dtype.kind == "i":
         return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
     return hashlib.sha256("\0".join(ids.tolist()).encode()).hexdigest()
+
+
+def sign_ids(key: bytes, purpose: str, digest: str) -> str:
+    """Return the HMAC-SHA-256 of a digest of ids under the common key; other purposes give other values."""
+    return hmac.new(key, f"glasu {purpose} {digest}".encode(), hashlib.sha256).hexdigest()
 
 
 def have_labels(labels: Labels) -> NDArray[np.bool_]:

@@ -35,6 +35,7 @@ from glasu.records import to_plain
 OVER = {  # by purpose: the answer to a process that comes when all others have their results
     "training": "this run is finished; --fresh at the server starts another.",
     "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
+    "alignment": "this alignment is complete; for another one, start `glasu serve --align` and all parties again.",
 }
 
 
@@ -137,7 +138,7 @@ class Admission:
     def find_absence_error(self, present: Sequence[str]) -> str | None:
         """Return why these parties cannot continue without the others; None if they can."""
         if self._facts.purpose != "prediction":
-            return f"A {self._facts.purpose} needs all parties."
+            return f"{'An' if self._facts.purpose == 'alignment' else 'A'} {self._facts.purpose} needs all parties."
         try:
             check_present(self._config, self._roster, present)
         except GlasuError as error:
@@ -179,9 +180,9 @@ class Admission:
             )
 
     def _check_settings(self, party: str, stated: StatementPayload) -> None:
-        assert stated.facts.nodes is not None  # refuse_missing_facts has checked it
+        nodes = stated.facts.nodes  # None in an alignment, whose settings do not depend on the number of nodes
         try:
-            config, _ = resolve(self._config, stated.facts.nodes)
+            config = self._config if nodes is None else resolve(self._config, nodes)[0]
         except ConfigError as error:  # no settings fit a graph of this size
             raise RefusalError(Code.INVALID_SETTINGS, error.public_message) from None
         if stated.digest == config.digest():

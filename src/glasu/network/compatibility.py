@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from glasu.config import RunConfig, refuse_other_count
 from glasu.data.methods import has_server, method_of, override_settings
 from glasu.errors import ConfigError
-from glasu.network.facts import EVERY_PARTY_STATES, LABELS, Facts
+from glasu.network.facts import ALIGNING_PARTY_STATES, EVERY_PARTY_STATES, LABELS, Facts
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
 from glasu.network.log_lines import MAX_REASON, printable
@@ -39,7 +39,8 @@ RULES = (
     Rule(
         "purpose",
         ("purpose",),
-        "start glasu doctor everywhere, or glasu serve and glasu join, with --predict everywhere or nowhere",
+        "start glasu doctor everywhere, or glasu serve and glasu join, with --predict everywhere or nowhere, or glasu "
+        "serve --align and glasu align",
     ),
     Rule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     Rule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
@@ -49,6 +50,13 @@ RULES = (
         "the --out folder belongs to another training; give the folder of the one that the server predicts with",
     ),
     Rule("parties", ("parties",)),
+    Rule("ids", ("id_rules",), "set id_unicode, id_case and id_whitespace in party.toml alike at all parties"),
+    Rule(
+        "ids",
+        ("alignment",),
+        "the parties are not aligned with each other: run glasu align at every party, or remove alignment.parquet at "
+        "every party",
+    ),
     Rule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
     Rule(
         "ids",
@@ -118,7 +126,8 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
 
 def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
     """Raise RefusalError if a prepared party leaves out a fact that must be compared."""
-    required = [*(name for name in LABELS if getattr(server, name) is not None), *EVERY_PARTY_STATES]
+    own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else EVERY_PARTY_STATES
+    required = [*(name for name in LABELS if getattr(server, name) is not None), *own]
     missing = [name for name in dict.fromkeys(required) if getattr(facts, name) is None]
     if missing:
         differences = [Difference(LABELS[name], {THE_SERVER: getattr(server, name), party: None}) for name in missing]

@@ -1,7 +1,7 @@
 """Facts: what a role states about itself in the handshake, so that the server can compare all roles.
 
 Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
-single id could be guessed. Torch is not loaded here.
+single id could be guessed. Digests of ids are HMACs where the parties are aligned. Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from glasu.data.party import have_labels, measure_labels
+from glasu.data.party import have_labels, measure_labels, sign_ids
 from glasu.protocol.message_bytes import format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
@@ -22,7 +22,7 @@ from glasu.report import versions
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
 
-Purpose = Literal["training", "prediction", "dry run"]
+Purpose = Literal["training", "prediction", "dry run", "alignment"]
 NonNegative = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
 MAX_EXTENSIONS = 64
@@ -44,6 +44,8 @@ class Facts:
     training: Short | None = None  # prediction: the run that trained the model
     selected: Literal["ensemble", "joint"] | None = field(default=None, metadata={"label": "selected model"})
     nodes: NonNegative | None = None
+    id_rules: Short | None = field(default=None, metadata={"label": "rules for ids"})  # alignment
+    alignment: Short | None = None  # an HMAC that names the alignment, or NOT_ALIGNED
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids (SHA-256)"})
     id_order: Short | None = field(default=None, metadata={"label": "ids (SHA-256)"})
@@ -55,8 +57,10 @@ class Facts:
     test_nodes: NonNegative | None = field(default=None, metadata={"label": "test nodes"})
 
 
+NOT_ALIGNED = "none"
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}
-EVERY_PARTY_STATES = ("torch", "nodes", "id_kind", "id_set", "id_order")  # besides the facts that the server states
+EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind", "id_set", "id_order")  # besides the server's facts
+ALIGNING_PARTY_STATES = ("id_rules",)
 
 
 def server_facts(purpose: Purpose, **more: Any) -> Facts:
@@ -87,10 +91,19 @@ def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts
         more |= {
             "nodes": party.num_nodes,
             "id_kind": "numbers" if party.ids.dtype.kind == "i" else "strings",
-            "id_set": party.set_digest,
-            "id_order": party.ids_digest(),
+            "alignment": NOT_ALIGNED if party.alignment_key is None else _sign(party, "alignment", ""),
+            "id_set": _sign(party, "set of ids", party.set_digest),
+            "id_order": _sign(party, "order of ids", party.ids_digest()),
         }
     return server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
+
+
+def _sign(party: PartyData, purpose: str, digest: str) -> str:
+    """Return an HMAC of a digest under the key of the alignment, which the server lacks; without one, the digest.
+
+    The server could compute the digest of any list of ids that it guesses, but not the HMAC.
+    """
+    return digest if party.alignment_key is None else sign_ids(party.alignment_key, purpose, digest)
 
 
 def label_facts(party: PartyData) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The boundary between a session and its role: how a party and a server come to an agreement before messages flow.
 
 A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-dry run) implements one of the two protocols below and decides which processes take part. Payloads travel as JSON
-objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
+alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads travel as
+JSON objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
@@ -44,7 +44,7 @@ class Code(enum.StrEnum):
     OTHER_RUN = "other_run"  # the party's folder belongs to another run
     RUN_FINISHED = "run_finished"
     RUN_STARTED = "run_started"  # the party asks for a fresh start, and the run is past its start
-    OTHER_PURPOSE = "other_purpose"  # training, prediction or dry run
+    OTHER_PURPOSE = "other_purpose"  # training, prediction, alignment or dry run
     DIFFERENT_FACTS = "different_facts"
     DIFFERENT_SETTINGS = "different_settings"
     INVALID_SETTINGS = "invalid_settings"  # the settings cannot run on this data
@@ -85,7 +85,7 @@ class ResultPayload:
     """Party: its results are written."""
 
     weights_sha256: Short = ""  # training
-    received: Number = 0  # prediction: the number of nodes whose scores it received
+    received: Number = 0  # prediction: nodes whose scores it received; alignment: common ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A party between machines: one loop for training, prediction and the dry run.
+"""A party between machines: one loop for training, prediction, alignment and the dry run.
 
 A purpose decides what the party states and computes. `join` connects and takes part in attempts until the server says
 that every party is finished.
@@ -198,7 +198,7 @@ def join(
     """Take part in one session to its end and return the results of this party.
 
     Args:
-        purpose: training, prediction or dry run.
+        purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
         dialing: how to connect; None: as the options say.
     """

@@ -116,7 +116,7 @@ class RoleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(RoleOptions):
-    """How to serve a training, a prediction or a dry run. The roster of the kit lists the parties."""
+    """How to serve a training, a prediction, an alignment or a dry run. The roster of the kit lists the parties."""
 
     config: RunConfig
     listen: str  # host:port

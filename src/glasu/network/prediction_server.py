@@ -66,7 +66,7 @@ class PredictionReport(JsonRecord):
 
 
 def derive_attempt_run(run: str, attempt: int) -> bytes:
-    """Return the run id of one attempt at a prediction: a new attempt never reuses the keys of an earlier one."""
+    """Return the run id of one attempt at a prediction or an alignment: a new attempt never reuses earlier keys."""
     return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]
 
 

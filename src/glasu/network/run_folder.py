@@ -17,7 +17,7 @@ from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 from glasu.records import parse_json, read_record
 from glasu.report import SubsetScores
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
-from glasu.runtime.output_dir import JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
+from glasu.runtime.output_dir import ALIGNING, JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
 
 CHECKPOINTS = "checkpoints"
 SHOWN_SETTINGS = 4
@@ -37,6 +37,16 @@ def open_serving(out: Path) -> StateFile[ServingRecord]:
 def open_predicting(out: Path) -> StateFile[ServingRecord]:
     """Read predicting.json of a server's folder."""
     return StateFile(out / PREDICTING, ServingRecord())
+
+
+def open_aligning(out: Path) -> StateFile[ServingRecord]:
+    """Read aligning.json of a server's folder."""
+    return StateFile(out / ALIGNING, ServingRecord())
+
+
+def open_aligning_party(folder: Path, party: str) -> StateFile[JoiningRecord]:
+    """Read aligning.json of the folder with a party's tables."""
+    return StateFile(folder / ALIGNING, JoiningRecord(party=party))
 
 
 def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:

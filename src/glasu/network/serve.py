@@ -1,4 +1,4 @@
-"""The server between machines: one loop for training, prediction and the dry run. No torch here.
+"""The server between machines: one loop for training, prediction, alignment and the dry run. No torch here.
 
 A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds.
 """
@@ -93,7 +93,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
 
 class ScriptPurpose(ServerPurpose[ReportT]):
-    """A purpose that runs a script with the parties, in attempts: training, prediction."""
+    """A purpose that runs a script with the parties, in attempts: training, prediction, alignment."""
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
         """Run attempts until one succeeds."""
@@ -162,7 +162,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
     """Serve one session to its end and return its report.
 
     Args:
-        purpose: training, prediction or dry run.
+        purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
     """
     options = purpose.options

@@ -20,7 +20,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRecord:
-    """serving.json and predicting.json: the run of a server."""
+    """serving.json, predicting.json and aligning.json: the run of a server."""
 
     run: str | None = None
     digest: str | None = None  # of the settings
@@ -33,7 +33,7 @@ class ServingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JoiningRecord:
-    """joining.json: a party's part of a run."""
+    """joining.json, or aligning.json beside a party's tables: a party's part of a run."""
 
     party: str
     incarnation: int = 0  # counts the starts of the command in this folder

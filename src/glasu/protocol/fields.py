@@ -161,7 +161,36 @@ class FlagField:
         return 1, 1
 
 
-Content = TensorField | NodeSetsField | NumbersField | FlagField
+@dataclass(frozen=True)
+class RowsField:
+    """Some rows of an array of integers in an alignment: blinded ids, or row numbers."""
+
+    tag: str
+    dtypes: tuple[str, ...]
+    columns: int = 0  # 0: a vector
+    single: bool = False  # exactly one row
+
+    def to_sections(self, value: Array) -> list[Array]:
+        return [value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> Array:
+        (array,) = arrays
+        columns = array.shape[1] if array.ndim == 2 else 0
+        if columns != self.columns or (self.single and len(array) != 1):
+            wanted = f"{'one row' if self.single else 'rows'} of {self.columns} columns"
+            raise ProtocolError(f"{self.tag} section of {len(array)} rows, {columns} columns: expected {wanted}.")
+        return array
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        return 1, value.nbytes
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        rows = 1 if self.single else min(shapes.num_nodes, shapes.chunk_rows)
+        size = np.dtype(self.dtypes[0]).itemsize * max(1, self.columns)
+        return 1, rows * size
+
+
+Content = TensorField | NodeSetsField | NumbersField | FlagField | RowsField
 
 
 def _vector(tag: str, array: Array) -> Array:

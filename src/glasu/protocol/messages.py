@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.privacy.blinding import POINT_BYTES
 from glasu.protocol.fields import (
     HEADER,
     SECTION,
@@ -21,6 +22,7 @@ from glasu.protocol.fields import (
     FlagField,
     NodeSetsField,
     NumbersField,
+    RowsField,
     Shapes,
     TensorField,
 )
@@ -188,6 +190,34 @@ class Waiting(Message):
     """Client: it contributes nothing to this exchange and waits for the answer."""
 
 
+@dataclass(frozen=True, eq=False)
+class SetSize(Message):
+    """Client: the number of its ids. Server: the largest of these numbers."""
+
+    values: Annotated[NDArray[np.float64], NumbersField("set size", lambda shapes: 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyShare(Message):
+    """Client: a product of parties' scalars, as a point. Server: the same to the next party."""
+
+    point: Annotated[NDArray[np.uint8], RowsField("key share", ("|u1",), POINT_BYTES, single=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class BlindedSet(Message):
+    """Client: a party's ids, blinded by one or more parties. Server: the same to the next party."""
+
+    points: Annotated[NDArray[np.uint8], RowsField("blinded ids", ("|u1",), POINT_BYTES)]
+
+
+@dataclass(frozen=True, eq=False)
+class CommonRows(Message):
+    """Server: where the common ids are in the set that this client sent, in the common order."""
+
+    rows: Annotated[NDArray[np.uint32], RowsField("common rows", ("<u4",))]
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Partial,
     Joint,
@@ -206,4 +236,8 @@ MESSAGES: tuple[type[Message], ...] = (
     JointChange,
     PartySituation,
     Candidates,
+    SetSize,
+    KeyShare,
+    BlindedSet,
+    CommonRows,
 )

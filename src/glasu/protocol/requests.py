@@ -188,5 +188,16 @@ class Evaluating(Event):
     party: str
 
 
+@dataclass(frozen=True)
+class Aligning(Event):
+    """Event: progress of an alignment at one party."""
+
+    share: float  # between 0 and 1
+    party: str
+
+    def __str__(self) -> str:
+        return f"{self.party}: aligning, {100 * self.share:.0f} % done"
+
+
 Request = Send | Receive | Broadcast | Scatter | Save | Interleave | Timed | Event
 Script = Generator[Request, Any, Result]

@@ -15,7 +15,7 @@ from glasu.records import RecordError, parse_json, parse_toml, read_record
 from glasu.report import PartySummary
 
 Writer = Literal["train", "server", "party", "provision"]
-SERVING, JOINING, PREDICTING = "serving.json", "joining.json", "predicting.json"
+SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT = "report.json"
 PARTY, KIT = "party.toml", "kit.toml"
 KITS = "the CA and the kits of `glasu provision`"
@@ -149,7 +149,7 @@ def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
         found.append(("provision", KITS))
     if (out / "ca.toml").is_file():
         found.append((None, KITS))
-    if (out / SERVING).is_file() or (out / PREDICTING).is_file():
+    if any((out / name).is_file() for name in (SERVING, PREDICTING, ALIGNING)):
         found.append(("server", "results of a server (glasu serve)"))
     if (out / JOINING).is_file():
         found.append(("party", _describe_results(_find_party(out))))

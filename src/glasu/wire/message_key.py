@@ -24,6 +24,7 @@ class Phase(enum.IntEnum):
     PREDICTION = 4
     BACKWARD = 5  # gradients of a training round
     EVALUATION_SAMPLING = 6  # node sets of a sampled evaluation
+    ALIGNMENT = 7  # blinded ids
 
     reported: str  # the phase under which a report counts the message
 

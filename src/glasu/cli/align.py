@@ -1,0 +1,92 @@
+"""glasu align: find the ids that all parties have, and one order for them, without showing an id to anyone.
+
+With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
+between organisations, which `glasu serve --align` serves. It writes alignment.parquet beside the tables of the party.
+`glasu train`, `glasu join` and `glasu predict` then use the common nodes only, in the common order.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from glasu.cli.arguments import parse_count, parse_path, parse_seconds
+from glasu.errors import ConfigError
+
+INTERRUPTED = "no alignment was written; start the server and all parties again"
+EXAMPLE = "glasu align parties/a parties/b parties/c"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "parties", type=parse_path, nargs="+", metavar="PARTY", help="folders with party.toml and nodes"
+    )
+    parser.add_argument("--server", metavar="HOST:PORT", help="the address of glasu serve --align")
+    parser.add_argument("--kit", type=parse_path, metavar="KIT", help="with --server: the kit of this party")
+    parser.add_argument(
+        "--wait",
+        type=parse_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="with --server: how long to wait for the server to connect or reconnect (600)",
+    )
+    add_max_ids(parser)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="lines for people, or one JSON object per line (text)",
+    )
+
+
+def add_max_ids(parser: argparse.ArgumentParser, where: str = "") -> None:
+    """Add --max-ids."""
+    parser.add_argument(
+        "--max-ids",
+        type=parse_count,
+        default=1_000_000,
+        metavar="N",
+        help=f"{where}refuse a party that has more ids (1000000)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if (args.server is None) != (args.kit is None):
+        raise ConfigError("--server and --kit belong together; without both, all parties are folders on this disk.")
+    if args.server is None:
+        _align_here(args)
+    elif len(args.parties) > 1:
+        raise ConfigError(f"--server: this party is one folder; got {len(args.parties)}.")
+    else:
+        _take_part(args, args.parties[0])
+
+
+def _align_here(args: argparse.Namespace) -> None:
+    from glasu.cli.log import Log
+    from glasu.runtime.local_alignment import AlignmentOptions, align_folders
+
+    log = Log(args, "align")
+    with log:
+        aligned = align_folders(args.parties, AlignmentOptions(max_ids=args.max_ids, observer=log.observe))
+    for name, file, size in zip(aligned.names, aligned.files, aligned.comparison.sizes, strict=True):
+        print(f"{file}: {name}, {aligned.comparison.common} of {size} ids are common")
+
+
+def _take_part(args: argparse.Namespace, folder: Path) -> None:
+    from glasu.cli.log import Log
+    from glasu.files import hold_folder, raise_descriptor_limit
+    from glasu.network.address import check_address
+    from glasu.network.alignment_party import AlignmentParty
+    from glasu.network.join import join
+    from glasu.network.options import JoinOptions
+    from glasu.pki.kit import open_kit
+
+    address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
+    raise_descriptor_limit()
+    log = Log(args, kit.name)
+    options = JoinOptions(kit=kit, server=address, out=folder, wait=args.wait, observer=log.observe)
+    purpose = AlignmentParty(options, args.max_ids)
+    with hold_folder(folder, "wait until it ends, or end it"), log:
+        aligned = join(purpose)
+    print(f"{aligned.file}: {aligned.party}, {aligned.common} of {aligned.ids} ids are common")

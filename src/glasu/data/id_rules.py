@@ -1,0 +1,59 @@
+"""Rules that bring the ids of all parties into one form, so that equal ids have equal bytes."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import DataError
+
+UnicodeForm = Literal["none", "nfc", "nfkc"]
+LetterCase = Literal["keep", "fold"]
+Whitespace = Literal["keep", "strip", "collapse", "remove"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdRules:
+    """How ids are normalised before parties compare them. All parties must have the same rules."""
+
+    unicode: UnicodeForm = "nfc"  # the normal form
+    case: LetterCase = "keep"
+    whitespace: Whitespace = "strip"  # at both ends; collapse: also each inner run to one space; remove: everywhere
+
+    def normalize(self, text: str) -> str:
+        """Return an id in the common form."""
+        text = self._compose(text)
+        if self.case == "fold":
+            text = self._compose(text.casefold())  # a folded text is not always in normal form
+        if self.whitespace == "strip":
+            return text.strip()
+        if self.whitespace == "keep":
+            return text
+        return (" " if self.whitespace == "collapse" else "").join(text.split())
+
+    def _compose(self, text: str) -> str:
+        if self.unicode == "none":
+            return text
+        return unicodedata.normalize("NFC" if self.unicode == "nfc" else "NFKC", text)
+
+    def __str__(self) -> str:
+        return f"unicode {self.unicode}, case {self.case}, whitespace {self.whitespace}"
+
+
+def normalize_ids(ids: Iterable[Any], rules: IdRules, where: str) -> NDArray[np.str_]:
+    """Return ids in the common form, in their order; refuse empty and repeated ones with counts, never with the ids."""
+    found = [rules.normalize(str(each)) for each in ids]
+    empty, repeated = found.count(""), len(found) - len(set(found))
+    faults = ((empty, "empty"), (repeated - max(0, empty - 1), "the same as an earlier id"))
+    listed = " and ".join(f"{count} of {len(found)} ids are {what}" for count, what in faults if count)
+    if listed:
+        raise DataError(
+            f"{where}: after normalisation ({rules}) {listed}; correct the id column, or change id_unicode, id_case or "
+            "id_whitespace in party.toml at all parties."
+        )
+    return np.array(found, np.str_)

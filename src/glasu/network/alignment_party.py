@@ -1,0 +1,130 @@
+"""A party's part of a private alignment: blind ids, and write alignment.parquet beside the tables."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasu.config import RunConfig
+from glasu.data.alignment_file import CommonIds
+from glasu.data.folders import read_normalized_ids
+from glasu.errors import ConfigError, ProtocolError
+from glasu.network.compatibility import read_offered_config
+from glasu.network.control import ProposedAttempt
+from glasu.network.facts import Facts, server_facts
+from glasu.network.fencing import count_start, describe_process, note_welcome
+from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
+from glasu.network.join import PartyPurpose
+from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.options import JoinOptions
+from glasu.network.party_setup import check_place
+from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.run_folder import open_aligning_party
+from glasu.privacy.blinding import Blinding
+from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, client_alignment
+from glasu.protocol.message_bytes import Head
+from glasu.protocol.requests import Script
+from glasu.protocol.state import Identity
+from glasu.records import to_plain
+from glasu.runtime.checkpointing import START
+from glasu.wire.message_key import ATTEMPTS
+
+
+@dataclass(frozen=True)
+class AlignedFolder:
+    """A folder that was aligned."""
+
+    party: str
+    file: Path
+    common: int
+    ids: int  # of all nodes
+
+
+class AlignmentParty(PartyPurpose[AlignedFolder]):
+    """One process of a party in an alignment. `options.out` is the folder with the party's tables."""
+
+    def __init__(self, options: JoinOptions, max_ids: int = DEFAULT_MAX_IDS, secret: bytes | None = None) -> None:
+        """Read the ids of the party.
+
+        Args:
+            options: of the command.
+            max_ids: the size of the largest set that this party accepts from another one.
+            secret: decides this party's scalars; None: random bytes of this process.
+        """
+        super().__init__(options, None)
+        self.manifest, self.ids = read_normalized_ids(options.out)
+        if self.manifest.name != options.kit.name:
+            raise ConfigError(
+                f"the data belongs to party {self.manifest.name!r} and the kit to party {options.kit.name!r}; use the "
+                f"kit of {self.manifest.name!r}."
+            )
+        self.blinding = Blinding(secrets.token_bytes(32) if secret is None else secret)
+        self.state = open_aligning_party(options.out, self.manifest.name)
+        self._max_ids = max_ids
+        self._offered: tuple[WelcomePayload, RunConfig, SetLimits] | None = None
+        self._aligned: AlignedFolder | None = None
+
+    def facts(self) -> Facts:
+        """Return the facts of this party. They hold nothing about its ids but the rules that normalised them."""
+        return server_facts("alignment", id_rules=str(self.manifest.id_rules))
+
+    def start(self) -> None:
+        """Count this start of the command, for fencing."""
+        count_start(self.state)
+
+    def hello(self) -> Payload:
+        """Return the hello of this process."""
+        process = describe_process(self.state.value)
+        return to_plain(HelloPayload(facts=self.facts(), process=process, rounds={0: START}))
+
+    def accept(self, offered: WelcomePayload) -> None:
+        """Check the roster and the settings of the server."""
+        note_welcome(self.state)
+        config = read_offered_config(offered.config)
+        check_place(self.manifest.name, offered, config)
+        if self._offered is None:
+            others = ", ".join(name for name in offered.roster if name != self.manifest.name)
+            self.options.log.info(
+                "alignment of %d ids: the server and %s must stay online until it is done.", len(self.ids), others
+            )
+        self._offered = offered, config, SetLimits(config.wire.chunk_rows, self._max_ids)
+
+    def statement(self) -> Payload:
+        """Return the facts and settings with which this party is ready."""
+        _, config, _ = self._require_offer()
+        return to_plain(
+            StatementPayload(digest=config.digest(), settings=config.flatten(), rounds={0: START}, facts=self.facts())
+        )
+
+    def _require_offer(self) -> tuple[WelcomePayload, RunConfig, SetLimits]:
+        assert self._offered is not None  # the session calls `welcome` first
+        return self._offered
+
+    def check_limits(self, head: Head, size: int) -> None:
+        """Refuse a message of the server that is too long for an alignment."""
+        self._require_offer()[2].of_messages().check(head, size)
+
+    def begin(self, attempt: ProposedAttempt) -> Script[Alignment]:
+        """Return the script of an attempt, with all parties of the roster."""
+        offered, _, limits = self._require_offer()
+        if attempt.present != offered.roster:
+            raise ProtocolError(
+                f"the server proposed an alignment of {printable(', '.join(attempt.present), MAX_REASON)}; expected "
+                f"{', '.join(offered.roster)}."
+            )
+        run = derive_attempt_run(offered.run, attempt.number)
+        identity = Identity(offered.roster, "all", offered.index, run)
+        identity.incarnation, identity.attempt = self.state.value.incarnation, attempt.number % ATTEMPTS
+        return client_alignment(identity, self.ids.tolist(), self.blinding, limits)
+
+    def finish(self, result: Alignment) -> ResultPayload:
+        """Write alignment.parquet."""
+        roster, rules = self._require_offer()[0].roster, self.manifest.id_rules
+        file = CommonIds.of(self.ids, result.rows, result.key, roster, rules).write(self.options.out)
+        self._aligned = AlignedFolder(self.manifest.name, file, len(result.rows), len(self.ids))
+        return ResultPayload(received=len(result.rows))
+
+    def result(self) -> AlignedFolder | None:
+        """Return the aligned folder, once its file is written."""
+        return self._aligned

@@ -1,0 +1,109 @@
+"""The server's part of a private alignment: pass blinded sets on, compare them, and report counts. No torch here."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glasu.network.compatibility import config_for_network
+from glasu.network.facts import server_facts
+from glasu.network.handshake import ResultPayload
+from glasu.network.options import ServeOptions
+from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.roster import Attempt
+from glasu.network.run_folder import open_aligning
+from glasu.network.serve import ScriptPurpose
+from glasu.network.state_file import write_named
+from glasu.privacy.blinding import load_group
+from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
+from glasu.protocol.requests import Script
+from glasu.protocol.state import Identity
+from glasu.report import JsonRecord, Seconds, Traffic, to_json_value, versions
+from glasu.runtime.checkpointing import START
+from glasu.wire.message_key import RUN_BYTES, SERVER
+
+
+@dataclass(frozen=True)
+class Overlap(JsonRecord):
+    """How many ids exactly these parties have."""
+
+    parties: tuple[str, ...]
+    ids: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentReport(JsonRecord):
+    """alignment.json of a server: everything that it learns from an alignment."""
+
+    parties: tuple[str, ...]
+    common: int  # ids that all parties have
+    sizes: Mapping[str, int]  # by party: the number of its ids
+    overlaps: tuple[Overlap, ...]
+    traffic: Traffic
+    seconds: Seconds
+    versions: Mapping[str, str]
+
+    def summary(self) -> str:
+        """Return the result in one sentence."""
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        sent = self.traffic.bytes_to_clients / 1e6
+        return f"aligned {self.common} common ids ({sizes}); {sent:.1f} MB sent to the parties."
+
+    def to_json(self) -> str:
+        """Return the content of alignment.json."""
+        return json.dumps(to_json_value(self), indent=2) + "\n"
+
+
+def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...]:
+    """Return the overlaps with the names of the parties, the largest groups first."""
+    groups = sorted(found.overlaps.items(), key=lambda item: (-len(item[0]), item[0]))
+    return tuple(Overlap(tuple(names[client] for client in group), count) for group, count in groups)
+
+
+class AlignmentServer(ScriptPurpose[AlignmentReport]):
+    """One process of the server of an alignment. It keeps no checkpoints: an alignment that breaks starts again."""
+
+    def __init__(self, options: ServeOptions, max_ids: int = DEFAULT_MAX_IDS) -> None:
+        """Check the settings and the installation.
+
+        Args:
+            options: of the command. Of the settings, only `wire.chunk_rows` matters.
+            max_ids: the size of the largest set that the server accepts.
+        """
+        load_group()
+        config = config_for_network(options.config, options.kit.roster)
+        self.limits = SetLimits(config.wire.chunk_rows, max_ids)
+        self.state, run = open_aligning(options.out), secrets.token_hex(RUN_BYTES)
+        super().__init__(options, server_facts("alignment"), config, run, self.state)
+
+    def begin(self) -> None:
+        """Begin an alignment. Each process serves a separate one."""
+        self.state.update(run=self.run, processes={}, attempt=0)
+        parties = ", ".join(self.options.kit.roster)
+        self.options.log.info("alignment: this server and all of %s must stay online until it is done.", parties)
+
+    def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Comparison]]:
+        """Plan an attempt with a new run id."""
+        statements = self.admission.collect_statements(present)
+        number = self.state.value.attempt + 1
+        self.state.update(attempt=number)
+        identity = Identity(tuple(statements), "all", SERVER, derive_attempt_run(self.run, number))
+        attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.of_messages().check)
+        return attempt, server_alignment(identity, self.limits)
+
+    def finish(self, result: Comparison, finished: Sequence[ResultPayload]) -> AlignmentReport:
+        """Write alignment.json."""
+        cost, roster = self.telemetry.cost(), self.options.kit.roster
+        report = AlignmentReport(
+            parties=roster,
+            common=result.common,
+            sizes=dict(zip(roster, result.sizes, strict=True)),
+            overlaps=list_overlaps(roster, result),
+            traffic=cost.traffic,
+            seconds=cost.seconds,
+            versions=versions(),
+        )
+        write_named(self.options.out / "alignment.json", report.to_json().encode())
+        return report

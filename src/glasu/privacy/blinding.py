@@ -1,0 +1,124 @@
+"""Blinded ids: points of ristretto255 that are multiplied by the secret scalars of all parties.
+
+id -> H(id)         a point, by SHA-512
+blind by a, b, c    a b c H(id): equal for equal ids, whatever the order of the parties
+
+Without all scalars no role can compute the point of an id, so none can test a guess (decisional Diffie-Hellman). The
+package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.errors import ConfigError, ProtocolError
+
+POINT_BYTES = 32
+Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
+_DOMAIN = b"glasu alignment 1"  # other programs and later versions have other points for the same id
+
+
+@cache
+def load_group() -> Any:
+    """Return the module of the group, or raise ConfigError with the command that installs it."""
+    try:
+        import rbcl
+    except ImportError:
+        raise ConfigError(
+            "an alignment needs the package rbcl, which is not installed; pip install 'glasu[psi]'."
+        ) from None
+    if os.name == "posix":  # rbcl copies libsodium to a new temporary file in every process, and never removes it
+        Path(sys.modules["rbcl._sodium"].lib_path).unlink(missing_ok=True)
+    return rbcl
+
+
+def hash_ids(ids: Iterable[str]) -> Points:
+    """Return H(id) of normalised ids, in their order."""
+    from_hash = load_group().crypto_core_ristretto255_from_hash
+    return join_points([from_hash(hashlib.sha512(_DOMAIN + b"\0" + each.encode()).digest()) for each in ids])
+
+
+def join_points(points: Sequence[bytes]) -> Points:
+    """Return encoded points as the rows of an array."""
+    return np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES)
+
+
+def order_points(points: Points) -> NDArray[np.int64]:
+    """Return the rows in the order of their bytes."""
+    return np.argsort(view_points(points), kind="stable")
+
+
+def view_points(points: Points) -> NDArray[np.bytes_]:
+    """Return one comparable value per point. All have the same length, so a trailing zero byte makes no difference."""
+    return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").ravel()
+
+
+def refuse_repeated_points(points: Points) -> None:
+    """Raise ProtocolError if a set holds a point twice: the ids of a party are distinct."""
+    repeated = len(points) - len(np.unique(view_points(points)))
+    if repeated:
+        raise ProtocolError(f"{repeated} of {len(points)} points are repeated; the ids of a party are distinct.")
+
+
+def refuse_invalid_points(points: Points) -> None:
+    """Raise ProtocolError if some rows encode no point, or the identity."""
+    is_valid, content = load_group().crypto_core_ristretto255_is_valid_point, points.tobytes()
+    for row in range(len(points)):
+        point = content[row * POINT_BYTES : (row + 1) * POINT_BYTES]
+        if not (is_valid(point) and any(point)):
+            raise _explain(row, len(points))
+
+
+class Blinding:
+    """The secret scalars of one party: one blinds ids, the other one contributes to the common key."""
+
+    def __init__(self, secret: bytes) -> None:
+        """Derive both scalars from 32 or more secret random bytes."""
+        self._group = load_group()
+        self._for_ids, self._for_key = (self._derive(secret, purpose) for purpose in (b"ids", b"key"))
+
+    def _derive(self, secret: bytes, purpose: bytes) -> bytes:
+        digest = hmac.new(secret, _DOMAIN + b" scalar for " + purpose, hashlib.sha512).digest()
+        scalar: bytes = self._group.crypto_core_ristretto255_scalar_reduce(digest)
+        return scalar
+
+    def blind(self, points: Points) -> Points:
+        """Multiply points of ids, or raise ProtocolError if one of them is invalid."""
+        return self._multiply(self._for_ids, points)
+
+    def start_key(self) -> Points:
+        """Return this party's scalar of the key as a point: what the next party continues."""
+        return join_points([self._group.crypto_scalarmult_ristretto255_base(self._for_key)])
+
+    def continue_key(self, share: Points) -> Points:
+        """Multiply the product of other parties; after all of them it is the common secret (Diffie-Hellman)."""
+        return self._multiply(self._for_key, share)
+
+    def _multiply(self, scalar: bytes, points: Points) -> Points:
+        multiply, content, found = self._group.crypto_scalarmult_ristretto255, points.tobytes(), []
+        for row in range(len(points)):
+            try:
+                found.append(multiply(scalar, content[row * POINT_BYTES : (row + 1) * POINT_BYTES]))
+            except RuntimeError:  # no encoding of a point, or the identity
+                raise _explain(row, len(points)) from None
+        return join_points(found)
+
+
+def derive_key(secret: Points, parties: Sequence[str]) -> bytes:
+    """Return the common key of the parties from their common secret point."""
+    about = b"\0".join([_DOMAIN, b"common key", *(name.encode() for name in parties)])
+    return hmac.new(secret.tobytes(), about, hashlib.sha256).digest()
+
+
+def _explain(row: int, count: int) -> ProtocolError:
+    return ProtocolError(f"point {row} of {count} is not a valid ristretto255 point, or is the identity.")

@@ -1,0 +1,86 @@
+"""Align the folders of all parties on one disk: the scripts of an alignment in one process."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasu.config import WireConfig
+from glasu.data.alignment_file import CommonIds
+from glasu.data.folders import read_normalized_ids
+from glasu.errors import AlignmentError, ConfigError
+from glasu.privacy.blinding import Blinding
+from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
+from glasu.protocol.messages import Message
+from glasu.protocol.requests import Event, Save
+from glasu.protocol.state import Identity
+from glasu.report import Traffic
+from glasu.runtime.inprocess import Running, cores, run_together
+from glasu.runtime.telemetry import TrafficCounter
+from glasu.timing import Stopwatch
+from glasu.wire.message_key import RUN_BYTES, SERVER
+
+
+@dataclass(frozen=True)
+class AlignmentOptions:
+    """How to align folders."""
+
+    max_ids: int = DEFAULT_MAX_IDS  # of the largest set
+    chunk_rows: int = WireConfig.chunk_rows
+    secrets: Sequence[bytes] | None = None  # of the parties, in their order; None: random
+    observer: Callable[[Event], None] | None = None
+    carry: Callable[[Message], Message] | None = None  # maps every message to the one that is delivered
+
+
+@dataclass(frozen=True, eq=False)
+class LocalAlignment:
+    """The result of an alignment in one process."""
+
+    names: tuple[str, ...]
+    files: tuple[Path, ...]
+    comparison: Comparison
+    traffic: Traffic
+
+
+def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = None) -> LocalAlignment:
+    """Align the folders of parties and write alignment.parquet to each. Nothing is written before all are aligned."""
+    options = options or AlignmentOptions()
+    tables = [read_normalized_ids(folder) for folder in folders]
+    names = tuple(manifest.name for manifest, _ in tables)
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise ConfigError(f"an alignment needs two or more parties of different names; got {', '.join(names)}.")
+    rules = {name: manifest.id_rules for name, (manifest, _) in zip(names, tables, strict=True)}
+    if len(set(rules.values())) > 1:
+        listed = "; ".join(f"{name}: {own}" for name, own in rules.items())
+        raise AlignmentError(
+            f"the rules for ids differ ({listed}); set id_unicode, id_case and id_whitespace alike in every party.toml."
+        )
+    own = options.secrets or [secrets.token_bytes(32) for _ in names]
+    limits, run, traffic = (
+        SetLimits(options.chunk_rows, options.max_ids),
+        secrets.token_bytes(RUN_BYTES),
+        TrafficCounter(),
+    )
+    watch = Stopwatch(time.perf_counter)
+    server = Running("server", server_alignment(Identity(names, "all", SERVER, run), limits), watch)
+    clients = []
+
+    def perform(request: Save | Event) -> None:
+        if options.observer is not None and isinstance(request, Event):  # an alignment saves nothing
+            options.observer(request)
+
+    for index, (_, ids) in enumerate(tables):
+        identity = Identity(names, "all", index, run)
+        script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limits)
+        clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
+    with ThreadPoolExecutor(min(len(names), cores()), "glasu-align") as pool:  # libsodium runs without the GIL
+        run_together(server, clients, traffic, pool.map, carry=options.carry)
+    files = tuple(
+        CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
+        for folder, (manifest, ids), client in zip(folders, tables, clients, strict=True)
+    )
+    return LocalAlignment(names, files, server.result, traffic.snapshot())
