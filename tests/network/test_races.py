@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.races import CASES, race
 from support.tiny import assert_same_run
 
@@ -15,7 +15,7 @@ from support.tiny import assert_same_run
 def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
     config, parties = race(name, **keys)
     served, reports = Cluster(config, parties, kits, tmp_path).run()
-    simulated = simulate(parties, config).report
+    simulated = simulate_with_secrets(parties, config).report
     assert_same_run(served, simulated)
     assert served.race == simulated.race
     chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
