@@ -75,7 +75,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="HOST",
-        help="a DNS name or IP address of the server, for a new CA",
+        help="a DNS name or IP address of the server; only with a new CA",
     )
     sign.add_argument("--days", type=int, help="validity of the certificates (365)")
     pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")

@@ -38,7 +38,7 @@ def parse_fingerprint(text: str, source: str) -> str:
 
     Args:
         text: hexadecimal digits; hyphens, colons and spaces separate groups.
-        source: the place of the text, for the error.
+        source: the place of the text; the error names it.
     """
     digits = re.sub("[-: ]", "", text).lower()
     if not re.fullmatch("[0-9a-f]*", digits) or not FEWEST_DIGITS <= len(digits) <= 64:

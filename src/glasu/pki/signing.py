@@ -1,7 +1,7 @@
 """Sign the requests of parties at the CA. The private keys of the parties are never here.
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
-KITS/server/    the server's kit, with its key: whoever runs the CA hands it to the server
+KITS/server/    the server's kit, with its key, made here
 KITS/<party>/   what goes back to the party: ca.pem, certificate.pem, kit.toml; nothing in it is secret
 """
 

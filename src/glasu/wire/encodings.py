@@ -96,7 +96,7 @@ class Encoding(ABC):
         return [self.encode(total, keys[0], first_row)] * len(keys)
 
     def with_seed(self, seed: int | Secret) -> Encoding:
-        """Return this encoding with other random numbers, for a sender with a secret."""
+        """Return this encoding with other random numbers; a client with a secret uses it."""
         return self
 
     def row_bytes(self, columns: int) -> int:
