@@ -16,8 +16,7 @@ import pytest
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from glasu.pki.provision import provision
-from glasu.runtime.simulation import simulate
+from support.kits import make_kits, simulate_with_secrets
 from support.server_environment import GLASU, link_packages
 from support.small import SMALL
 from support.warm_process import WarmProcess
@@ -116,14 +115,14 @@ def test_a_server_without_torch_serves_a_training_and_a_prediction(whole_run, tm
     parties = load_parties(config)
     for party in parties:
         write_party(party, tmp_path / "parties" / party.name)
-    provision(tmp_path / "kits", [party.name for party in parties], ["localhost"])
+    make_kits(tmp_path / "kits", [party.name for party in parties], ["localhost"])
 
     port = whole_run.serve()
     for party in parties:
         whole_run.join(party.name, port)
     whole_run.finish()
     report = json.loads((tmp_path / "runs" / "server" / "report.json").read_text())
-    assert report["weights_sha256"] == list(simulate(parties, config).report.weights_sha256)
+    assert report["weights_sha256"] == list(simulate_with_secrets(parties, config).report.weights_sha256)
     assert "torch" not in report["versions"]
 
     ids = tmp_path / "ids.csv"

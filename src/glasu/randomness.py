@@ -1,5 +1,7 @@
 """Counter-based randomness: every draw is a function of (seed, purpose, round, step, layer, client).
 
+The seed is `train.seed`, which is public, or a `Secret` that only one party knows.
+
 There is no generator state to save or to share. A restarted client that repeats a round draws the same numbers, and
 the order in which clients run does not change any bit.
 
@@ -21,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.secret import Secret
+
 TORCH_GENERATOR = threading.Lock()  # held while torch's one generator is seeded and weights are drawn from it
 EVERYONE = -1  # the client index of draws that all clients share
 _COUNTERS = struct.Struct("<5q")
@@ -29,7 +33,7 @@ _COUNTERS = struct.Struct("<5q")
 class Stream(NamedTuple):
     """One independent source of random numbers, named by its purpose."""
 
-    seed: int
+    seed: int | Secret
     purpose: str
     round: int = 0
     step: int = 0
@@ -37,8 +41,9 @@ class Stream(NamedTuple):
     client: int = EVERYONE
 
     def _digest(self) -> bytes:
-        counters = _COUNTERS.pack(self.seed, self.round, self.step, self.layer, self.client)
-        return hashlib.blake2b(counters + self.purpose.encode(), digest_size=16).digest()
+        number, key = (0, self.seed.value) if isinstance(self.seed, Secret) else (self.seed, b"")
+        counters = _COUNTERS.pack(number, self.round, self.step, self.layer, self.client)
+        return hashlib.blake2b(counters + self.purpose.encode(), digest_size=16, key=key).digest()
 
     def key(self) -> int:
         """Return the 128-bit key of this stream."""
@@ -54,7 +59,7 @@ class Stream(NamedTuple):
         return np.random.Generator(np.random.Philox(key=self.key()))
 
     def torch_seed(self) -> int:
-        """Return a seed for torch's generators: a non-negative 63-bit integer."""
+        """Return a seed for torch's generators: a non-negative 63-bit integer. `model.seeding` sets their state."""
         return self.key() >> 65
 
 

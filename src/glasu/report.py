@@ -13,7 +13,7 @@ import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
@@ -227,18 +227,27 @@ class LedgerSummary(JsonRecord):
         return cls(party, ledger.head.hex(), tuple(ledger.rows()))
 
 
+# The source of first weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
+SecretSource: TypeAlias = Literal["derived from the seed", "given"]
+DERIVED: SecretSource = "derived from the seed"
+GIVEN: SecretSource = "given"
+
+
 @dataclass(frozen=True)
 class PrivacySummary(JsonRecord):
     """Protection of the released tensors; the server has no ledger."""
 
     secure_aggregation: str
+    secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None) -> PrivacySummary:
-        """Summarise the settings, and the ledgers by party."""
+    def of(
+        cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None, secrets: SecretSource | None = None
+    ) -> PrivacySummary:
+        """Summarise the settings, the ledgers by party, and the source of private draws; a server knows neither."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
-        return cls(config.privacy.secure_aggregation, found)
+        return cls(config.privacy.secure_aggregation, secrets, found)
 
 
 def versions(config: RunConfig | None = None) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -30,7 +32,7 @@ def test_provision_says_what_it_made_for_whom_and_when_it_expires(tmp_path):
     assert result.returncode == 0
     assert result.stderr == ""
     day = f"{datetime.now(UTC) + timedelta(days=365):%Y-%m-%d}"
-    server, first, second, authority = result.stdout.splitlines()
+    server, first, second, authority, mark = result.stdout.splitlines()
     expiry = {
         name: f"expires {day}, fingerprint {open_kit(tmp_path / name).fingerprint}" for name in ("server", "a", "b")
     }
@@ -38,6 +40,7 @@ def test_provision_says_what_it_made_for_whom_and_when_it_expires(tmp_path):
     assert first == f"{tmp_path / 'a'}: kit of party a, {expiry['a']}"
     assert second == f"{tmp_path / 'b'}: kit of party b, {expiry['b']}"
     assert authority.startswith(f"{tmp_path / 'ca'}: the CA")
+    assert mark.startswith("These are trial kits: ")
 
 
 def test_days_set_the_expiry(tmp_path):
@@ -101,7 +104,7 @@ def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):
     ("words", "said"),
     [
         ("--parties a,b", "--host"),
-        ("--host localhost", "required"),
+        ("--host localhost", "name an action"),
         ("--parties a --renew a --host localhost", "not allowed with"),
         ("--parties a,,b --host localhost", "the name is used in file names"),
         ("--parties a,../b --host localhost", "'../b'"),
@@ -149,3 +152,72 @@ def test_provision_loads_neither_numpy_nor_torch(tmp_path):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+# Keys that are made at the parties
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Path:
+    """Return a folder with a CA and the kits of two parties that made their keys themselves."""
+    for name in "ab":
+        assert glasu("provision", "request", "--party", name, "--out", tmp_path / name).returncode == 0
+    requests = [tmp_path / name / "request.pem" for name in "ab"]
+    result = glasu("provision", "sign", *requests, "--ca", tmp_path / "kits", "--host", "localhost")
+    assert result.returncode == 0, result.stderr
+    for name in "ab":
+        for path in (tmp_path / "kits" / name).iterdir():
+            shutil.copy(path, tmp_path / name)
+    return tmp_path
+
+
+def test_request_sign_and_pin_show_the_same_fingerprint(tmp_path):
+    made = glasu("provision", "request", "--party", "a", "--out", tmp_path / "a")
+    assert (made.returncode, made.stderr) == (0, "")
+    (shown,) = re.findall("([0-9a-f]{4}(?:-[0-9a-f]{4}){5})", made.stdout)
+    done = glasu("provision", "sign", tmp_path / "a" / "request.pem", "--ca", tmp_path / "kits", "--host", "localhost")
+    assert (done.returncode, done.stderr) == (0, "")
+    day = f"{datetime.now(UTC) + timedelta(days=365):%Y-%m-%d}"
+    first = done.stdout.splitlines()[0]
+    assert first == f"{tmp_path / 'kits' / 'a'}: for party a, expires {day}, key {shown}; send it back."
+    for path in (tmp_path / "kits" / "a").iterdir():
+        shutil.copy(path, tmp_path / "a")
+    assert glasu("provision", "pin", tmp_path / "a").stdout == f"a (this kit): {shown}\n"
+
+
+def test_pin_records_peers_and_refuses_another_key(signed):
+    digits = "0123-4567-89ab-cdef-0123-4567"
+    result = glasu("provision", "pin", signed / "a", "--peers", f"b={digits}", f"server={digits}")
+    assert result.stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
+    other = glasu("provision", "pin", signed / "a", "--peers", "b=1123-4567-89ab-cdef-0123-4567")
+    refused(other, "--peers b: 1123-", "is not the pinned key 0123-")
+    assert glasu("provision", "pin", signed / "a").stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
+
+
+def test_secret_makes_a_secret_once(kits):
+    first = glasu("provision", "secret", kits / "a")
+    assert first.stdout == f"{kits / 'a' / 'secret.hex'}: made; back it up, and never share it.\n"
+    content = (kits / "a" / "secret.hex").read_text()
+    second = glasu("provision", "secret", kits / "a")
+    assert second.stdout == f"{kits / 'a' / 'secret.hex'}: was there; nothing was changed.\n"
+    assert (kits / "a" / "secret.hex").read_text() == content
+    assert content.strip() not in first.stdout + second.stdout
+    refused(glasu("provision", "secret", kits / "server"), "is the kit of the server")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name an action: request, sign, pin, secret, or one of --parties, --add"),
+        (["--parties", "a", "--host", "localhost"], "--parties: also give --out KITS"),
+        (["--parties", "a", "pin", "kit"], "--parties: does not go with `glasu provision pin`"),
+        (["pin", "kit", "--peers", "b"], "'b' is not NAME=FINGERPRINT"),
+        (["pin", "kit"], "kit: no such folder"),
+        (["sign", "r.pem", "--ca", "kits"], "r.pem: cannot be read"),
+        (["request", "--party", "server", "--out", "kit"], "are reserved"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_line(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(glasu("provision", *words), said)
+    assert not list(tmp_path.iterdir())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from glasu.pki.provision import provision
 from glasu.protocol.requests import RoundDone
 from support.cluster import Cluster
+from support.kits import make_kits
 from support.tiny import tiny
 
 
@@ -16,7 +16,7 @@ from support.tiny import tiny
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return kits of a server at localhost and of the parties a, b and c; not to be changed."""
     out = tmp_path_factory.mktemp("kits")
-    provision(out, ["a", "b", "c"], ["localhost", "127.0.0.1"])
+    make_kits(out, ["a", "b", "c"], ["localhost", "127.0.0.1"])
     return out
 
 

@@ -23,9 +23,9 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import BlindedSet
 from glasu.protocol.requests import Send
 from glasu.runtime.local_alignment import AlignmentOptions, align_folders
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.messy_ids import SECRETS, list_common, list_people, name_person, spell, write_messy_folders
 from support.roles import Killed
 from support.tiny import settings, tiny, tiny_parties
@@ -73,7 +73,7 @@ def test_parties_align_train_and_predict_over_the_network(cluster, folders, kits
     config = settings(num_rounds=2, evaluate_every=1)
     training = Cluster(config, parties, kits, tmp_path / "training")
     training.run()
-    model = TrainedModel.of(simulate(parties, config).clients)
+    model = TrainedModel.of(simulate_with_secrets(parties, config).clients)
     asked = sorted(int(each[-3:]) for each in parties[1].ids[:5].tolist())
     query = tmp_path / "ids.csv"
     query.write_text("id\n" + "".join(f'"{spell(number, 1)}"\n' for number in asked), encoding="utf-8")

@@ -8,9 +8,9 @@ import pytest
 from glasu.errors import ConfigError
 from glasu.network.training_party import TrainingParty
 from glasu.protocol.requests import RoundDone
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 
@@ -27,7 +27,7 @@ RUNS = [
 def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path):
     config, parties = tiny(**keys)
     served, reports = Cluster(config, parties, kits, tmp_path).run()
-    simulated = simulate(parties, config).report
+    simulated = simulate_with_secrets(parties, config).report
     assert_same_run(served, simulated)
     assert set(served.traffic.by_phase) == {"evaluation"}
     for key in ("bytes_to_server", "bytes_to_clients", "messages"):
@@ -62,7 +62,7 @@ def test_prediction_is_that_of_one_process(keys, kits, tmp_path):
     cluster = Cluster(config, parties, kits, tmp_path)
     cluster.run()
     cluster.port = 0
-    model, nodes = TrainedModel.of(simulate(parties, config).clients), np.array([3, 11, 20])
+    model, nodes = TrainedModel.of(simulate_with_secrets(parties, config).clients), np.array([3, 11, 20])
     _, found = cluster.predict(b=nodes)
     assert np.array_equal(found["b"].scores, model.predict_proba(parties, nodes))
     assert len(found["a"].scores) == len(found["c"].scores) == 0
@@ -88,6 +88,6 @@ def test_a_killed_party_resumes_its_own_training_and_the_result_is_the_same(keys
     again = cluster.join("b", observer=lambda event: isinstance(event, RoundDone) and rounds.append(event.round))
     for role in (*others, again):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert rounds == list(range(when + 1, 6))  # the rounds before were not repeated
     assert not list((tmp_path / "b").rglob("*.checkpoint"))

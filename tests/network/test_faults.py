@@ -16,8 +16,8 @@ from glasu.errors import AbsenceError, ConfigError, DataError, ProtocolError, Tr
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone
-from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 from support.toy_run import breaking_lines
@@ -72,7 +72,7 @@ def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, 
     assert isinstance(cluster.join("b", observer=killing(RoundDone, round_index)).error(), Killed)
     b = cluster.join("b")
     reports = [role.outcome() for role in (a, b, c)]
-    served, simulated = server.outcome(), simulate(parties, config).report
+    served, simulated = server.outcome(), simulate_with_secrets(parties, config).report
     assert_same_end(served, simulated)
     assert tuple(report["weights_sha256"][0] for report in reports) == served.weights_sha256
     assert served.traffic["bytes_to_server"] >= simulated.traffic["bytes_to_server"]
@@ -89,7 +89,7 @@ def test_a_server_that_dies_and_returns_changes_nothing(kind, round_index, kits,
     again = cluster.serve()
     for role in roles:
         role.outcome()
-    assert_same_end(again.outcome(), simulate(parties, config).report)
+    assert_same_end(again.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tmp_path):
@@ -106,7 +106,7 @@ def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tm
     again = cluster.serve()
     for role in roles:
         role.outcome()
-    assert_same_end(again.outcome(), simulate(parties, config).report)
+    assert_same_end(again.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_all_roles_may_die(kits, tmp_path):
@@ -122,7 +122,7 @@ def test_all_roles_may_die(kits, tmp_path):
     server = cluster.serve()
     for role in (*roles, b):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, tmp_path):
@@ -132,7 +132,7 @@ def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, t
     lines = {name: breaking_lines([3 + index] * 4) for index, name in enumerate("abc")}
     for role in [cluster.join(name, open_line=lines[name]) for name in "abc"]:
         role.outcome()
-    assert_same_run(server.outcome(), simulate(parties, config).report)
+    assert_same_run(server.outcome(), simulate_with_secrets(parties, config).report)
     assert json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"] == 1
 
 
@@ -158,7 +158,7 @@ def test_a_process_that_restarts_while_an_attempt_is_planned_stops_nobody(kits, 
     for role in (a, c):
         role.outcome()
     again[0].outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_a_failure_at_one_party_appears_at_every_role(kits, tmp_path):
@@ -287,7 +287,7 @@ def test_a_party_that_repeats_its_last_round_is_not_finished_meanwhile(kits, tmp
     assert isinstance(b.error(), Killed)
     for role in (a, cluster.join("b", DyingAtTheEnd), c):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert sorted(name for name, _ in states) == ["a", "a", "b", "b", "c", "c"]
     assert {finished for _, finished in states} == {None}
 
@@ -333,7 +333,7 @@ def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is
         refused_clone(cluster, "c", "clone of c")  # nor while the party is disconnected
     for role in (a, b, cluster.join("c")):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_a_second_folder_is_refused_by_a_restarted_server_too(kits, tmp_path):
@@ -346,7 +346,7 @@ def test_a_second_folder_is_refused_by_a_restarted_server_too(kits, tmp_path):
     refused_clone(cluster, "a")
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_a_copied_folder_takes_over_and_the_first_one_does_not_come_back(kits, tmp_path):
@@ -363,7 +363,7 @@ def test_a_copied_folder_takes_over_and_the_first_one_does_not_come_back(kits, t
         refused_clone(cluster, "a", "a")
     for role in (copy, cluster.join("b"), cluster.join("c")):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_a_process_that_declined_leaves_its_place_to_any_folder(kits, tmp_path):
@@ -402,7 +402,7 @@ def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_pat
         path.rename(tmp_path / "b" / "checkpoints" / path.name)
     for role in (a, cluster.join("b"), c):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 @pytest.mark.parametrize("role", ["server", "b"])
@@ -423,7 +423,7 @@ def test_a_role_whose_only_checkpoint_is_damaged_restarts_from_round_0(role, kit
     server = cluster.serve()
     for again in [cluster.join(name) for name in "abc"]:
         again.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert any("not used: " in line for line in cluster.lines[role])
     assert any("all parties are connected; starting with the first round." in line for line in cluster.lines["server"])
 
@@ -445,7 +445,7 @@ def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):
     for role in [cluster.join(name, fresh=True) for name in "abc"]:
         role.outcome()
     assert any("starting over: removed" in line for line in cluster.lines["server"])
-    assert_same_end(server.outcome(), simulate(parties, other).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, other).report)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after the end"])
@@ -475,7 +475,7 @@ def test_a_party_that_dies_when_its_results_are_written_is_finished_after_its_re
     for role in (a, c):
         role.outcome()
     served = server.outcome()
-    assert_same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate_with_secrets(parties, config).report)
     report = again.outcome()  # whether or not the server knew that the party had finished
     assert report["weights_sha256"][0] == served.weights_sha256[1]
 
@@ -520,7 +520,7 @@ def test_a_party_that_restarts_at_the_end_gets_its_result_and_the_run_is_finishe
     a, b, c = (cluster.join(name) for name in "abc")
     assert "taken its place" in str(b.error())
     served = server.outcome()
-    assert_same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate_with_secrets(parties, config).report)
     reports = [role.outcome() for role in (a, again[0], c)]
     assert [report["weights_sha256"][0] for report in reports] == list(served.weights_sha256)
     attempts = json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"]
@@ -548,7 +548,7 @@ def test_a_malformed_result_is_that_of_its_party(policy, kits, tmp_path):
     roles = [a, cluster.join("b"), c]
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 def test_commands_given_again_after_the_end_do_nothing(kits, tmp_path):

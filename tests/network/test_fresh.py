@@ -10,8 +10,8 @@ import pytest
 
 from glasu.errors import AbsenceError, ConfigError
 from glasu.network.training_server import TrainingServer
-from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, tiny
 
@@ -40,7 +40,7 @@ def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):
     assert kept(stopped) == before
     stopped.port = 0
     report, _ = stopped.run()
-    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
     for name in ("server", *"abc"):  # a restarted role logs the round from which it continues too
         assert any("all parties are connected; continuing after round 3." in line for line in stopped.lines[name]), name
 
@@ -52,7 +52,7 @@ def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):
     assert "waited 3 s for" in str(a.error())
     assert kept(stopped) == before
     report, _ = stopped.run()
-    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
 
 
 def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped):
@@ -65,7 +65,7 @@ def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(st
     server = stopped.serve(fresh=True)
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
 
 
 def test_a_party_that_reaches_no_server_removes_nothing(stopped):
@@ -84,7 +84,7 @@ def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(
     assert kept(stopped) == before
     for role in [stopped.join(name) for name in "abc"]:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
 
 
 def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped):
@@ -100,7 +100,7 @@ def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(sto
     assert kept(stopped, "a") == before
     for role in (stopped.join("a", fresh=True), b, stopped.join("c", fresh=True)):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
     for name in ("server", *"abc"):
         assert any("starting over: removed" in line for line in stopped.lines[name]), name
 
@@ -123,7 +123,7 @@ def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, taken)
     assert "cannot be used" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())
     cluster.port = 0
     served, _ = cluster.run()
-    assert_same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate_with_secrets(parties, config).report)
 
 
 def test_a_server_to_which_no_party_came_may_have_other_settings(kits, tmp_path):
@@ -132,7 +132,7 @@ def test_a_server_to_which_no_party_came_may_have_other_settings(kits, tmp_path)
     assert isinstance(cluster.serve(config=config.replace(train={"seed": 5}), wait=0.2).error(), AbsenceError)
     cluster.port = 0
     served, _ = cluster.run()
-    assert_same_end(served, simulate(parties, config).report)
+    assert_same_end(served, simulate_with_secrets(parties, config).report)
 
 
 def test_a_party_that_came_holds_the_server_to_its_settings(kits, tmp_path):

@@ -26,9 +26,9 @@ from glasu.protocol.messages import (
 )
 from glasu.protocol.requests import Send
 from glasu.runtime.checkpointing import Store, to_arrays
-from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.tiny import assert_same_end, tiny
 
 JOINT = {"backward": "joint", "num_local_steps": 1}
@@ -194,7 +194,7 @@ def test_an_invalid_message_ends_the_run_for_all_and_changes_nothing(name, attac
     saved = load_checkpoints(cluster)
     assert {index for _, index in saved} <= {1}  # no role has completed the round of the attack
     report, _ = cluster.run()  # now every party is honest
-    assert_same_end(report, simulate(parties, config).report)
+    assert_same_end(report, simulate_with_secrets(parties, config).report)
 
 
 @pytest.mark.parametrize("attack", ["NaN", "a row less", "another round", "another sender"])
@@ -212,7 +212,7 @@ def test_a_server_that_waits_drops_the_sender_and_continues_as_if_nothing_had_co
         cluster.until(who, "b: not accepted: ")
     for role in (a, cluster.join("b"), c):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_server_that_waits_drops_the_sender_and_not_the_party_that_it_is_compa
     assert re.search(expected, str(error)), str(error)
     for role in (cluster.join("a"), *others):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert not any(line.startswith(("b: not accepted", "c: not accepted")) for line in cluster.lines["server"])
 
 
@@ -262,4 +262,4 @@ def test_two_contents_under_one_key_end_the_run_whatever_the_policy_is(policy, k
         assert "came with two different contents" in str(role.error())
         assert "party 'b'" in str(role.error())
     report, _ = cluster.run()
-    assert_same_end(report, simulate(parties, config).report)
+    assert_same_end(report, simulate_with_secrets(parties, config).report)

@@ -19,9 +19,9 @@ from glasu.network.training_party import TrainingParty
 from glasu.protocol.messages import JointScores
 from glasu.protocol.requests import Send
 from glasu.report import SubsetScores
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import NOBODY, Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import tiny
 
@@ -42,7 +42,7 @@ def train(kits, folder, **keys):
     cluster.run()
     cluster.lines.clear()
     cluster.port = 0
-    return cluster, TrainedModel.of(simulate(parties, config).clients)
+    return cluster, TrainedModel.of(simulate_with_secrets(parties, config).clients)
 
 
 def predict_in_one_process(cluster, model, names, asked=ASKED):

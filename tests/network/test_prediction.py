@@ -21,9 +21,9 @@ from glasu.network.prediction_server import PredictionServer
 from glasu.pki.provision import add
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Send
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import NOBODY, Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import tiny
 
@@ -37,7 +37,7 @@ def trained(kits, folder, **keys):
     cluster.run()
     cluster.lines.clear()
     cluster.port = 0
-    return cluster, TrainedModel.of(simulate(parties, config).clients)
+    return cluster, TrainedModel.of(simulate_with_secrets(parties, config).clients)
 
 
 def read(path):

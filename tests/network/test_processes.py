@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.commands import GLASU
+from support.kits import simulate_with_secrets
 from support.processes import SMALL_RUN, Processes, assert_same_report
 
 CORA = """
@@ -89,7 +89,7 @@ def test_of_two_processes_with_one_kit_exactly_one_takes_part(processes):
         roles.start(name)
     report = roles.finish()
     own = {called: json.loads((roles.folder / called / "report.json").read_text()) for called in (winner, "b", "c")}
-    simulated = simulate(roles.parties, roles.config).report
+    simulated = simulate_with_secrets(roles.parties, roles.config).report
     assert report["weights_sha256"] == list(simulated.weights_sha256)
     assert [found["weights_sha256"][0] for found in own.values()] == report["weights_sha256"]
     assert not (roles.folder / loser / "report.json").exists()
@@ -154,7 +154,9 @@ def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_ans
         assert found["validation"].keys() >= {"accuracy"}
         assert "predicted without b; validation scores of the parties present: accuracy" in roles.log(role)
     assert "nodes, predicted without b" in roles.log("a")
-    TrainedModel.of(simulate(roles.parties, roles.config).clients).save(roles.folder / "simulated" / "model")
+    TrainedModel.of(simulate_with_secrets(roles.parties, roles.config).clients).save(
+        roles.folder / "simulated" / "model"
+    )
     expected = roles.folder / "expected.csv"
     words = ["predict", roles.folder / "simulated", "--parties", "a,c", "--out", expected]
     done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=True, cwd=roles.folder)
@@ -180,7 +182,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
     with (roles.folder / "b" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [str(value) for value in ids]
-    model = TrainedModel.of(simulate(roles.parties, roles.config).clients)
+    model = TrainedModel.of(simulate_with_secrets(roles.parties, roles.config).clients)
     expected = model.predict_proba(roles.parties, np.array([3, 7, 50]))[[1, 2, 0]]
     found = [[float(row[f"p_{name}"]) for name in model.classes] for row in rows]
     assert np.array_equal(np.array(found, np.float32), expected)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.races import CASES, race
 from support.tiny import assert_same_run
 
@@ -17,7 +17,7 @@ from support.tiny import assert_same_run
 def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
     config, parties = race(name, **keys)
     served, reports = Cluster(config, parties, kits, tmp_path).run()
-    simulated = simulate(parties, config).report
+    simulated = simulate_with_secrets(parties, config).report
     assert_same_run(served, simulated)
     assert served.race == simulated.race
     chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
@@ -30,5 +30,5 @@ def test_a_model_that_a_race_chose_predicts_between_machines(kits, tmp_path):
     cluster.run()
     nodes = np.array([3, 1, 40])
     _, predicted = cluster.predict(b=nodes)
-    expected = TrainedModel.of(simulate(parties, config).clients).predict_proba(parties, nodes)
+    expected = TrainedModel.of(simulate_with_secrets(parties, config).clients).predict_proba(parties, nodes)
     np.testing.assert_array_equal(predicted["b"].scores, expected)

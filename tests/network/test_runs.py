@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.tiny import assert_same_run, tiny
 
 MODES = list(itertools.product(("mean", "concat"), ("all", "b"), ("full", "neighbor", "shared")))
@@ -19,7 +19,7 @@ MODES = list(itertools.product(("mean", "concat"), ("all", "b"), ("full", "neigh
 def test_a_run_over_the_network_is_the_run_in_one_process(aggregation, labels, sampler, kits, tmp_path):
     config, parties = tiny(aggregation=aggregation, labels=labels, sampler=sampler)
     served, reports = Cluster(config, parties, kits, tmp_path).run()
-    assert_same_run(served, simulate(parties, config).report)
+    assert_same_run(served, simulate_with_secrets(parties, config).report)
     assert tuple(report["weights_sha256"][0] for report in reports.values()) == served.weights_sha256
     traffic = [report["traffic"] for report in reports.values()]
     for key in ("bytes_to_server", "bytes_to_clients", "messages"):
@@ -42,7 +42,7 @@ def test_a_run_over_the_network_is_the_run_in_one_process(aggregation, labels, s
 def test_exact_gradients_and_eight_bits_travel_too(keys, kits, tmp_path):
     config, parties = tiny(**keys)
     served, _ = Cluster(config, parties, kits, tmp_path).run()
-    assert_same_run(served, simulate(parties, config).report)
+    assert_same_run(served, simulate_with_secrets(parties, config).report)
 
 
 CHUNKED = [
@@ -60,7 +60,7 @@ CHUNKED = [
 @pytest.mark.parametrize("keys", CHUNKED, ids=str)
 def test_chunks_over_the_network_give_the_weights_of_one_chunk_in_one_process(keys, kits, tmp_path):
     config, parties = tiny(**keys)
-    whole = simulate(parties, config).report
+    whole = simulate_with_secrets(parties, config).report
     served, _ = Cluster(config.replace(wire={"chunk_rows": 3}), parties, kits, tmp_path).run()
     assert served.weights_sha256 == whole.weights_sha256
     assert (served.losses, served.test) == (whole.losses, whole.test)
@@ -72,7 +72,7 @@ def test_the_servers_report_lists_settings_without_effect(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
     config = config.replace(train={"sampler": "auto", "sampled_evaluation": True})
     served, _ = Cluster(config, parties, kits, tmp_path).run()
-    simulated = simulate(parties, config).report
+    simulated = simulate_with_secrets(parties, config).report
     assert served.overridden == simulated.overridden == {"train.sampled_evaluation": {"requested": True, "used": False}}
     assert_same_run(served, simulated)
 

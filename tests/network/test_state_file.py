@@ -18,9 +18,9 @@ from glasu.network.serve import ServerPerformer
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Broadcast, RoundDone, Scatter, Send
-from glasu.runtime.simulation import simulate
 from glasu.wire.message_key import Phase
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.tiny import assert_same_end, tiny
 
 ROLES = ("server", "a", "b", "c")
@@ -130,7 +130,7 @@ def put_anothers(path: Path) -> None:
 def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped):
     damage(checkpoints(stopped, name)[-1])
     report, _ = stopped.run()
-    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
     assert any("not used:" in line and "is damaged or was exchanged" in line for line in stopped.lines[name])
     assert any("continuing after round 2." in line for line in stopped.lines["server"])
     assert not any("continuing after round 3." in line for line in stopped.lines["server"])
@@ -151,7 +151,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
     roles = [stopped.join(name) for name in "abc"]
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
 
 
 @pytest.mark.parametrize(("name", "memory"), [("server", "serving.json"), ("b", "joining.json")])
@@ -167,7 +167,7 @@ def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(na
     assert f"restore {memory}" in str(error)
     path.write_bytes(before)
     report, _ = stopped.run()
-    assert_same_end(report, simulate(stopped.parties, stopped.config).report)
+    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
     assert any("continuing after round 3." in line for line in stopped.lines["server"])
 
 
@@ -217,5 +217,5 @@ def test_a_disk_that_is_full_stops_the_run_in_so_many_words_and_costs_nothing(na
     found = sorted(path.name for path in folder.iterdir())
     assert found == [f"round-{index:08d}.checkpoint" for index in (1, 2)]  # and no temporary file
     report, _ = cluster.run()
-    assert_same_end(report, simulate(parties, config).report)
+    assert_same_end(report, simulate_with_secrets(parties, config).report)
     assert any("continuing after round 2." in line for line in cluster.lines["server"])

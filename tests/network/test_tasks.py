@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.tiny import assert_same_run, tiny
 
 
@@ -21,7 +21,7 @@ def test_training_and_prediction_over_the_network_are_those_in_one_process(task,
     config, parties = tiny(task=task, labels=labels, class_weights=weights)
     cluster = Cluster(config, parties, kits, tmp_path)
     served, _ = cluster.run()
-    here = simulate(parties, config)
+    here = simulate_with_secrets(parties, config)
     assert_same_run(served, here.report)
     _, found = cluster.predict(b=np.array([5, 2]))
     model = TrainedModel.of(here.clients)

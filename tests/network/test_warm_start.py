@@ -8,9 +8,9 @@ import pytest
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone, WarmStepDone
-from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
+from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 
@@ -30,7 +30,7 @@ SELECTIONS = {
 def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path):
     config, parties = tiny(warm_start=5, **keys)
     served, _ = Cluster(config, parties, kits, tmp_path).run()
-    simulated = simulate(parties, config).report
+    simulated = simulate_with_secrets(parties, config).report
     assert_same_run(served, simulated)
     assert served.warm_start == simulated.warm_start
     assert served.warm_start.steps == 5
@@ -55,7 +55,7 @@ def test_a_party_killed_in_its_warm_start_goes_on_from_its_own_checkpoint(when, 
     again = cluster.join("b", observer=lambda event: isinstance(event, WarmStepDone) and steps.append(event.step))
     for role in (*others, again):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert steps == list(range(saved + 1, 7))
     assert any(f"continuing after warm step {saved} of 6" in line for line in cluster.lines["b"])
     assert not list((tmp_path / "b").rglob("*.checkpoint"))
@@ -79,7 +79,7 @@ def test_a_server_killed_at_the_first_evaluation_repeats_it_and_no_warm_step_is_
     server = cluster.serve()
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert steps == [1, 2, 3, 4]
 
 
@@ -100,7 +100,7 @@ def test_a_party_killed_in_a_round_does_not_return_to_its_warm_start(kits, tmp_p
     again = cluster.join("b", observer=events.append)
     for role in (*others, again):
         role.outcome()
-    assert_same_end(server.outcome(), simulate(parties, config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     assert not [event for event in events if isinstance(event, WarmStepDone)]
 
 
@@ -110,7 +110,7 @@ def test_prediction_uses_the_selected_model(selected, kits, tmp_path):
     cluster = Cluster(config, parties, kits, tmp_path)
     served, _ = cluster.run()
     assert served.warm_start.selected == selected
-    model, nodes = TrainedModel.of(simulate(parties, config).clients), np.array([3, 11, 20])
+    model, nodes = TrainedModel.of(simulate_with_secrets(parties, config).clients), np.array([3, 11, 20])
     assert TrainedModel.load(tmp_path / "b").ensemble == model.ensemble == (selected == "ensemble")
     report, found = cluster.predict(b=nodes, c=nodes[:1])
     assert np.array_equal(found["b"].scores, model.predict_proba(parties, nodes))

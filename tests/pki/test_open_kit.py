@@ -228,8 +228,8 @@ def test_a_roster_edited_by_hand_is_checked(copy, roster, said):
 
 def test_a_kit_of_another_schema_is_refused(copy):
     folder = copy("a")
-    (folder / "kit.toml").write_text((folder / "kit.toml").read_text().replace("schema = 1", "schema = 2"))
-    refused(folder, "kit.toml", "schema=2", "reads 1")
+    (folder / "kit.toml").write_text((folder / "kit.toml").read_text().replace("schema = 2", "schema = 1"))
+    refused(folder, "kit.toml", "schema=1", "reads 2")
 
 
 def test_what_is_no_kit_is_refused_with_a_hint(kits, tmp_path):

@@ -36,6 +36,7 @@ def a_kit(role: str, **changes: object) -> Kit:
         key_pem=b"",
         fingerprint="",
         serial=f"{own.serial_number:x}",
+        trial=True,
         ca_fingerprint="",
         expires=own.not_valid_after_utc,
         roster=("a", "b") if role == "server" else (),

@@ -335,7 +335,7 @@ def test_other_data_is_refused(tmp_path):
     changed = parties[1].features.copy()
     changed[0, 0] += 1
     others = [parties[0], replace(parties[1], features=changed), parties[2]]
-    with pytest.raises(ConfigError, match=r"other settings or data: data of b = "):
+    with pytest.raises(ConfigError, match=r"other settings, data or secrets: data of b = "):
         simulate(others, config, checkpoints=tmp_path)
 
 

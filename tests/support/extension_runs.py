@@ -16,9 +16,8 @@ from pathlib import Path
 from glasu import registry
 from glasu.config import RunConfig
 from glasu.html_report import render_report
-from glasu.pki.provision import provision
-from glasu.runtime.simulation import simulate
 from support.cluster import Cluster
+from support.kits import make_kits, simulate_with_secrets
 from support.server_environment import GLASU
 from support.tiny import tiny
 
@@ -71,7 +70,7 @@ def serve(settings: Path, kits: Path, out: Path, environment: dict[str, str]) ->
 def main(folder: Path, path: str) -> None:
     registry.load_extension(EXTENSION)
     base, parties = tiny(num_rounds=2, sampler="neighbor", num_layers=2, aggregation_layers=(0, 1))
-    provision(folder / "kits", [party.name for party in parties], ["localhost"])
+    make_kits(folder / "kits", [party.name for party in parties], ["localhost"])
     found = {}
     for name in (*CHOICES, "all"):
         config = change(base, *(CHOICES if name == "all" else (name,)))
@@ -87,7 +86,7 @@ def main(folder: Path, path: str) -> None:
         finally:
             server.kill()
             server.communicate()
-        report = simulate(parties, config).report
+        report = simulate_with_secrets(parties, config).report
         served = json.loads((out / "server" / "report.json").read_text())
         found[name] = {
             "network": served["weights_sha256"],
@@ -99,7 +98,7 @@ def main(folder: Path, path: str) -> None:
             "summary": report.summary(),
             "page": render_report("A run", "", {"glasu": report}),
         }
-    found["none"] = {"one process": list(simulate(parties, base).report.weights_sha256)}
+    found["none"] = {"one process": list(simulate_with_secrets(parties, base).report.weights_sha256)}
     print(json.dumps(found))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from glasu.runtime.simulation import simulate
 from support.commands import GLASU
+from support.kits import simulate_with_secrets
 from support.small import SMALL
 from support.warm_process import WarmProcess
 
@@ -126,7 +126,7 @@ class Processes:
 
 
 def assert_same_report(report: dict, roles: Processes) -> None:
-    simulated = simulate(roles.parties, roles.config).report
+    simulated = simulate_with_secrets(roles.parties, roles.config).report
     assert report["weights_sha256"] == list(simulated.weights_sha256)
     assert report["losses"] == list(simulated.losses)
     assert report["test"] == json.loads(simulated.to_json())["test"]

@@ -1,8 +1,11 @@
 """glasu provision: create the kits (keys and certificates) of the server and the parties.
 
-A private CA signs one certificate for the server and one for each party. Give KITS/server to the server and
-KITS/<party> to that party; keep KITS/ca here. Nothing is overwritten or deleted: renewed and removed kits move to
-KITS/retired.
+A private CA signs one certificate for the server and one for each party. Nothing is overwritten or deleted: renewed and
+removed kits move to KITS/retired.
+
+With --parties, all keys are made on one machine. These are trial kits: give KITS/server to the server and KITS/<party>
+to that party, and keep KITS/ca here. Otherwise each party makes its own key with `request`, the CA signs the requests
+with `sign`, and `pin` records the fingerprints of the peers' keys.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from glasu.cli.arguments import parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from glasu.pki.kit import Kit
 
 ACTIONS = {
@@ -31,8 +36,17 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
+def parse_peer(text: str) -> tuple[str, str]:
+    """Parse NAME=FINGERPRINT."""
+    name, sign, fingerprint = text.rpartition("=")
+    if not (name and sign and fingerprint):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FINGERPRINT")
+    return name, fingerprint
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_mutually_exclusive_group(required=True)
+    _add_actions(parser)
+    action = parser.add_mutually_exclusive_group()
     for option, purpose in ACTIONS.items():
         action.add_argument(option, type=parse_names, metavar="NAMES", help=purpose)
     parser.add_argument(
@@ -44,10 +58,111 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a DNS name or IP address of the server; may be given several times; --renew server replaces all of them",
     )
     parser.add_argument("--days", type=int, help="validity of the kits (365); the CA is valid for 3650 days")
-    parser.add_argument("--out", type=parse_path, required=True, metavar="KITS", help="folder for the kits")
+    parser.add_argument("--out", type=parse_path, metavar="KITS", help="folder for the kits")
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="action")
+    request = actions.add_parser("request", help="at a party: make a key, a secret and a signing request")
+    request.add_argument("--party", required=True, metavar="NAME", help="the name in party.toml")
+    request.add_argument("--out", type=parse_path, required=True, metavar="KIT", help="folder for the kit")
+    sign = actions.add_parser("sign", help="at the CA: sign the requests of parties")
+    sign.add_argument("requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party")
+    sign.add_argument("--ca", type=parse_path, required=True, metavar="KITS", help="folder of the CA")
+    sign.add_argument(
+        "--host",
+        type=parse_names,
+        action="extend",
+        default=[],
+        metavar="HOST",
+        help="a DNS name or IP address of the server; only with a new CA",
+    )
+    sign.add_argument("--days", type=int, help="validity of the certificates (365)")
+    pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")
+    pin.add_argument("kit", type=parse_path, metavar="KIT", help="the own kit")
+    pin.add_argument(
+        "--peers",
+        type=parse_peer,
+        nargs="+",
+        default=[],
+        metavar="NAME=FINGERPRINT",
+        help="of other parties or `server`, as read out over the telephone",
+    )
+    secret = actions.add_parser("secret", help="at a party: make the secret of a kit, if it has none")
+    secret.add_argument("kit", type=parse_path, metavar="KIT", help="the own kit")
 
 
 def run(args: argparse.Namespace) -> None:
+    options = [option for option in ACTIONS if getattr(args, option.removeprefix("--"), None)]
+    if args.action is not None and options:
+        raise ConfigError(f"{options[0]}: does not go with `glasu provision {args.action}`; remove one of them.")
+    match args.action:
+        case "request":
+            _request(args)
+        case "sign":
+            _sign(args)
+        case "pin":
+            _pin(args.kit, args.peers)
+        case "secret":
+            _make_secret(args.kit)
+        case _:
+            _provision(args, options)
+
+
+def _request(args: argparse.Namespace) -> None:
+    from glasu.pki.fingerprint import format_fingerprint
+    from glasu.pki.request import make_request
+
+    made = make_request(args.out, args.party)
+    print(f"{args.out}: key, secret and request of party {made.name}; only {made.source} leaves this machine.")
+    print(f"Send it to the CA, and copy the returned files to {args.out}.")
+    print(f"Fingerprint of the key, to read out to the other parties: {format_fingerprint(made.fingerprint)}")
+
+
+def _sign(args: argparse.Namespace) -> None:
+    from glasu.pki.authority import KIT_DAYS
+    from glasu.pki.fingerprint import format_fingerprint
+    from glasu.pki.signing import sign_requests
+
+    days = KIT_DAYS if args.days is None else args.days
+    for each in sign_requests(args.ca, args.requests, args.host, days=days):
+        shown = format_fingerprint(each.key_fingerprint)
+        print(f"{each.folder}: for party {each.name}, expires {each.expires:%Y-%m-%d}, key {shown}; send it back.")
+    print(f"{args.ca / 'server'}: the kit of the server; its kit.toml lists the parties, copy it there.")
+
+
+def _pin(folder: Path, peers: list[tuple[str, str]]) -> None:
+    from cryptography import x509
+
+    from glasu.pki.fingerprint import fingerprint_key, format_fingerprint
+    from glasu.pki.kit import open_kit
+    from glasu.pki.pins import add_pins
+
+    kit = open_kit(folder)
+    for name, _ in peers:
+        if [other for other, _ in peers].count(name) > 1:
+            raise ConfigError(f"--peers {name}: is named twice; name it once.")
+    pins = add_pins(folder, kit.name, dict(peers)) if peers else kit.pins
+    own = fingerprint_key(x509.load_pem_x509_certificate(kit.certificate_pem).public_key())
+    print(f"{kit.name} (this kit): {format_fingerprint(own)}")
+    for name, digits in sorted(pins.items()):
+        print(f"{name}: {format_fingerprint(digits)}")
+
+
+def _make_secret(folder: Path) -> None:
+    from glasu.pki.kit import open_kit
+    from glasu.pki.secret_file import SECRET, make_secret
+
+    had = open_kit(folder, "party").secret is not None
+    make_secret(folder)
+    print(f"{folder / SECRET}: {'was there; nothing was changed' if had else 'made; back it up, and never share it'}.")
+
+
+def _provision(args: argparse.Namespace, options: list[str]) -> None:
+    if not options:
+        raise ConfigError(f"name an action: request, sign, pin, secret, or one of {', '.join(ACTIONS)}.")
+    if args.out is None:
+        raise ConfigError(f"{options[0]}: also give --out KITS, the folder for the kits.")
     if args.host and not (args.parties or args.renew):
         raise ConfigError(f"--host {args.host[0]}: only --parties and --renew server use it; remove it.")
     if (args.revoke or args.remove) and args.days is not None:
@@ -62,6 +177,7 @@ def run(args: argparse.Namespace) -> None:
         refuse_contents_of_others(args.out, "provision")
         _print(provision.provision(args.out, args.parties, args.host, days=days))
         print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and never share its key.")
+        print("These are trial kits: this machine made the keys of all parties. See `glasu provision request`.")
     elif args.add:
         _print(provision.add(args.out, args.add, days=days))
         print(f"{args.out / 'server' / 'kit.toml'}: lists the new parties; copy it to the server.")
@@ -91,7 +207,8 @@ def run(args: argparse.Namespace) -> None:
             print(f"{', '.join(gone)}: no former certificate is valid any more.")
     else:
         lists = provision.revoke(args.out, args.revoke)
-        print(f"{', '.join(args.revoke)}: all certificates issued so far are revoked; --renew creates a new kit.")
+        listed = ", ".join(args.revoke)
+        print(f"{listed}: all certificates issued so far are revoked; --renew creates a new kit, or `sign` a request.")
         print(f"{lists[-1]}: the revocation list; copy it to the server as revoked.pem in its kit.")
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.model import kernels
+from glasu.model.seeding import seed_torch_generator
 from glasu.model.sparse import SparseRows
 from glasu.randomness import Stream
 
@@ -72,7 +73,7 @@ class Dropout:
 
     def fork(self, layer: int) -> None:
         """Seed torch's generator for a layer that draws from it (a convolution of another library)."""
-        torch.default_generator.manual_seed(self.stream(layer).torch_seed())
+        seed_torch_generator(self.stream(layer))
 
 
 def no_dropout() -> Dropout:

@@ -32,6 +32,7 @@ from glasu.model.blocks import (
     thin_draw,
 )
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
+from glasu.secret import Secret
 from glasu.wire.encodings import compute_dtype
 
 log = logging.getLogger("glasu.model")
@@ -81,6 +82,7 @@ class Sampler(ABC):
         """Prepare to draw from the graph of client m; the settings are resolved."""
         backbone = backbone_class(config.model)
         self.train, self.graph, self.client = config.train, graph, client
+        self.private_seed: int | Secret = config.train.seed  # of draws that are not shared; see `Learner`
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, backbone.normalization, compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
@@ -216,8 +218,8 @@ class _Sampled(Sampler):
 
     def draw(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
         train = self.train
-        sharer = EVERYONE if self.shares_draws else self.client
-        stream = Stream(train.seed, purpose, round=round_index, layer=layer, client=sharer)
+        seed, sharer = (train.seed, EVERYONE) if self.shares_draws else (self.private_seed, self.client)
+        stream = Stream(seed, purpose, round=round_index, layer=layer, client=sharer)
         draw = self._draw_edges(targets, stream.key())
         room = max(0, train.max_nodes - len(targets))
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:

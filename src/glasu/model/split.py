@@ -16,6 +16,7 @@ from glasu.model.backbones import build_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
 from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
+from glasu.model.seeding import seed_torch_generator
 from glasu.randomness import TORCH_GENERATOR, Stream
 
 TYPICAL_NORM = 3.0  # mean length of a feature row after scaling with input_scale = "auto"
@@ -41,7 +42,7 @@ class ClientModel(nn.Module):
             num_clients: M, which decides the width after `concat`.
             num_features: d_m.
             num_outputs: the width of the classifier, or None for a client without labels.
-            stream: the randomness of the initial weights; purpose "classifier" must be equal at all clients.
+            stream: the randomness of the initial weights; purpose "classifier" is equal at all clients with labels.
             convolution: builds the layers of the backbone "custom".
         """
         super().__init__()
@@ -54,14 +55,14 @@ class ClientModel(nn.Module):
         # Layers of other libraries draw their weights from torch's one generator. It is seeded before each layer, and
         # clients in several threads build their layers one after the other.
         with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(stream("weights", ENCODER).torch_seed())
+            seed_torch_generator(stream("weights", ENCODER))
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
             self.layers = nn.ModuleList()
             for layer in range(config.num_layers):
-                torch.default_generator.manual_seed(stream("weights", layer).torch_seed())
+                seed_torch_generator(stream("weights", layer))
                 inner, residual = self.backbone.build_layer(layer, widths[layer]), config.residual
                 self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
-            torch.default_generator.manual_seed(stream("classifier", config.num_layers).torch_seed())
+            seed_torch_generator(stream("classifier", config.num_layers))
             self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
         normalized, read = config.normalization == "layer", widths[1:] if num_outputs is not None else widths[1:-1]
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in read) if normalized else None

@@ -33,6 +33,7 @@ from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import one_thread_each
 from glasu.runtime.telemetry import Telemetry
+from glasu.secret import Secret
 
 ResultT = TypeVar("ResultT")
 
@@ -124,10 +125,16 @@ class ClientPurpose(PartyPurpose[ResultT]):
         return self._client
 
     def build_client(
-        self, config: RunConfig, party: PartyData, offered: WelcomePayload, preparation: Preparation | None = None
+        self,
+        config: RunConfig,
+        party: PartyData,
+        offered: WelcomePayload,
+        preparation: Preparation | None = None,
+        secret: Secret | None = None,
     ) -> None:
         """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
-        client = build_client(config, party, offered.index, offered.roster, self.options.clock, preparation)
+        clock = self.options.clock
+        client = build_client(config, party, offered.index, offered.roster, clock, preparation, secret)
         client.identity.incarnation = self.state.value.incarnation
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch

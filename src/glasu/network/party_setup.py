@@ -18,6 +18,7 @@ from glasu.network.log_lines import MAX_REASON, printable
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.runtime.memory import check_memory, total_memory
+from glasu.secret import Secret
 from glasu.timing import Clock, Stopwatch
 
 MAX_UNKNOWN_CLASSES = 4096
@@ -88,6 +89,7 @@ def build_client(
     roster: Sequence[str],
     clock: Clock,
     preparation: Preparation | None = None,
+    secret: Secret | None = None,
 ) -> Client:
     """Build a party's client with its first weights.
 
@@ -98,5 +100,7 @@ def build_client(
         roster: the parties in client order.
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.
+        secret: of the party; None where the client neither trains nor sends, or sends what no draw decides.
     """
-    return Client(config, party, index=index, names=roster, watch=Stopwatch(clock), preparation=preparation)
+    watch = Stopwatch(clock)
+    return Client(config, party, index=index, names=roster, watch=watch, preparation=preparation, secret=secret)

@@ -14,6 +14,8 @@ from glasu.config import RunConfig, list_candidates
 from glasu.errors import ConfigError, DataError
 from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
+from glasu.pki.kit import Kit
+from glasu.pki.secret_file import SECRET
 from glasu.records import parse_json, read_record
 from glasu.report import SubsetScores
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
@@ -134,6 +136,16 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
     if data not in (None, record.data):
         raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
     return True
+
+
+def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
+    """Refuse to continue the run of a party's folder with another secret than the one with which it began."""
+    secret = kit.secret
+    if record.closed or (secret is not None and secret.commitment() == record.secret):
+        return
+    state = "is missing" if secret is None else "is not the one with which this run began"
+    remedy = "restore it, or start over with --fresh at the server and at every party"
+    raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
 
 def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:

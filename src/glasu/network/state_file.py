@@ -42,6 +42,7 @@ class JoiningRecord:
     run: str | None = None
     digest: str | None = None  # of the settings
     data: str | None = None  # digest of the party's data
+    secret: str | None = None  # commitment of the party's secret, see `Secret.commitment`
     finished: ResultPayload | None = None  # set once its results are written
     closed: bool = False  # the server has said goodbye
 

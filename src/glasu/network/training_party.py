@@ -25,8 +25,9 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
-from glasu.network.run_folder import CHECKPOINTS, continues_part, read_report
+from glasu.network.run_folder import CHECKPOINTS, check_same_secret, continues_part, read_report
 from glasu.network.state_file import write_named
+from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
@@ -56,16 +57,22 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Read the folder; nothing is written.
 
         Raises:
-            ConfigError: the folder belongs to another run, or the run began with other data.
+            ConfigError: the folder belongs to another run, or the run began with other data or another secret.
         """
         super().__init__(options, party)
         self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
-        self._data = party.data_digest()
-        if not self.fresh:
-            continues_part(options.out, self.state.value, self._data, options.run)
+        self._data, self._secret = party.data_digest(), options.kit.secret
+        if not self.fresh and continues_part(options.out, self.state.value, self._data, options.run):
+            check_same_secret(options.kit, self.state.value)
         self._saver: Saver | None = None  # None until the run begins
         self._offered: WelcomePayload | None = None
         self._first: ClientState | None = None  # before the first round
+
+    def start(self) -> None:
+        """Count this start of the command, and make the party's secret if this is its first use."""
+        super().start()
+        if self._secret is None:
+            self._secret = make_secret(self.options.kit.folder)
 
     # --- the handshake ----------------------------------------------------------------------
 
@@ -109,7 +116,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             raise RefusalError(Code.INVALID_PAYLOAD, why) from None
         note_welcome(self.state)
         if self._offered is None:
-            self.build_client(*self._resolve(offered), offered)
+            self.build_client(*self._resolve(offered), offered, secret=self._secret)
             self._offered, self._first = offered, self.client.state()
         elif dataclasses.replace(offered, run=self._offered.run) != self._offered:
             raise TransportError(
@@ -190,7 +197,13 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.update(finished=None, closed=False)
-        self.state.update(run=self.client.identity.run.hex(), digest=self.client.requested.digest(), data=self._data)
+        assert self._secret is not None  # see `start`
+        self.state.update(
+            run=self.client.identity.run.hex(),
+            digest=self.client.requested.digest(),
+            data=self._data,
+            secret=self._secret.commitment(),
+        )
         note_welcome(self.state, begun=True)
         self.fresh = False
         for store in self._list_stores():

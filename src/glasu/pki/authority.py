@@ -47,15 +47,27 @@ def make_authority(now: datetime) -> Signed:
 
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
     """Make a new key and a certificate for the server (with its hosts) or a party (without)."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return Signed(certify(authority, name, key.public_key(), hosts, now, days), key)
+
+
+def certify(
+    authority: Signed,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
+    now: datetime,
+    days: int,
+) -> x509.Certificate:
+    """Make a certificate for a public key: of the server (with its hosts) or of a party (without)."""
     role, last = role_of(name), authority.certificate.not_valid_after_utc
     left = (last - now).days
     if not 1 <= days <= left:
         raise ConfigError(f"--days {days}: must lie in 1..{left}, because the CA expires on {last:%Y-%m-%d}.")
-    key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(identity_uri(name)), *(parse_hosts(hosts) if role == "server" else ())]
     # The subject holds the role only. Some clients compare it with a host name, and a party may be called "localhost".
     builder = (
-        x509.CertificateBuilder(authority.certificate.subject, _subject(f"GLASU {role}"), key.public_key())
+        x509.CertificateBuilder(authority.certificate.subject, _subject(f"GLASU {role}"), key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + timedelta(days=days))
@@ -63,10 +75,10 @@ def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, day
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([USAGE[role]]), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(_authority_key_id(authority), critical=False)
     )
-    return Signed(builder.sign(authority.key, SHA256()), key)
+    return builder.sign(authority.key, SHA256())
 
 
 def sign_revocation_list(

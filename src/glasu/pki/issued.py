@@ -24,6 +24,7 @@ class Issued:
     name: str
     serial: str  # hexadecimal
     expires: datetime
+    key: str | None = None  # SHA-256 of a public key that a party made itself, see glasu.pki.fingerprint
     revoked: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -38,6 +39,7 @@ class IssuedCertificates:
     schema: int = ISSUED_SCHEMA
     roster: tuple[str, ...]
     hosts: tuple[str, ...]
+    trial: bool = True  # it makes the keys of the parties; False: it signs their requests
     issued: tuple[Issued, ...] = ()
 
     def revoke(self, names: Collection[str], now: datetime) -> IssuedCertificates:

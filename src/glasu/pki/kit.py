@@ -3,7 +3,10 @@
 ca.pem            certificate of the private CA
 certificate.pem   certificate of the server or the party; its SAN is the identity
 key.pem           its private key, readable by its owner only
-kit.toml          role, name, fingerprints and expiry; at the server also the roster
+secret.hex        at a party, from its first use: its secret, see glasu.pki.secret_file
+kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
+pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
+request.pem       at a party that made its key itself: its signing request, see glasu.pki.request
 revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
@@ -26,10 +29,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from glasu.errors import GlasuError, TransportError
 from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
 from glasu.pki.identity import SERVER_NAME, Role, check_roster, role_of
+from glasu.pki.pins import read_pins
+from glasu.pki.secret_file import read_secret
 from glasu.records import RecordError, parse_toml, read_record
+from glasu.secret import Secret
 
 CA, CERTIFICATE, KEY, MANIFEST, REVOKED = "ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"
-KIT_SCHEMA = 1
+REQUEST = "request.pem"
+KIT_SCHEMA = 2
 T = TypeVar("T")
 _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 
@@ -45,6 +52,7 @@ class KitManifest:
     serial: str  # hexadecimal
     fingerprint: str  # SHA-256 of the certificate, as openssl prints it
     ca_fingerprint: str  # the same in all kits of one federation
+    trial: bool  # the key was made where the CA is, so its operator may have a copy
     hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
     roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
 
@@ -57,10 +65,14 @@ class Kit(KitManifest):
     ca_pem: bytes
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
+    secret: Secret | None = None  # at a party; None before its first use
     revoked: frozenset[str] = frozenset()  # at the server: serial numbers, hexadecimal
+    pins: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the peers' keys, by name
 
 
-def make_manifest(own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...]) -> KitManifest:
+def make_manifest(
+    own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...], *, trial: bool
+) -> KitManifest:
     """Return kit.toml for the certificate of a server or a party."""
     assert own.role is not None
     assert own.name is not None
@@ -71,6 +83,7 @@ def make_manifest(own: CertificateInfo, authority: x509.Certificate, roster: tup
         serial=own.serial,
         fingerprint=own.fingerprint,
         ca_fingerprint=fingerprint(authority),
+        trial=trial,
         hosts=own.hosts,
         roster=roster if own.role == "server" else (),
     )
@@ -98,11 +111,13 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
         owner = "the server" if own.role == "server" else f"party {own.name!r}"
         raise TransportError(f"{folder}: is the kit of {owner}, but that of a {role} is needed here.")
     return Kit(
-        **vars(make_manifest(own, authority.certificate, manifest.roster)),
+        **vars(make_manifest(own, authority.certificate, manifest.roster, trial=manifest.trial)),
         folder=folder,
         ca_pem=pem(authority.certificate),
         certificate_pem=pem(own.certificate),
         key_pem=key_pem,
+        secret=read_secret(folder) if own.role == "party" else None,
+        pins=read_pins(folder),
         revoked=_read_revocations(folder / REVOKED, authority.certificate) if own.role == "server" else frozenset(),
     )
 
@@ -170,6 +185,11 @@ def _check_folder(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         if (folder / SERVER_NAME / MANIFEST).exists():
             raise TransportError(f"{folder}: holds several kits; name one of them, for example {folder / SERVER_NAME}.")
+        if (folder / REQUEST).exists():
+            raise TransportError(
+                f"{folder}: waits for its certificate; send {REQUEST} to the CA (`glasu provision sign`) and copy the "
+                f"returned {CA}, {CERTIFICATE} and {MANIFEST} here."
+            )
         raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
 
 
@@ -198,7 +218,8 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
 
 
 def _check_manifest(path: Path, manifest: KitManifest, authority: CertificateInfo, own: CertificateInfo) -> None:
-    for key, actual in vars(make_manifest(own, authority.certificate, manifest.roster)).items():
+    expected = make_manifest(own, authority.certificate, manifest.roster, trial=manifest.trial)
+    for key, actual in vars(expected).items():
         written = getattr(manifest, key)
         if _normalize(key, written) != _normalize(key, actual):
             raise TransportError(

@@ -11,11 +11,12 @@ ca.toml is written first and decides. If a command is interrupted after that, --
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,8 +24,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from glasu.errors import ConfigError, TransportError
 from glasu.files import write_atomically
-from glasu.pki.authority import KIT_DAYS, Signed, issue, make_authority, sign_revocation_list
+from glasu.pki.authority import KIT_DAYS, Signed, certify, issue, make_authority, sign_revocation_list
 from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.fingerprint import fingerprint_key
 from glasu.pki.folders import move_folder, open_staging, retire_folder, write_folder
 from glasu.pki.identity import RESERVED, SERVER_NAME, check_roster, parse_hosts
 from glasu.pki.issued import Issued, IssuedCertificates, read_issued
@@ -44,6 +46,7 @@ from glasu.pki.kit import (
 from glasu.records import to_plain
 
 AUTHORITY, AUTHORITY_KEY, STATE = "ca", "ca-key.pem", "ca.toml"
+PublicKeys: TypeAlias = Mapping[str, ec.EllipticCurvePublicKey]  # by party
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,9 @@ class CertificateAuthority:
 
     def manifest(self, own: CertificateInfo) -> bytes:
         """Return kit.toml for a certificate."""
-        return tomli_w.dumps(to_plain(make_manifest(own, self.own.certificate, self.state.roster))).encode()
+        return tomli_w.dumps(
+            to_plain(make_manifest(own, self.own.certificate, self.state.roster, trial=self.state.trial))
+        ).encode()
 
     def lists(self) -> list[Path]:
         """Return the paths of the revocation lists."""
@@ -76,7 +81,7 @@ class CertificateAuthority:
 def provision(
     out: Path, parties: Sequence[str], hosts: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[Kit]:
-    """Make a CA, the server's kit and one kit per party.
+    """Make a CA, the server's kit and one trial kit per party.
 
     Args:
         out: the folder for the kits; none of them may exist.
@@ -85,14 +90,34 @@ def provision(
         days: validity of the kits.
         now: the present by default.
     """
-    now = _to_seconds(now)
     check_roster(parties)
+    return make_federation(out, parties, hosts, days, truncate_to_seconds(now))
+
+
+def make_federation(
+    out: Path,
+    parties: Sequence[str],
+    hosts: Sequence[str],
+    days: int,
+    now: datetime,
+    keys: PublicKeys | None = None,
+) -> list[Kit]:
+    """Make a CA, the server's kit, and the kits or certificates of the parties; see `provision`.
+
+    Args:
+        out: the folder for the kits.
+        parties: the roster.
+        hosts: of the server.
+        days: validity.
+        now: the time.
+        keys: of all parties, if they made them themselves; None: make trial kits.
+    """
     parse_hosts(hosts)
     own, names = make_authority(now), (SERVER_NAME, *parties)
     with open_staging(out) as staging:
         _refuse_existing(out, (*RESERVED, *parties))
-        state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts))
-        authority = _issue(CertificateAuthority(out, staging, own, state, now), names, days)
+        state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts), trial=keys is None)
+        authority = _issue(CertificateAuthority(out, staging, own, state, now), names, days, keys)
         public = {CA: pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
         write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _key_pem(own)})
         move_folder(staging / AUTHORITY, authority.folder)
@@ -101,8 +126,9 @@ def provision(
 
 def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None) -> list[Kit]:
     """Append parties to the roster, make their kits and update the server's kit.toml."""
-    with _open_authority(out, _to_seconds(now)) as authority:
+    with open_authority(out, truncate_to_seconds(now)) as authority:
         roster = authority.state.roster
+        _refuse_making_keys(authority, parties)
         for name in parties:
             if name in roster:
                 raise ConfigError(f"party {name!r}: is already on the roster; for a new kit, use --renew {name}.")
@@ -114,7 +140,7 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
                 "restore it, or create another with --renew server."
             )
         state = replace(authority.state, roster=(*roster, *parties))
-        return _change(authority, state, issued=parties, days=days)
+        return change_authority(authority, state, issued=parties, days=days)
 
 
 def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
@@ -125,12 +151,12 @@ def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
     Returns:
         The revocation lists written.
     """
-    with _open_authority(out, _to_seconds(now)) as authority:
+    with open_authority(out, truncate_to_seconds(now)) as authority:
         _check_known(authority, names, authority.state.roster)
         if set(names) == set(authority.state.roster):
             raise ConfigError(f"{', '.join(names)}: the roster would be empty; --add another party first.")
         roster = tuple(name for name in authority.state.roster if name not in names)
-        _change(authority, replace(authority.state.revoke(names, authority.now), roster=roster), retired=names)
+        change_authority(authority, replace(authority.state.revoke(names, authority.now), roster=roster), retired=names)
         return authority.lists()
 
 
@@ -143,12 +169,13 @@ def renew(
     hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
     server's certificate.
     """
-    with _open_authority(out, _to_seconds(now)) as authority:
+    with open_authority(out, truncate_to_seconds(now)) as authority:
         _check_known(authority, names, (SERVER_NAME, *authority.state.roster))
+        _refuse_making_keys(authority, [name for name in names if name != SERVER_NAME])
         if hosts and SERVER_NAME not in names:
             raise ConfigError(f"--host {hosts[0]}: only the certificate of the server names hosts; use --renew server.")
         state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
-        return _change(authority, state, issued=names, retired=names, days=days)
+        return change_authority(authority, state, issued=names, retired=names, days=days)
 
 
 def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
@@ -162,7 +189,7 @@ def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
 def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
     """Return the names of renewed kits whose former certificates are still valid."""
     state = read_issued(out / AUTHORITY / STATE)
-    return [kit.name for kit in kits if state.has_other_valid(kit.name, kit.serial, _to_seconds(now))]
+    return [kit.name for kit in kits if state.has_other_valid(kit.name, kit.serial, truncate_to_seconds(now))]
 
 
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
@@ -170,19 +197,19 @@ def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
 
     A second call writes the same list.
     """
-    with _open_authority(out, _to_seconds(now)) as authority:
+    with open_authority(out, truncate_to_seconds(now)) as authority:
         if SERVER_NAME in names:
             raise ConfigError(
                 "server: parties read no revocation list, so a stolen key of the server stays valid; "
                 "make a new CA and new kits in another --out."
             )
         _check_known(authority, names, authority.state.roster)
-        _change(authority, authority.state.revoke(names, authority.now))
+        change_authority(authority, authority.state.revoke(names, authority.now))
         return authority.lists()
 
 
 @contextmanager
-def _open_authority(out: Path, now: datetime) -> Iterator[CertificateAuthority]:
+def open_authority(out: Path, now: datetime) -> Iterator[CertificateAuthority]:
     folder = out / AUTHORITY
     if not folder.is_dir():
         raise ConfigError(f"{out}: holds no CA; give the --out of the first `glasu provision --parties ...`.")
@@ -196,13 +223,14 @@ def _open_authority(out: Path, now: datetime) -> Iterator[CertificateAuthority]:
         yield CertificateAuthority(out, staging, Signed(own.certificate, key), state, now)
 
 
-def _change(
+def change_authority(
     authority: CertificateAuthority,
     state: IssuedCertificates,
     *,
     issued: Sequence[str] = (),
     retired: Sequence[str] = (),
     days: int = KIT_DAYS,
+    keys: PublicKeys | None = None,
 ) -> list[Kit]:
     """Write ca.toml, then retire and make kits, then update the revocation lists and the server's kit.toml.
 
@@ -212,11 +240,12 @@ def _change(
         issued: the names that get a new kit.
         retired: the names whose old kits are moved away.
         days: validity of the new kits.
+        keys: of the names that made their keys themselves; their folders get no private key.
 
     Returns:
-        The new kits.
+        The new kits, without those of `keys`.
     """
-    authority = _issue(replace(authority, state=state), issued, days)
+    authority = _issue(replace(authority, state=state), issued, days, keys)
     write_atomically(authority.folder / STATE, authority.state.to_toml())
     for name in retired:
         retire_folder(authority.out / name, authority.now)
@@ -228,28 +257,55 @@ def _change(
     return kits
 
 
-def _issue(authority: CertificateAuthority, names: Sequence[str], days: int) -> CertificateAuthority:
-    """Write new kits to the staging folder; return the CA with a state that lists them."""
-    issued = list(authority.state.issued)
+def _issue(
+    authority: CertificateAuthority,
+    names: Sequence[str],
+    days: int,
+    keys: PublicKeys | None = None,
+) -> CertificateAuthority:
+    """Write new kits to the staging folder; return the CA with a state that lists them.
+
+    Args:
+        authority: the CA.
+        names: of the kits.
+        days: validity.
+        keys: public keys; for other names a key is made.
+    """
+    issued, keys = list(authority.state.issued), keys or {}
     for name in names:
-        signed = issue(authority.own, name, authority.state.hosts, authority.now, days)
-        own = read_certificate(pem(signed.certificate))
+        signing, key, private = (authority.own, name), keys.get(name), {}
+        if key is None:
+            signed = issue(*signing, authority.state.hosts, authority.now, days)
+            certificate, private = signed.certificate, {KEY: _key_pem(signed)}
+        else:
+            certificate = certify(*signing, key, (), authority.now, days)
+        own = read_certificate(pem(certificate))
         assert own is not None
         public = {
             CA: pem(authority.own.certificate),
-            CERTIFICATE: pem(signed.certificate),
+            CERTIFICATE: pem(certificate),
             MANIFEST: authority.manifest(own),
             **({REVOKED: authority.revoked_pem()} if name == SERVER_NAME else {}),
         }
-        write_folder(authority.staging / name, public, {KEY: _key_pem(signed)})
-        issued.append(Issued(name=name, serial=own.serial, expires=own.expires))
+        write_folder(authority.staging / name, public, private)
+        known = None if key is None else fingerprint_key(key)
+        issued.append(Issued(name=name, serial=own.serial, expires=own.expires, key=known))
     return replace(authority, state=replace(authority.state, issued=tuple(issued)))
 
 
 def _publish_kits(authority: CertificateAuthority, names: Sequence[str]) -> list[Kit]:
     for name in names:
         move_folder(authority.staging / name, authority.out / name)
-    return [open_kit(authority.out / name, now=authority.now) for name in names]
+    complete = [authority.out / name for name in names if (authority.out / name / KEY).exists()]
+    return [open_kit(folder, now=authority.now) for folder in complete]
+
+
+def _refuse_making_keys(authority: CertificateAuthority, parties: Sequence[str]) -> None:
+    if parties and not authority.state.trial:
+        raise ConfigError(
+            f"{', '.join(parties)}: the parties of {authority.out} make their keys themselves; use `glasu provision "
+            "request` there, and `glasu provision sign` here."
+        )
 
 
 def _refuse_existing(out: Path, names: Sequence[str]) -> None:
@@ -274,6 +330,6 @@ def _key_pem(signed: Signed) -> bytes:
     return signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _to_seconds(now: datetime | None) -> datetime:
+def truncate_to_seconds(now: datetime | None) -> datetime:
     """Return the time without microseconds, which certificates do not have."""
     return (now or datetime.now(UTC)).replace(microsecond=0)

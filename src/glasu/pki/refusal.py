@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from glasu.pki.certificate import CertificateInfo, read_certificate
+from glasu.pki.fingerprint import fingerprint_key, format_fingerprint, matches_fingerprint
 from glasu.pki.identity import Role, role_of
 from glasu.pki.kit import Kit
 
@@ -55,4 +56,13 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
     if peer.serial in kit.revoked:
         again = f"`glasu provision --renew {peer.name}`"
         return f"the certificate of {peer.name!r} is revoked (serial {peer.serial}); ask for a new kit ({again})"
-    return ""
+    return find_pin_error(peer, kit)
+
+
+def find_pin_error(peer: CertificateInfo, kit: Kit) -> str:
+    """Return why the key of a peer is not the one that this kit pins, or an empty string."""
+    pinned, key = kit.pins.get(peer.name or ""), peer.certificate.public_key()
+    if pinned is None or matches_fingerprint(pinned, key):
+        return ""
+    found = format_fingerprint(fingerprint_key(key))
+    return f"the key of {peer.name!r} is {found}, but this kit pins {format_fingerprint(pinned)}"

@@ -14,6 +14,7 @@ from glasu.model.layers import Convolution
 from glasu.privacy.release import Release
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.state import ClientProgress, ClientState, Identity
+from glasu.secret import Secret
 from glasu.timing import Stopwatch
 from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import RUN_BYTES
@@ -32,8 +33,9 @@ class Client:
         watch: Stopwatch,
         convolution: Convolution | None = None,
         preparation: Preparation | None = None,
+        secret: Secret | None = None,
     ) -> None:
-        """Build the client's model and optimiser from the seeds in `config`.
+        """Build the client's model and optimiser.
 
         Args:
             config: the run's settings, resolved. The preset may leave several candidates.
@@ -43,7 +45,11 @@ class Client:
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
             preparation: of the features, from a model trained earlier; None: as the config says.
+            secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
+                `train.seed`, which is public.
         """
+        seed = config.train.seed
+        self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
         self.requested, self.candidates = config, list_candidates(config)
         self.config = self.candidates[0]  # of the present candidate
@@ -54,7 +60,7 @@ class Client:
         self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.learner = self._make_learner()
-        self.release = Release(encodings_of(config), feedback=config.wire.feedback)
+        self.release = Release(encodings_of(config, self.private_seed), feedback=config.wire.feedback)
         self.progress = ClientProgress()
 
     def _make_learner(self) -> Learner:
@@ -66,6 +72,7 @@ class Client:
             num_clients=self.identity.num_clients,
             num_outputs=self.data.task.head_width(self.party.classes) if self.has_labels else None,
             convolution=self._convolution,
+            private_seed=self.private_seed,
         )
 
     def adopt_candidate(self) -> None:

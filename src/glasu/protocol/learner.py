@@ -24,6 +24,7 @@ from glasu.model.split import ClientModel, input_scale
 from glasu.model.step import Inputs, Step, Steps
 from glasu.model.task import task_of
 from glasu.randomness import EVERYONE, Stream, draw_distinct
+from glasu.secret import Secret
 from glasu.wire.encodings import compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
@@ -116,15 +117,15 @@ def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
     return replace(fitted, input_scale=input_scale(config.model, measure_prepared(party.features, fitted)))
 
 
-def classifier_stream(shared_key: int, layer: int) -> Stream:
-    """Return the randomness of the first classifier, which is equal at all clients.
+def classifier_stream(seed: int | Secret, layer: int) -> Stream:
+    """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
-        shared_key: a number that all clients know. It is the public seed, so the server can compute the classifier. A
-            key that only the clients know can take its place.
+        seed: the public seed where several clients have labels; the server can compute the classifier then. If one
+            client has the labels, its private seed: otherwise the labels would follow from its first gradient.
         layer: L.
     """
-    return Stream(shared_key, "classifier", layer=layer, client=EVERYONE)
+    return Stream(seed, "classifier", layer=layer, client=EVERYONE)
 
 
 class Learner:
@@ -139,8 +140,9 @@ class Learner:
         num_clients: int,
         num_outputs: int | None,
         convolution: Convolution | None = None,
+        private_seed: int | Secret | None = None,
     ) -> None:
-        """Draw the initial weights from the seeds in `config`.
+        """Draw the initial weights.
 
         Args:
             config: the run's settings, resolved.
@@ -149,8 +151,10 @@ class Learner:
             num_clients: M.
             num_outputs: the width of the classifier, or None for a client without labels.
             convolution: builds the layers of backbone "custom".
+            private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
         """
         self.config, self.data, self.index = config, data, index
+        self.private_seed = config.train.seed if private_seed is None else private_seed
         self.aggregation = aggregation_of(config.model, num_clients, index)
         self.model = ClientModel(
             config.model,
@@ -166,12 +170,14 @@ class Learner:
         self.optimizer = Optimizer(config, self.model)
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = sampler_class(config.train)(config, data.party.graph, index)
+        self.sampler.private_seed = self.private_seed
         self._gathered: tuple[Sample, Batch] | None = None
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
         if purpose == "classifier":
-            return classifier_stream(self.config.train.seed, layer)
-        return Stream(self.config.train.seed, purpose, layer=layer, client=self.index)
+            train = self.config.train
+            return classifier_stream(train.seed if train.labels == "all" else self.private_seed, layer)
+        return Stream(self.private_seed, purpose, layer=layer, client=self.index)
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
         """Return the masks of one local step; an evaluation (None) uses none.
@@ -180,7 +186,7 @@ class Learner:
         """
         if step is None:
             return no_dropout()
-        seed, client = self.config.train.seed, self.index
+        seed, client = self.private_seed, self.index
         return Dropout(
             self.config.model.dropout,
             lambda layer: Stream(seed, "dropout", round=round_index, step=step, layer=layer, client=client),

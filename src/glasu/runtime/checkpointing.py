@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -356,12 +356,15 @@ class RunFile:
 
     settings: Mapping[str, Any]
     data: Mapping[str, str]  # digests by party
+    secrets: Mapping[str, str] = field(default_factory=dict)  # commitments by party; empty: none were given
     round: int = 0  # of the last checkpoint of the interrupted process
     cost: Cost | None = None
 
     def to_names(self) -> dict[str, Any]:
         """Return the inputs by name, as plain values."""
-        return {**to_plain(self)["settings"], **{f"data of {party}": digest for party, digest in self.data.items()}}
+        data = {f"data of {party}": digest for party, digest in self.data.items()}
+        secrets = {f"secret of {party}": commitment for party, commitment in self.secrets.items()}
+        return {**to_plain(self)["settings"], **data, **secrets}
 
 
 class SimulationCheckpoints:
@@ -372,7 +375,14 @@ class SimulationCheckpoints:
     """
 
     def __init__(
-        self, folder: Path, config: RunConfig, data: Mapping[str, str], telemetry: Telemetry, *, server: bool
+        self,
+        folder: Path,
+        config: RunConfig,
+        data: Mapping[str, str],
+        telemetry: Telemetry,
+        *,
+        server: bool,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare to save a run; `open` reads the folder.
 
@@ -382,9 +392,10 @@ class SimulationCheckpoints:
             data: digests of the parties' data, by party, in client order.
             telemetry: saved with the roles.
             server: whether the run has a server.
+            secrets: commitments of the parties' secrets, by party; None: none were given.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
-        self._run = RunFile(config.flatten(), data)
+        self._run = RunFile(config.flatten(), data, secrets or {})
         owner = f"a run with settings {config.digest()}"
         self.store = Store(folder, owner, config.extensions())
         self._warm_store = Store(folder, owner, config.extensions(), kind=WARM)
@@ -453,8 +464,9 @@ class SimulationCheckpoints:
         if not any(self.folder.glob(f"*{SUFFIX}")):
             return None
         raise ConfigError(
-            f"{self.folder}: holds an unfinished run with other settings or data: {list_differences(differences)}. "
-            "Continue with those, choose another --out, or start over with --fresh, which removes its checkpoints."
+            f"{self.folder}: holds an unfinished run with other settings, data or secrets: "
+            f"{list_differences(differences)}. Continue with those, choose another --out, or start over with --fresh, "
+            "which removes its checkpoints."
         )
 
     def _write_run(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from glasu.config import RunConfig, list_candidates, resolve
 from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
-from glasu.errors import DataError
+from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
@@ -25,11 +25,12 @@ from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, Rou
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.warm_start import take_warm_steps
-from glasu.report import PartySummary, PreparedColumns, RunReport
+from glasu.report import DERIVED, GIVEN, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
 from glasu.runtime.memory import check_memory, total_memory
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
+from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
 
@@ -38,7 +39,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of a simulation that change neither weights nor messages."""
+    """Options of a simulation. Only `secrets` change weights and messages."""
 
     convolution: Convolution | None = None  # backbone "custom": (width in, width out) -> PyG convolution
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
@@ -49,6 +50,7 @@ class SimulationOptions:
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
+    secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
 
@@ -72,18 +74,21 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     prepared = prepare_run(config, as_parties(parties))
     config, parties = prepared.config, prepared.parties
     check_memory(config, parties, total_memory(), "this machine has {limit}. Choose smaller values.")
+    secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
-        clients = make_clients(config, parties, options.clock, options.convolution)
-        name_run(clients, config.digest(), *(_without_test_labels(party).data_digest() for party in parties))
+        clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
+        digests = [_without_test_labels(party).data_digest() for party in parties]
+        name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
             client.progress = replace(other.progress, stopped=True)
         server = make_server(config, clients) if has_server(config) else None
         for client in clients:
             telemetry.add_watch(client.watch)
-        with _open_checkpoints(options, clients, server, telemetry) as checkpoints:
+        commitments = {name: secret.commitment() for name, secret in secrets.items()}
+        with _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints:
             _run_scripts(clients, server, telemetry, checkpoints, options, each)
-    report = _build_report(prepared, clients, server, telemetry, options.notes)
+    report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
 
 
@@ -95,6 +100,7 @@ def train(
     observer: Observer | None = None,
     workers: int | None = None,
     checkpoints: str | Path | None = None,
+    secrets: Mapping[str, bytes] | None = None,
     clock: Clock = read_clock,
 ) -> RunReport:
     """Train one model over all parties in this process and return the report.
@@ -107,6 +113,8 @@ def train(
         workers: clients that compute at the same time; by default one per core. The number changes no bit.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
+        secrets: 32 bytes for each party, by name. First weights, dropout masks, neighbour draws and rounding derive
+            from them, as over a network. None: from `train.seed`.
         clock: returns seconds. The default is the time of day without the time to compile kernels;
             `time.process_time` counts CPU seconds.
     """
@@ -115,6 +123,7 @@ def train(
         observer=observer,
         workers=workers,
         checkpoints=None if checkpoints is None else Path(checkpoints),
+        secrets=secrets,
         clock=clock,
     )
     return simulate(parties, config or RunConfig(), options).report
@@ -143,8 +152,10 @@ def make_clients(
     clock: Clock = time.perf_counter,
     convolution: Convolution | None = None,
     preparations: Sequence[Preparation] | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> list[Client]:
     """Build one client per party from a resolved config and checked parties."""
+    secrets = secrets or {}
     names = [party.name for party in parties]
     return [
         Client(
@@ -155,9 +166,26 @@ def make_clients(
             watch=Stopwatch(clock),
             convolution=convolution,
             preparation=None if preparations is None else preparations[index],
+            secret=secrets.get(party.name),
         )
         for index, party in enumerate(parties)
     ]
+
+
+def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
+    """Return the secrets in client order; none if none are given. Refuse wrong names and lengths."""
+    if secrets is None:
+        return {}
+    names = [party.name for party in parties]
+    if set(secrets) != set(names):
+        got = ", ".join(map(str, secrets)) or "no party"
+        raise ConfigError(f"secrets: must name the parties {', '.join(names)}; got {got}.")
+    for name, secret in secrets.items():
+        if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
+            raise ConfigError(
+                f"secrets[{name!r}]: must be {SECRET_BYTES} bytes; secrets.token_bytes({SECRET_BYTES}) makes them."
+            )
+    return {name: Secret(secrets[name]) for name in names}
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
@@ -187,9 +215,21 @@ def _without_test_labels(party: PartyData) -> PartyData:
 
 @contextmanager
 def _open_checkpoints(
-    options: SimulationOptions, clients: Sequence[Client], server: Server | None, telemetry: Telemetry
+    options: SimulationOptions,
+    clients: Sequence[Client],
+    server: Server | None,
+    telemetry: Telemetry,
+    secrets: Mapping[str, str],
 ) -> Iterator[SimulationCheckpoints | None]:
-    """Bring all roles to the last checkpoint, if there is one, and save them while the block runs."""
+    """Bring all roles to the last checkpoint, if there is one, and save them while the block runs.
+
+    Args:
+        options: of the simulation.
+        clients: all clients.
+        server: None without a server.
+        telemetry: of the run.
+        secrets: the commitments of the secrets, by party; empty if none are given.
+    """
     config = clients[0].requested
     if options.checkpoints is None or not config.train.checkpoint_every:
         yield None
@@ -197,7 +237,9 @@ def _open_checkpoints(
     data = {client.name: client.party.data_digest() for client in clients}
     # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
     serves_rounds = server is not None and bool(config.model.aggregation_layers)
-    checkpoints = SimulationCheckpoints(options.checkpoints, config, data, telemetry, server=serves_rounds)
+    checkpoints = SimulationCheckpoints(
+        options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
+    )
     state = checkpoints.open(fresh=options.fresh)
     if state is not None:
         for client in clients:
@@ -255,7 +297,7 @@ def _build_report(
     clients: Sequence[Client],
     server: Server | None,
     telemetry: Telemetry,
-    notes: Sequence[str],
+    options: SimulationOptions,
 ) -> RunReport:
     config, together = clients[0].config, server is not None
     return telemetry.build_report(
@@ -268,7 +310,8 @@ def _build_report(
         overridden=prepared.overridden,
         race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
-        notes=notes,
+        secrets=DERIVED if options.secrets is None else GIVEN,
+        notes=options.notes,
     )
 
 

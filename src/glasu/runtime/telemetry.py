@@ -21,6 +21,7 @@ from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Even
 from glasu.protocol.server import Server
 from glasu.protocol.state import Identity
 from glasu.report import (
+    GIVEN,
     CandidateSummary,
     HistoryEntry,
     PartyReport,
@@ -30,6 +31,7 @@ from glasu.report import (
     RaceSummary,
     RunReport,
     Seconds,
+    SecretSource,
     SplitScores,
     SubsetScores,
     Traffic,
@@ -242,6 +244,7 @@ class Telemetry:
         alone: Sequence[str] | None = None,
         per_client: bool = False,
         ledgers: Mapping[str, Ledger] | None = None,
+        secrets: SecretSource | None = None,
         notes: Iterable[str] = (),
     ) -> RunReport:
         """Build the report of a simulation or of a server.
@@ -256,6 +259,7 @@ class Telemetry:
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
+            secrets: the source of private draws; None: a server does not know it.
             notes: about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -291,7 +295,7 @@ class Telemetry:
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
             weights_sha256=tuple(weights_sha256),
-            privacy=PrivacySummary.of(config, ledgers),
+            privacy=PrivacySummary.of(config, ledgers, secrets),
             versions=versions(config),
         )
 
@@ -334,7 +338,7 @@ class Telemetry:
             seconds=cost.seconds,
             weights_sha256=(weights_sha256,),
             prepared=prepared,
-            privacy=PrivacySummary.of(config, {party: ledger}),
+            privacy=PrivacySummary.of(config, {party: ledger}, GIVEN),
             versions=versions(config),
         )
 

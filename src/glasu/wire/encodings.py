@@ -21,6 +21,7 @@ from glasu import registry
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
+from glasu.secret import Secret
 from glasu.wire.message_key import Key
 from glasu.wire.packing import pack, unpack
 
@@ -93,6 +94,10 @@ class Encoding(ABC):
         """
         total = _add([self.decode(payload) for payload in payloads], divisor)
         return [self.encode(total, keys[0], first_row)] * len(keys)
+
+    def with_seed(self, seed: int | Secret) -> Encoding:
+        """Return this encoding with other random numbers; a client with a secret uses it."""
+        return self
 
     def row_bytes(self, columns: int) -> int:
         """Return the encoded size of a row."""
@@ -169,9 +174,12 @@ class Int8(Encoding):
 
     width: int
     stochastic: bool = False
-    seed: int = 0
+    seed: int | Secret = 0
     name: str = "int8"
     dtype = np.dtype("|i1")
+
+    def with_seed(self, seed: int | Secret) -> Int8:
+        return replace(self, seed=seed)
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         rows, count = len(value), value.shape[1] // self.width
@@ -364,15 +372,21 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
 }
 
 
-def encodings_of(config: RunConfig) -> Mapping[Kind, Encoding]:
+def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
     because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
     they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
     what rounding omits is part of the next change.
+
+    Args:
+        config: the settings.
+        seed: decides the stochastic rounding of a client; None: `train.seed`, as at the server.
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
+    if seed is not None:
+        encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, config.data.num_clients)}
 
 

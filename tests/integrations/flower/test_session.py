@@ -12,9 +12,8 @@ import pytest
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from glasu.pki.provision import provision
-from glasu.runtime.simulation import simulate
 from support.fleet import Fleet, write_node_key
+from support.kits import make_kits, simulate_with_secrets
 from support.small import SMALL
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'glasu[flower]'")
@@ -36,7 +35,7 @@ evaluate_every = 6
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Return a SuperLink with a registered SuperNode for each of three parties; all end with the module."""
     folder = tmp_path_factory.mktemp("fleet")
-    provision(folder / "kits", NAMES, ["localhost", "127.0.0.1"])
+    make_kits(folder / "kits", NAMES, ["localhost", "127.0.0.1"])
     (folder / "run.toml").write_text(SETTINGS)
     for party in load_parties(RunConfig.from_toml(folder / "run.toml")):
         write_party(party, folder / "parties" / party.name)
@@ -54,7 +53,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def in_one_process(folder: Path, *overrides: str) -> list[str]:
     parties = load_parties(RunConfig.from_toml(folder / "run.toml"))  # the folders' content does not depend on the seed
-    return list(simulate(parties, RunConfig.from_toml(folder / "run.toml", overrides)).report.weights_sha256)
+    return list(
+        simulate_with_secrets(parties, RunConfig.from_toml(folder / "run.toml", overrides)).report.weights_sha256
+    )
 
 
 def weights_of(folder: Path, session: str, name: str) -> list[str]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from glasu.pki.provision import provision
+from support.kits import make_kits
 
 
 @pytest.fixture(scope="session")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return kits of a server at localhost, and at no other name, and of the parties a, b and c; not to be changed."""
     out = tmp_path_factory.mktemp("kits")
-    provision(out, ["a", "b", "c"], ["localhost"])
+    make_kits(out, ["a", "b", "c"], ["localhost"])
     return out

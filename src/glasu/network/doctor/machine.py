@@ -18,6 +18,7 @@ from glasu.network.probe import probe
 from glasu.network.run_folder import (
     CHECKPOINTS,
     NEW_RUN,
+    check_same_secret,
     continues_part,
     continues_run,
     open_joining,
@@ -26,6 +27,7 @@ from glasu.network.run_folder import (
 from glasu.network.state_file import JoiningRecord, ServingRecord
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
+from glasu.pki.refusal import find_pin_error
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
@@ -78,7 +80,22 @@ def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding
         data: the digest of its data; None if the data cannot be read.
     """
     record = open_joining(options.out, options.kit.name).value
-    return _check_folder(options, record, lambda: continues_part(options.out, record, data, options.run))
+
+    def continues() -> bool:
+        is_this_run = continues_part(options.out, record, data, options.run)
+        if is_this_run:
+            check_same_secret(options.kit, record)
+        return is_this_run
+
+    return [*_check_secret(options.kit), *_check_folder(options, record, continues)]
+
+
+def _check_secret(kit: Kit) -> list[Finding]:
+    """Return a finding if the party has no secret and `glasu join` cannot make it."""
+    if kit.secret is not None or os.access(kit.folder, os.W_OK | os.X_OK):
+        return []
+    why = "its kit holds no secret and cannot be written to; run `glasu provision secret KIT` where it can be written"
+    return [Finding("secret", "bad", why)]
 
 
 def _check_folder(
@@ -146,5 +163,7 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
         return Finding("server", "bad", f"{address}: {describe(found, address, kit.ca_fingerprint)}{advice}"), may_come
     if found.role != "server":
         return Finding("server", "bad", f"the server at {address} is not a GLASU server"), False
+    if error := find_pin_error(found, kit):
+        return Finding("server", "bad", f"{error}; compare the fingerprints over the telephone"), False
     whose = f"reached at {address}; its certificate names {', '.join(found.hosts)}"
     return _judge_validity("server", whose, found.expires, now), False

@@ -1,0 +1,27 @@
+"""Seed the generator of torch, from which layers of torch and of other libraries draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from glasu.randomness import Stream
+from glasu.secret import Secret
+
+# The state of torch's CPU generator (MT19937) in 64-bit words: three of bookkeeping, then 624 of 32 bits each.
+_WORDS = slice(3, 3 + 624)
+
+
+def seed_torch_generator(stream: Stream) -> None:
+    """Bring torch's generator to the start of a stream.
+
+    `manual_seed` uses only 32 bits of its seed, and a reader of one message could try all of them. So a stream of a
+    secret sets all words of the state. A public stream has nothing to hide.
+    """
+    generator = torch.default_generator
+    generator.manual_seed(stream.torch_seed())
+    if isinstance(stream.seed, Secret):
+        state = generator.get_state()
+        words = state.view(torch.int64)
+        words[_WORDS] = torch.from_numpy(stream.numpy().integers(0, 2**32, 624, np.int64))
+        generator.set_state(state)
