@@ -23,7 +23,7 @@ def main() -> None:
     for method in ("glasu", "standalone"):
         config = glasu.RunConfig(
             model=glasu.ModelConfig(num_layers=2, aggregation_layers=(0, 1), hidden=16),
-            train=glasu.TrainConfig(method=method, num_rounds=30),
+            train=glasu.TrainConfig(preset="none", method=method, num_rounds=30),
         )
         report = glasu.train(parties, config)
         print(report.summary())

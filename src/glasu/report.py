@@ -180,7 +180,7 @@ class RaceSummary(JsonRecord):
     """The choice of the preset."""
 
     preset: str
-    rounds: int  # of every candidate in the race
+    rounds: int  # of every candidate in the race; 0: a rule left one candidate
     candidates: tuple[CandidateSummary, ...]  # the preferred one first
 
 

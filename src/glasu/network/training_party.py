@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from glasu.config import RunConfig, list_candidates, resolve
+from glasu.config import RunConfig, list_candidates, list_open_keys, resolve
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
 from glasu.model.split import weights_digest
@@ -133,6 +133,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, MAX_REASON))
+        if left_open := list_open_keys(list_candidates(config)):
+            options.log.info('train.preset = "%s" will decide %s.', config.train.preset, ", ".join(left_open))
         if options.expect is not None:
             refuse_settings(
                 compare_with_agreed(name, options.expect, config),

@@ -132,12 +132,15 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
     progress = role.progress
     race = progress.race
     assert race is not None
+    scores = dict(zip(reversed(race.order), race.scores, strict=False))
+    own = scores.pop(race.candidate, None) if len(scores) == len(race.order) else None
     return CandidateStarted(
         list_chosen(role.candidates, race.candidate),
         progress.end(role.config.train),
         chosen=race.chosen is not None,
         restarts=progress.round == 0,
-        scores=race.scores if len(race.scores) == len(race.order) else (),
+        score=own,
+        other_scores=() if own is None else tuple(scores.values()),
     )
 
 

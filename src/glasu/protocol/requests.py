@@ -140,14 +140,18 @@ class CandidateStarted(Event):
     num_rounds: int  # that it runs now
     chosen: bool = False
     restarts: bool = True  # from round 0; the preferred candidate of a race continues if it wins
-    scores: tuple[float, ...] = ()  # at the server, when it was chosen: of all candidates in the order of their runs
+    score: float | None = None  # at the server, when a race chose it: its best validation score in the race
+    other_scores: tuple[float, ...] = ()  # likewise: of the other candidates
 
     def __str__(self) -> str:
         listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
         if not self.chosen:
             return f"race: {self.num_rounds} rounds with {listed}"
-        scores = f"; validation scores in the race: {', '.join(f'{each:.4f}' for each in self.scores)}"
-        return f"the preset chose {listed}{scores if self.scores else ''}"
+        if self.score is None:
+            return f"the preset chose {listed}"
+        others = ", ".join(f"{each:.4f}" for each in self.other_scores)
+        start = "it starts again from round 0" if self.restarts else "it continues"
+        return f"the preset chose {listed}: validation score {self.score:.4f} in the race, the others {others}; {start}"
 
 
 @dataclass(frozen=True)

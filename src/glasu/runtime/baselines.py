@@ -40,20 +40,22 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 
 
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
-    """Return one line: the scores and bytes of the baselines, and the distance of the run to the best of them."""
-    metric = task_of(report.config.train).selected_by
+    """Return one line: the scores and bytes of the run and of the baselines, and the distance of the run to each."""
+    metric, method = task_of(report.config.train).selected_by, report.config.train.method
+    own, unit = report.test.metrics[metric.name], " points" if metric.is_share else ""
     possible = {name: each for name, each in baselines.items() if each.test is not None}
     parts = []
     for name, each in baselines.items():
         if each.test is None:
             parts.append(f"{name} not possible")
             continue
-        notes = [f"{each.bytes / 1e6:.1f} MB"] if each.bytes else []
+        score = each.test.metrics[metric.name]
+        notes = [f"{method} {(100 if metric.is_share else 1) * (own - score):+.1f}{unit}"]
+        notes += [f"{each.bytes / 1e6:.2f} MB"] if each.bytes else []
         notes += _describe_best_party(report, each) if name == next(iter(possible)) else []
-        parts.append(f"{name} {metric.format(each.test.metrics[metric.name])} ({', '.join(notes)})")
-    own = report.test.metrics[metric.name]
-    line = f"baselines: {', '.join(parts)}; {report.config.train.method} {metric.format(own)}"
-    line += f" ({report.traffic.total_bytes / 1e6:.1f} MB)"
+        parts.append(f"{name} {metric.format(score)} ({'; '.join(notes)})")
+    line = f"{method} {metric.format(own)} ({report.traffic.total_bytes / 1e6:.1f} MB)"
+    line += f"; baselines: {', '.join(parts)}"
     if not possible:
         return line
 
@@ -61,12 +63,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
         scores = possible[name].validation
         return scores.metrics[metric.name] if scores is not None else 0.0
 
-    best = max(possible, key=validation)
-    scores = possible[best].test
-    assert scores is not None
-    difference = (100 if metric.is_share else 1) * (own - scores.metrics[metric.name])
-    unit = " points" if metric.is_share else ""
-    return f"{line}, {difference:+.1f}{unit} against {best}, the best of them on validation"
+    return f"{line}; {max(possible, key=validation)} is the best of them on validation"
 
 
 def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
@@ -79,4 +76,4 @@ def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
         return []
     best = max(candidates, key=lambda each: each.validation)
     who = best.party if best.by == "model" else f"{best.party} by {best.by}"
-    return [f"best party {who}: {metrics[0].title} {metrics[0].format(best.test)}"]
+    return [f"party {who}, the best on validation: {metrics[0].title} {metrics[0].format(best.test)}"]

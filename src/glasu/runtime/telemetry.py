@@ -353,7 +353,8 @@ def summarize_race(server: Server) -> RaceSummary | None:
         CandidateSummary(list_chosen(server.candidates, each), scores.get(each), chosen=each == race.chosen)
         for each in race.order
     )
-    return RaceSummary(server.config.train.preset, count_race_rounds(server.config.train), entries)
+    rounds = count_race_rounds(server.config.train) if len(entries) > 1 else 0
+    return RaceSummary(server.config.train.preset, rounds, entries)
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
