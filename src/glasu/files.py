@@ -103,6 +103,12 @@ def put_in_place(temporary: Path, path: Path, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
+def remove_loaded_library(path: str) -> None:
+    """Remove the file of a library that this process has loaded. On POSIX systems the library stays loaded."""
+    if os.name == "posix":
+        Path(path).unlink(missing_ok=True)
+
+
 def sync_file(path: Path) -> None:
     """Wait until the content of a file is on disk."""
     with path.open("r+b") as file:

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glasu.errors import ConfigError, ProtocolError
+from glasu.files import remove_loaded_library
 
 POINT_BYTES = 32
 Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
@@ -37,8 +36,8 @@ def load_group() -> Any:
         raise ConfigError(
             "an alignment needs the package rbcl, which is not installed; pip install 'glasu[psi]'."
         ) from None
-    if os.name == "posix":  # rbcl copies libsodium to a new temporary file in every process, and never removes it
-        Path(sys.modules["rbcl._sodium"].lib_path).unlink(missing_ok=True)
+    # rbcl copies libsodium to a new temporary file in every process, and never removes it.
+    remove_loaded_library(sys.modules["rbcl._sodium"].lib_path)
     return rbcl
 
 
