@@ -318,7 +318,9 @@ def test_a_trial_below_the_goal_of_a_mark_ends_there(run_file, method):
     assert (whole.state, len(whole.marks)) == ("complete", 2 * MARKS)
     for mark in (2, MARKS + 4):
         pruned = run_trial(Terms(config, seeds=2), {}, {mark - 1: 0.0, mark: 1.1})
-        assert (pruned.state, pruned.marks) == ("pruned", whole.marks[: mark + 1])
+        assert pruned.state == "pruned"
+        # Parties that train alone report in any order, so the last bit of a mean may differ.
+        assert pruned.marks == pytest.approx(whole.marks[: mark + 1], rel=1e-12)
 
 
 def test_paths_in_best_toml_are_relative_to_it_unless_the_user_gave_them_absolute(run_file, tmp_path):
