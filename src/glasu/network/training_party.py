@@ -179,13 +179,9 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         self.options.log.info("attempt %d: all parties are connected; %s.", attempt.number, start)
         return client_script(client)
 
-    @property
-    def _trains_alone(self) -> bool:
-        return self._client is not None and not self._client.config.model.aggregation_layers
-
     def _load_alone(self) -> PartyCheckpoint | None:
         """Return the last checkpoint before the first message; None if the party has to begin with its first step."""
-        store = self._store(ALONE) if self._trains_alone else self._store(kind=WARM)
+        store = self._store(ALONE) if self.client.is_alone else self._store(kind=WARM)
         damaged: list[str] = []
         last = max(store.digests(damaged), default=0)
         for line in damaged:
@@ -210,7 +206,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         self.fresh = False
         for store in self._list_stores():
             store.remove_partial_files()
-        return Saver(self._store(ALONE if self._trains_alone else ""))
+        return Saver(self._store(ALONE if self.client.is_alone else ""))
 
     def _load(self, attempt: ProposedAttempt) -> PartyCheckpoint:
         """Load the checkpoint that the server proposed, if it is still the same."""
