@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from glasu.config import RunConfig, list_candidates, list_open_keys, resolve
+from glasu.config import LEFT_OPEN, RunConfig, list_candidates, list_open_keys, resolve
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
 from glasu.model.split import weights_digest
@@ -130,7 +130,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         options, name = self.options, self.party.name
         config = read_offered_config(offered.config)
         check_place(name, offered, config)
-        shown = {key: value for key, value in config.flatten().items() if value != DEFAULTS.get(key)}
+        settings = {key: value for key, value in config.flatten().items() if key != LEFT_OPEN}
+        shown = {key: value for key, value in settings.items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", printable(listed, MAX_REASON))
         if left_open := list_open_keys(list_candidates(config)):
