@@ -105,7 +105,8 @@ class Processes:
         reached = max(self.rounds(role) for role in self.started)
         self.start(name)
         self.wait(lambda: len(self.attempts()) > len(attempts))
-        assert alone or self.attempts()[-1] >= reached - 1
+        # Between two candidates of a race one number is left out, so one repeated round can be a distance of two.
+        assert alone or self.attempts()[-1] >= reached - 2
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""
