@@ -116,12 +116,13 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
 
 
 def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
-    run = fleet.begin("stopped", set="train.num_rounds=1200")  # enough rounds to last until `flwr stop` has started
+    changes = ("train.num_rounds=1200", "train.patience=0")  # long enough to last until `flwr stop` has started
+    run = fleet.begin("stopped", set=" ".join(changes))
     fleet.wait(lambda: all("round 5/1200 done" in fleet.since(name) for name in NAMES), "five rounds are done")
     assert len(fleet.commands()) == 4
     assert fleet.flwr("stop", run, "test").returncode == 0
     fleet.wait(lambda: not fleet.commands(), "all commands have ended", 90)
-    said = fleet.run("stopped", set="train.num_rounds=1200").stdout
+    said = fleet.run("stopped", set=" ".join(changes)).stdout
     assert "continuing after round" in said
     assert "continuing after round 0." not in said
-    assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, "train.num_rounds=1200")
+    assert weights_of(fleet.folder, "stopped", "server") == in_one_process(fleet.folder, *changes)

@@ -1,0 +1,75 @@
+"""Which settings should `train.preset = "auto"` choose between?
+
+    python benchmarks/candidates.py --datasets cora,actor --seeds 3
+
+Each setting trains on each data set, divided as in defaults.py, with seeds that defaults.py does not use. The score is
+the best one on the validation nodes. Test scores are not read, so the choice of candidates does not depend on them.
+A table gives the mean over the seeds; the megabytes are those of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import fmean
+
+import glasu
+from defaults import BINARY, DATASETS, make_config
+from tables import markdown, place, positive, show
+
+FIRST_SEED = 100
+GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
+SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
+GCN = {"backbone": "gcn", "num_layers": 2, "aggregation_layers": (0, 1), "residual": True}
+EXACT = {"backward": "joint", "optimizer": "adam", "num_local_steps": 1, "num_rounds": 200}
+DECAY = {"weight_decay": 0.0005}
+SETTINGS: dict[str, dict[str, dict[str, object]]] = {
+    "gcnii local": {"model": GCNII},
+    "gcnii local, decay": {"model": GCNII, "train": DECAY},
+    "gcnii exact .01": {"model": GCNII, "train": {**EXACT, "learning_rate": 0.01}},
+    "gcnii exact .03": {"model": GCNII, "train": {**EXACT, "learning_rate": 0.03}},
+    "gcnii exact .03, decay": {"model": GCNII, "train": {**EXACT, **DECAY, "learning_rate": 0.03}},
+    "sage local, decay": {"model": SAGE, "train": DECAY},
+    "sage exact .01, decay": {"model": SAGE, "train": {**EXACT, **DECAY, "learning_rate": 0.01}},
+    "sage exact .03, decay": {"model": SAGE, "train": {**EXACT, **DECAY, "learning_rate": 0.03}},
+    "gcn exact .01, decay": {"model": GCN, "train": {**EXACT, **DECAY, "learning_rate": 0.01}},
+}
+
+
+def validate(dataset: str, seed: int, partition: str, name: str) -> tuple[float, float]:
+    """Return the best validation score of one run, and its megabytes."""
+    base, changes = make_config(dataset, seed, partition), SETTINGS[name]
+    config = base.replace(model=changes["model"], train={**changes.get("train", {}), "preset": "none"})
+    report = glasu.train(glasu.load_parties(config), config, workers=1)
+    metric = "roc_auc" if dataset in BINARY else "accuracy"
+    return report.validation.metrics[metric], report.traffic.total_bytes / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default=",".join(DATASETS))
+    parser.add_argument("--partition", default="features", choices=("features", "apart"))
+    parser.add_argument("--seeds", type=positive, default=3, help=f"seeds {FIRST_SEED}..{FIRST_SEED}+N-1")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="names, divided by ';'")
+    parser.add_argument("--out", type=place, help="also write the table to this file")
+    args = parser.parse_args()
+    names = list(SETTINGS) if args.settings == ",".join(SETTINGS) else args.settings.split(";")
+    rows = []
+    for dataset in args.datasets.split(","):
+        cells = []
+        for name in names:
+            found = []
+            for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
+                try:
+                    found.append(validate(dataset, seed, args.partition, name))
+                except glasu.GlasuError as error:
+                    print(f"{dataset}, {name}, seed {seed}: {error}", file=sys.stderr)
+            scores, sizes = ([pair[place] for pair in found] for place in (0, 1))
+            cells.append(f"{100 * fmean(scores):.1f} ({fmean(sizes):.0f})" if len(found) == args.seeds else "failed")
+            print(f"{dataset}, {name}: {cells[-1]}", file=sys.stderr, flush=True)
+        rows.append([dataset, *cells])
+    show(markdown(["data set", *(f"{name} (MB)" for name in names)], rows), args.out)
+
+
+if __name__ == "__main__":
+    main()
