@@ -224,7 +224,7 @@ class LedgerSummary(JsonRecord):
     @classmethod
     def of(cls, party: str, ledger: Ledger) -> LedgerSummary:
         """Summarise the ledger of a party."""
-        return cls(party, ledger.head.hex(), tuple(ledger.rows()))
+        return cls(party, ledger.head.chain, tuple(ledger.rows()))
 
 
 # The source of first weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
