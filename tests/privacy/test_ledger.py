@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from glasu.errors import ConfigError
 from glasu.privacy.ledger import (
     ROW_DIGEST_BYTES,
     START_OF_CHAIN,
-    Head,
+    End,
     Ledger,
     LedgerError,
+    LedgerHead,
     Opening,
     PeerHeads,
     Repair,
@@ -25,6 +27,7 @@ from glasu.privacy.ledger import (
 from glasu.wire.message_key import Key, Phase
 from support.ledgers import Lines
 
+HEAD = LedgerHead(ledger="1" * 64, length=3, chain="2" * 64)
 KEY = Key(bytes(range(12)), Phase.TRAINING, 1, 3, 1, 0, 2, 4)
 
 
@@ -50,7 +53,8 @@ def test_a_line_is_json_and_ends_with_the_chain_value():
         body = json.dumps(found, separators=(",", ":")).encode()
         chain = hashlib.sha256(chain + body).digest()
         assert stated == chain.hex()
-    assert ledger.head == Head(length=4, chain=chain.hex())
+    first = json.loads(lines.lines[0])["chain"]
+    assert ledger.head == LedgerHead(ledger=first, length=4, chain=chain.hex())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,8 @@ def test_a_line_is_json_and_ends_with_the_chain_value():
     [
         Opening(format=1, party="ä", salt=b"\x00\xff", time=1.5),
         Start(purpose="training", run="00ff", resumes=True, settings="d", policy="p"),
-        PeerHeads(attempt=2, heads={"b": Head(length=3, chain="00")}),
+        PeerHeads(scope="", attempt=2, heads={"b": HEAD}),
+        End(time=2.0),
         Repair(fragment=b'{"rec'),
     ],
 )
@@ -171,15 +176,51 @@ def test_a_refused_release_is_not_entered():
 
 
 def test_totals_begin_again_with_a_run_and_go_on_when_it_resumes():
+    def count(ledger: Ledger) -> list[int]:
+        enter(ledger)
+        return [row["releases"] for row in ledger.rows()]
+
     ledger = Ledger()
-    enter(ledger)
-    ledger.write(Start(purpose="training", run="00", resumes=True))
-    enter(ledger)
-    assert [row["releases"] for row in ledger.rows()] == [2]
-    ledger.write(Start(purpose="training", run="01", resumes=False))
-    enter(ledger)
-    assert [row["releases"] for row in ledger.rows()] == [1]
-    assert ledger.length == 5
+    ledger.begin("training", "00")
+    assert count(ledger) == [1]
+    ledger.begin("training", "00")  # after a crash
+    assert count(ledger) == [2]
+    ledger.begin("training", "00", fresh=True)
+    assert count(ledger) == [1]
+    ledger.begin("training", "01")
+    assert count(ledger) == [1]
+    ledger.write(End())
+    ledger.begin("training", "01")  # a finished run runs again
+    assert count(ledger) == [1]
+    assert ledger.length == 11
+
+
+# What peers remember
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        ({"length": 2}, "had 3 records before, and has 2 now"),
+        ({"chain": "3" * 64}, "its 3 records are not those of before"),
+    ],
+)
+def test_a_peer_whose_ledger_became_shorter_or_other_is_refused(later, why):
+    ledger = Ledger()
+    ledger.remember({"b": HEAD})
+    with pytest.raises(LedgerError, match=f"party 'b': .*{why}"):
+        ledger.remember({"b": replace(HEAD, **later)})
+    ledger.remember({"b": replace(HEAD, length=4, chain="3" * 64), "c": replace(HEAD, length=1)})
+
+
+def test_a_peer_keeps_its_ledger_during_a_training_and_may_have_another_one_in_the_next():
+    ledger, other = Ledger(), LedgerHead(ledger="4" * 64, length=1, chain="4" * 64)
+    ledger.remember({"b": HEAD}, scope="first training")
+    with pytest.raises(LedgerError, match="it is another ledger"):
+        ledger.remember({"b": other}, scope="first training")
+    ledger.remember({"b": other}, scope="second training")
+    with pytest.raises(LedgerError, match="had 3 records before, and has 1 now"):  # the first ledger again, cut
+        ledger.remember({"b": replace(HEAD, length=1)}, scope="third training")
 
 
 def test_a_ledger_without_a_sink_reads_no_content():

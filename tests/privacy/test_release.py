@@ -390,5 +390,5 @@ def test_the_ledger_gets_the_digest_of_the_sent_bytes():
     contents = [sent.payload.tobytes(), ids.encode(sets[0]).tobytes(), losses.tobytes()]
     entries = lines.read()
     assert [entry.sha256 for entry in entries] == [hashlib.sha256(content).hexdigest() for content in contents]
-    assert [entry.bytes for entry in entries] == [len(content) for content in contents]
+    assert [entry.size for entry in entries] == [len(content) for content in contents]
     assert [(entry.rows, entry.columns) for entry in entries] == [(3, 2), (3, 1), (1, 1)]

@@ -16,10 +16,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 from glasu.errors import DataError
-from glasu.records import RecordError, parse_json, read_record, to_plain
+from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
+from glasu.timing import Clock
 from glasu.wire import ids
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ ROW_DIGEST_BYTES = 16
 START_OF_CHAIN = bytes(32)
 CHAIN = re.compile(rb',"chain":"([0-9a-f]{64})"\}')
 CHAIN_LENGTH = len(b',"chain":"","}') + 63
-Content: TypeAlias = Callable[[], Iterable[Any]]  # returns the buffers that are sent, one after the other
-Clock: TypeAlias = Callable[[], float]  # returns seconds since 1970
+SentBytes: TypeAlias = Callable[[], Iterable[Any]]  # returns the buffers that are sent, one after the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,16 @@ class Start:
 
     purpose: str  # training, prediction or alignment
     run: str
-    resumes: bool  # the run has earlier entries in this ledger; False: the totals begin again
+    resumes: bool  # an unfinished run of this ledger; False: the totals begin again
     settings: str = ""  # digest
     policy: str = ""  # SHA-256 of the policy file; empty: there is none
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The present run is finished at all parties."""
+
     time: float | None = None
 
 
@@ -68,7 +75,7 @@ class Entry:
     layer: int  # -1: the release is not about a layer
     rows: int
     columns: int
-    bytes: int  # of the content; message headers are not counted
+    size: int  # bytes of the content; message headers are not counted
     protection: str  # names joined by "+", or "none"
     sha256: str  # of the sent bytes; empty where the ledger is not stored
     run: str
@@ -91,19 +98,31 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """The state of a ledger: how many records it has, and the last chain value."""
+class LedgerHead:
+    """The state of a ledger."""
 
-    length: int
-    chain: str
+    ledger: Annotated[str, Length(64)]  # the chain value of its opening, which no other ledger has
+    length: Annotated[int, Bounds(0, 2**53)]  # number of records
+    chain: Annotated[str, Length(64)]  # the last chain value
+
+    def describe_contradiction(self, later: LedgerHead) -> str | None:
+        """Return why a later head cannot belong to this ledger, or None if it can."""
+        if later.ledger != self.ledger:
+            return "it is another ledger"
+        if later.length < self.length:
+            return f"it had {self.length} records before, and has {later.length} now"
+        if later.length == self.length and later.chain != self.chain:
+            return f"its {self.length} records are not those of before"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerHeads:
     """The ledgers of the other parties at the start of an attempt, as the server passed them on."""
 
+    scope: str  # the training that all parties take part in; empty in an alignment
     attempt: int
-    heads: Mapping[str, Head]  # by party
+    heads: Mapping[str, LedgerHead]  # by party
     time: float | None = None
 
 
@@ -115,15 +134,16 @@ class Repair:
     time: float | None = None
 
 
-Record: TypeAlias = Opening | Start | Entry | PeerHeads | Repair
+LedgerRecord: TypeAlias = Opening | Start | Entry | PeerHeads | Repair | End
 RECORDS: dict[str, type[Any]] = {
     "opening": Opening,
     "start": Start,
     "release": Entry,
     "peers": PeerHeads,
     "repair": Repair,
+    "end": End,
 }
-NAMES = {cls: name for name, cls in RECORDS.items()}
+RECORD_NAMES = {cls: name for name, cls in RECORDS.items()}
 
 
 class LedgerError(DataError):
@@ -132,6 +152,14 @@ class LedgerError(DataError):
     code = "broken_ledger"
     exit_code = 1
     public_default = "its ledger is damaged, or shorter than before; see that party's log."
+
+
+def describe_cut(why: str) -> str:
+    """Return the sentence about a party whose ledger contradicts what others remember of it."""
+    return (
+        f"its ledger is not the one that it showed before: {why}. Its end was cut off, or an old copy took its place. "
+        "Restore ledger.jsonl in its --out folder, or begin another run with another --out there."
+    )
 
 
 class Sink(Protocol):
@@ -164,22 +192,54 @@ class Ledger:
 
     sink: Sink | None = None
     rules: Sequence[Rule] = ()
-    clock: Clock | None = None  # None: records have no time
+    clock: Clock | None = None  # returns seconds since 1970; None: records have no time
+    policy: str = ""  # SHA-256 of the policy file among the rules; the start of a run records it
     length: int = 0
+    name: bytes = START_OF_CHAIN  # the chain value of the opening
     chain: bytes = START_OF_CHAIN
+    unfinished: str = ""  # the run that has started and not ended
     # By phase, kind, layer and protection: releases, rows and bytes of the present run, redone rounds included.
     totals: dict[tuple[str, str, int, str], tuple[int, int, int]] = field(default_factory=dict)
+    peers: dict[tuple[str, str], LedgerHead] = field(default_factory=dict)  # by party and scope: the last head
 
     @property
-    def head(self) -> Head:
-        """The number of records, and the last chain value."""
-        return Head(length=self.length, chain=self.chain.hex())
+    def head(self) -> LedgerHead:
+        """The state of the ledger."""
+        return LedgerHead(ledger=self.name.hex(), length=self.length, chain=self.chain.hex())
+
+    def begin(self, purpose: str, run: str, settings: str = "", *, fresh: bool = False) -> None:
+        """Record that this process begins a run, or continues one that has not finished.
+
+        Args:
+            purpose: training, prediction or alignment.
+            run: its id.
+            settings: their digest.
+            fresh: an unfinished run of the same id starts over.
+        """
+        resumes = run == self.unfinished and not fresh
+        self.write(Start(purpose=purpose, run=run, resumes=resumes, settings=settings, policy=self.policy))
+
+    def remember(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
+        """Record the heads of the other parties' ledgers; raise LedgerError if one of them contradicts the past.
+
+        Args:
+            heads: by party.
+            scope: the training that all parties take part in; in it no party may change its ledger.
+            attempt: the number of the attempt that begins.
+        """
+        for party, head in heads.items():
+            for (name, where), before in self.peers.items():
+                same = where == scope != "" or before.ledger == head.ledger
+                if name == party and same and (why := before.describe_contradiction(head)):
+                    message = f"party {party!r}: {describe_cut(why)}"
+                    raise LedgerError(message, message)
+        self.write(PeerHeads(scope=scope, attempt=attempt, heads=dict(heads)))
 
     def record(
         self,
         kind: str,
         key: Key,
-        content: Content,
+        content: SentBytes,
         *,
         size: int,
         rows: int,
@@ -208,7 +268,7 @@ class Ledger:
             layer=key.layer,
             rows=rows,
             columns=columns,
-            bytes=size,
+            size=size,
             protection=protection,
             sha256="" if self.sink is None else digest_content(content()),
             run=key.run.hex(),
@@ -221,7 +281,7 @@ class Ledger:
             rule.check(entry)
         self.write(entry)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LedgerRecord) -> None:
         """Append a record."""
         if self.clock is not None:
             record = replace(record, time=round(self.clock(), 3))
@@ -231,15 +291,26 @@ class Ledger:
         self.length += 1
         self.take(record)
 
-    def take(self, record: Record) -> None:
+    def take(self, record: LedgerRecord) -> None:
         """Count a record that is in the ledger: a new one, or one of an earlier process."""
-        if isinstance(record, Start) and not record.resumes:
-            self.totals.clear()
-        if not isinstance(record, Entry):
-            return
+        match record:
+            case Opening():
+                self.name = self.chain
+            case Start(run=run, resumes=resumes):
+                self.unfinished = run
+                if not resumes:
+                    self.totals.clear()
+            case End():
+                self.unfinished = ""
+            case PeerHeads(scope=scope, heads=heads):
+                self.peers.update({(party, scope): head for party, head in heads.items()})
+            case Entry():
+                self._count(record)
+
+    def _count(self, record: Entry) -> None:
         place = record.phase, record.kind, record.layer, record.protection
         releases, all_rows, all_bytes = self.totals.get(place, (0, 0, 0))
-        self.totals[place] = releases + 1, all_rows + record.rows, all_bytes + record.bytes
+        self.totals[place] = releases + 1, all_rows + record.rows, all_bytes + record.size
         for rule in self.rules:
             rule.add(record)
 
@@ -272,19 +343,19 @@ def digest_content(content: Iterable[Any]) -> str:
     return found.hexdigest()
 
 
-def format_line(record: Record, chain: bytes) -> tuple[bytes, bytes]:
+def format_line(record: LedgerRecord, chain: bytes) -> tuple[bytes, bytes]:
     """Return the line of a record, and the chain value after it.
 
     Args:
         record: the record.
         chain: the chain value before it.
     """
-    body = json.dumps({"record": NAMES[type(record)], **to_plain(record)}, separators=(",", ":")).encode()
+    body = json.dumps({"record": RECORD_NAMES[type(record)], **to_plain(record)}, separators=(",", ":")).encode()
     after = hashlib.sha256(chain + body).digest()
     return body[:-1] + b',"chain":"' + after.hex().encode() + b'"}\n', after
 
 
-def read_line(line: bytes, chain: bytes, source: str) -> tuple[Record, bytes]:
+def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, bytes]:
     """Return the record of a line, and the chain value after it; raise LedgerError if it does not follow `chain`.
 
     Args:

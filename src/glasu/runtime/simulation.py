@@ -20,6 +20,7 @@ from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
+from glasu.privacy.ledger import End
 from glasu.protocol.client import Client
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
@@ -27,8 +28,11 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import DERIVED, GIVEN, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
+from glasu.runtime.client_ledger import attach_ledger, check_training
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
+from glasu.runtime.ledger_file import LEDGERS, close_ledger, exchange_heads
 from glasu.runtime.memory import check_memory, total_memory
+from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
@@ -51,6 +55,8 @@ class SimulationOptions:
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
     secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
+    ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
+    policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
 
@@ -78,6 +84,8 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
+        for client in clients:
+            check_training(client, options.policies.get(client.name))
         digests = [_without_test_labels(party).data_digest() for party in parties]
         name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
@@ -86,7 +94,10 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         for client in clients:
             telemetry.add_watch(client.watch)
         commitments = {name: secret.commitment() for name, secret in secrets.items()}
-        with _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints:
+        with (
+            _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
+            _open_ledgers(options, clients),
+        ):
             _run_scripts(clients, server, telemetry, checkpoints, options, each)
     report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
@@ -250,6 +261,31 @@ def _open_checkpoints(
         yield checkpoints
 
 
+@contextmanager
+def _open_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Iterator[None]:
+    """Give every client its ledger and its policy, and close the ledgers at the end."""
+    folder = options.ledgers
+    if folder is None and options.checkpoints is not None:
+        folder = options.checkpoints / LEDGERS
+    for client in clients:
+        path = None if folder is None else folder / f"{client.name}.jsonl"
+        # Nothing leaves this process, so no round waits for the disk.
+        attach_ledger(client, path, options.policies.get(client.name), durable=False)
+    ledgers = {client.name: client.release.ledger for client in clients}
+    try:
+        exchange_heads(ledgers)
+        for client in clients:
+            run, settings = client.identity.run.hex(), client.requested.digest()
+            client.release.ledger.begin("training", run, settings, fresh=options.fresh)
+        yield
+        for ledger in ledgers.values():
+            ledger.write(End())
+        exchange_heads(ledgers)
+    finally:
+        for ledger in ledgers.values():
+            close_ledger(ledger)
+
+
 def _run_scripts(
     clients: Sequence[Client],
     server: Server | None,
@@ -288,7 +324,13 @@ def _run_scripts(
         run_alone(running, each)
         return
     serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-    settle = None if checkpoints is None else checkpoints.settle
+
+    def settle() -> None:
+        if checkpoints is not None:
+            checkpoints.settle()
+        for client in clients:
+            client.release.ledger.sync()
+
     run_together(serving, running, telemetry.traffic, each, settle, options.carry)
 
 
