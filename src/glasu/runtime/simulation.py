@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
-from glasu.privacy.ledger import End
 from glasu.protocol.client import Client
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
@@ -28,9 +27,9 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import DERIVED, GIVEN, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
-from glasu.runtime.client_ledger import attach_ledger, check_training
+from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
-from glasu.runtime.ledger_file import LEDGERS, close_ledger, exchange_heads
+from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
@@ -96,7 +95,7 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         commitments = {name: secret.commitment() for name, secret in secrets.items()}
         with (
             _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
-            _open_ledgers(options, clients),
+            _keep_ledgers(options, clients),
         ):
             _run_scripts(clients, server, telemetry, checkpoints, options, each)
     report = _build_report(prepared, clients, server, telemetry, options)
@@ -261,29 +260,12 @@ def _open_checkpoints(
         yield checkpoints
 
 
-@contextmanager
-def _open_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Iterator[None]:
-    """Give every client its ledger and its policy, and close the ledgers at the end."""
+def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
+    """Keep the ledgers of all clients while the block runs: in their folder, or below that of the checkpoints."""
     folder = options.ledgers
     if folder is None and options.checkpoints is not None:
         folder = options.checkpoints / LEDGERS
-    for client in clients:
-        path = None if folder is None else folder / f"{client.name}.jsonl"
-        # Nothing leaves this process, so no round waits for the disk.
-        attach_ledger(client, path, options.policies.get(client.name), durable=False)
-    ledgers = {client.name: client.release.ledger for client in clients}
-    try:
-        exchange_heads(ledgers)
-        for client in clients:
-            run, settings = client.identity.run.hex(), client.requested.digest()
-            client.release.ledger.begin("training", run, settings, fresh=options.fresh)
-        yield
-        for ledger in ledgers.values():
-            ledger.write(End())
-        exchange_heads(ledgers)
-    finally:
-        for ledger in ledgers.values():
-            close_ledger(ledger)
+    return keep_ledgers(clients, folder, options.policies, "training", fresh=options.fresh)
 
 
 def _run_scripts(
@@ -328,8 +310,7 @@ def _run_scripts(
     def settle() -> None:
         if checkpoints is not None:
             checkpoints.settle()
-        for client in clients:
-            client.release.ledger.sync()
+        sync_ledgers(clients)
 
     run_together(serving, running, telemetry.traffic, each, settle, options.carry)
 
