@@ -125,6 +125,7 @@ class Traffic(JsonRecord):
 
     bytes_to_server: int = 0
     bytes_to_clients: int = 0
+    headers_to_server: int = 0  # the part of `bytes_to_server` that is not content; the ledger counts the content
     messages: int = 0
     exchanges: int = 0
     by_kind: Mapping[str, int] = field(default_factory=dict)
@@ -218,13 +219,14 @@ class LedgerSummary(JsonRecord):
     """The releases of one party, added up."""
 
     party: str
-    head: str
+    head: str  # the last chain value; zeros where the ledger is not stored
+    length: int  # number of records then, those of earlier runs included
     releases: tuple[Mapping[str, str | int], ...]
 
     @classmethod
     def of(cls, party: str, ledger: Ledger) -> LedgerSummary:
         """Summarise the ledger of a party."""
-        return cls(party, ledger.head.hex(), tuple(ledger.rows()))
+        return cls(party, ledger.head.chain, ledger.length, tuple(ledger.rows()))
 
 
 # The source of first weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.cache.arrays import Workspace
 from glasu.data.cache.parties import compute_once, open_parties, partition_once, write_parties
-from glasu.data.cache.store import Cache, Entry
+from glasu.data.cache.store import Cache, CacheEntry
 from glasu.data.edge_division import assign_edges, divide_edges
 from glasu.data.folders import write_party
 from glasu.data.graph import Graph, collect_edges
@@ -216,7 +216,7 @@ def assert_same_party(one, other):
 
 def write(workspace, parties, whole=None):
     """Return the entry that a workspace makes of the parties."""
-    return Entry("key", workspace.arrays, write_parties(workspace, parties, whole))
+    return CacheEntry("key", workspace.arrays, write_parties(workspace, parties, whole))
 
 
 KINDS = {

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glasu.runtime.audit import audit_folder
 from glasu.runtime.trained_model import TrainedModel
 from support.commands import GLASU
 from support.kits import simulate_with_secrets
@@ -54,6 +55,9 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     report = roles.finish()
     assert_same_report(report, roles)
     assert roles.started == {"server": 2, "a": 1, "b": 2, "c": 1}
+    for name in "abc":  # entries of the killed process stay, and the chain is valid
+        others = [roles.folder / other for other in ("a", "b", "c", "server") if other != name]
+        assert audit_folder(roles.folder / name, others).failures == []
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 

@@ -19,8 +19,10 @@ from glasu.protocol.client import Client
 from glasu.protocol.update import local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
+from glasu.wire import ids
 from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
+from support.ledgers import Lines
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
 SECRET = b"a secret of thirty-two bytes ..."
@@ -371,38 +373,22 @@ def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
     assert {row["protection"] for row in rows.values()} == {"clip+noise+grid"}
 
 
-def entered(*keys: Key, kind: str = "representation", rows: int = 5, size: int = 40, protection: str = "none") -> bytes:
-    ledger = Ledger()
-    for key in keys:
-        ledger.record(kind, key, rows=rows, size=size, protection=protection)
-    return ledger.head
-
-
-def test_the_head_of_the_ledger_is_a_hash_chain():
-    expected = bytes(32)
-    for _ in range(2):
-        expected = hashlib.sha256(expected + KEY.pack() + b"representation|5|40|none").digest()
-    assert entered(KEY, KEY) == expected
-
-
-@pytest.mark.parametrize("other", OTHER_KEYS, ids=str)
-def test_the_head_changes_with_every_part_of_the_key(other):
-    assert entered(KEY) != entered(other)
-
-
-@pytest.mark.parametrize("change", [{"kind": "gradient"}, {"rows": 6}, {"size": 41}, {"protection": "clip"}])
-def test_the_head_changes_with_what_was_released(change):
-    assert entered(KEY) != entered(KEY, **change)
-
-
-def test_the_head_changes_with_every_release_and_with_their_order():
-    later = OTHER_KEYS[3]
-    heads = {entered(), entered(KEY), entered(KEY, KEY), entered(KEY, later), entered(later, KEY)}
-    assert len(heads) == 5
-
-
-def test_two_ledgers_share_nothing():
+def test_two_gates_share_no_ledger():
     first, second = Release(use_for_all_kinds(Plain())), Release(use_for_all_kinds(Plain()))
     first.tensor("representation", torch.ones(1, 1), KEY)
+    assert first.ledger.length == 1
     assert second.ledger.rows() == []
-    assert second.ledger.head == bytes(32)
+    assert second.ledger.length == 0
+
+
+def test_the_ledger_gets_the_digest_of_the_sent_bytes():
+    lines = Lines()
+    release = Release(use_for_all_kinds(Plain()), ledger=Ledger(lines))
+    sent = release.tensor("representation", torch.arange(6.0).view(3, 2), KEY)
+    sets = release.node_sets([np.array([3, 4, 200])], KEY)
+    losses = release.numbers("losses", [0.5], KEY)
+    contents = [sent.payload.tobytes(), ids.encode(sets[0]).tobytes(), losses.tobytes()]
+    entries = lines.read()
+    assert [entry.sha256 for entry in entries] == [hashlib.sha256(content).hexdigest() for content in contents]
+    assert [entry.size for entry in entries] == [len(content) for content in contents]
+    assert [(entry.rows, entry.columns) for entry in entries] == [(3, 2), (3, 1), (1, 1)]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from glasu.errors import CheckpointError, ConfigError
 from glasu.privacy.feedback import Reference
-from glasu.privacy.ledger import Ledger
 from glasu.protocol.state import ClientProgress, ClientState, Progress, Selection, ServerState
 from glasu.runtime.checkpointing import (
     CHECKPOINT_MAGIC,
@@ -50,7 +49,6 @@ CLIENT = ClientState(
     incarnation=1,
     weights={"layers.0/weight": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(0.5)},
     optimizer={"steps": torch.tensor(4)},
-    ledger=Ledger(bytes(32), {("training", "representation", 1, "none"): (1, 2, 3)}),
     progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1)),
     references={("TRAINING", 1): REFERENCE},
 )

@@ -1,7 +1,8 @@
 """glasu align: find the ids that all parties have, and one order for them, without showing an id to anyone.
 
 With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
-between organisations, which `glasu serve --align` serves. It writes alignment.parquet beside the tables of the party.
+between organisations, which `glasu serve --align` serves. It writes alignment.parquet beside the tables of the party,
+and ledger.jsonl with every release.
 `glasu train`, `glasu join` and `glasu predict` then use the common nodes only, in the common order.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import parse_count, parse_path, parse_seconds
+from glasu.cli.arguments import add_policy, parse_count, parse_path, parse_seconds
 from glasu.errors import ConfigError
 
 INTERRUPTED = "no alignment was written; start the server and all parties again"
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --server: how long to wait for the server to connect or reconnect (600)",
     )
     add_max_ids(parser)
+    add_policy(parser)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
         "--log-format",
@@ -64,11 +66,16 @@ def run(args: argparse.Namespace) -> None:
 
 def _align_here(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
+    from glasu.data.folders import read_manifest
     from glasu.runtime.local_alignment import AlignmentOptions, align_folders
+    from glasu.runtime.policy_file import find_policies
 
     log = Log(args, "align")
     with log:
-        aligned = align_folders(args.parties, AlignmentOptions(max_ids=args.max_ids, observer=log.observe))
+        names = [read_manifest(folder).name for folder in args.parties]
+        policies = find_policies(args.policy, args.parties, names)
+        options = AlignmentOptions(max_ids=args.max_ids, observer=log.observe, policies=policies)
+        aligned = align_folders(args.parties, options)
     for name, file, size in zip(aligned.names, aligned.files, aligned.comparison.sizes, strict=True):
         print(f"{file}: {name}, {aligned.comparison.common} of {size} ids are common")
 
@@ -81,11 +88,13 @@ def _take_part(args: argparse.Namespace, folder: Path) -> None:
     from glasu.network.join import join
     from glasu.network.options import JoinOptions
     from glasu.pki.kit import open_kit
+    from glasu.runtime.policy_file import find_policy
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     raise_descriptor_limit()
     log = Log(args, kit.name)
-    options = JoinOptions(kit=kit, server=address, out=folder, wait=args.wait, observer=log.observe)
+    policy = find_policy(args.policy, folder, args.kit)
+    options = JoinOptions(kit=kit, server=address, out=folder, wait=args.wait, policy=policy, observer=log.observe)
     purpose = AlignmentParty(options, args.max_ids)
     with hold_folder(folder, "wait until it ends, or end it"), log:
         aligned = join(purpose)

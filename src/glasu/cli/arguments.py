@@ -109,6 +109,16 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     )
 
 
+def add_policy(parser: argparse.ArgumentParser, where: str = "beside the data or in the kit") -> None:
+    """Add --policy; without it, a policy.toml is looked for `where`."""
+    parser.add_argument(
+        "--policy",
+        type=parse_path,
+        metavar="FILE",
+        help=f"refuse releases that this file forbids; by default policy.toml {where}",
+    )
+
+
 def format_event(command: str, event: str, now: datetime, **fields: Any) -> str:
     """Format an event as one JSON object: time, command, event name, and its fields."""
     from glasu.report import to_json_value

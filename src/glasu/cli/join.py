@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_party_options, add_role_options, make_output_folder, parse_path
+from glasu.cli.arguments import add_party_options, add_policy, add_role_options, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the training: request predictions for the ids in this .csv or .parquet file; without a "
         "file, only help the others to predict",
     )
+    add_policy(parser)
     add_party_options(parser)
     add_role_options(parser)
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.data.folders import read_party_once
     from glasu.network.options import JoinOptions
+    from glasu.runtime.policy_file import find_policy
 
     party = read_party_once(args.party, args.missing)
     log = Log(args, party.name)
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> None:
         run=args.only,
         fresh=args.fresh,
         wait=args.wait,
+        policy=find_policy(args.policy, args.party, args.kit),
         max_memory=args.max_memory,
         observer=log.observe,
     )

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from glasu import __version__, registry
-from glasu.cli import align, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
+from glasu.cli import align, audit, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import format_event
 from glasu.errors import GlasuError
 
@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command] = {
     "predict": predict,
     "reproduce": reproduce,
     "search": search,
+    "audit": audit,
 }
 BETWEEN_ORGANISATIONS = ("align", "doctor", "serve", "join")  # their logs must never contain data of a party
 

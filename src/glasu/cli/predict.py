@@ -1,6 +1,7 @@
 """glasu predict: predict the class, or the number, of every common node with a trained model.
 
 It runs exact joint inference of all parties in one process. The columns are id, prediction, and p_<class> per class.
+Releases are entered in the ledgers of RUN_DIR.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_extensions, add_overrides, make_output_folder, parse_path
+from glasu.cli.arguments import add_extensions, add_overrides, add_policy, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parties", metavar="A,B", help="after training with party dropout: predict without the others"
     )
+    add_policy(parser, "of each party's folder")
     parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
 
 
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.sources.catalog import load_parties
     from glasu.model.backbones import backbone_class
     from glasu.report import describe_missing
+    from glasu.runtime.ledger_file import LEDGERS
+    from glasu.runtime.policy_file import find_policies
     from glasu.runtime.trained_model import TrainedModel, write_predictions
 
     folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
@@ -58,7 +62,13 @@ def run(args: argparse.Namespace) -> None:
     parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
     if args.parties is not None:
         parties = _choose(parties, args.parties)
-    predicted = model.scores(parties, party=args.party)
+    names = [party.name for party in parties]
+    predicted = model.scores(
+        parties,
+        party=args.party,
+        ledgers=folder / LEDGERS if (folder / LEDGERS).is_dir() else None,
+        policies=find_policies(args.policy, model.config.data.parties, model.names if args.policy is None else names),
+    )
     write_predictions(args.out, parties[0].ids, predicted, model.classes, model.config.train)
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
     present = [party.name for party in parties]

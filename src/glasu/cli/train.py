@@ -1,9 +1,10 @@
 """glasu train: train all parties in one process with the settings of RUN.toml.
 
-It writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. During
-the training the folder also holds checkpoints: the same command resumes from them. They are removed at the end. A
-finished run with other settings is replaced only with --fresh. With --baselines it also trains the parties alone, and
-compares the result with theirs, with averaged predictions, and with averages that are smoothed over the edges.
+It writes report.json (metrics, traffic, time, releases), model/ (the selected weights) and ledger/ (every release of
+every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
+them. They are removed at the end. A finished run with other settings is replaced only with --fresh. With --baselines it
+also trains the parties alone, and compares the result with theirs, with averaged predictions, and with averages that
+are smoothed over the edges.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from glasu.cli.arguments import add_extensions, add_run_file, make_output_folder, parse_path, read_config
+from glasu.cli.arguments import add_extensions, add_policy, add_run_file, make_output_folder, parse_path, read_config
 
 INTERRUPTED = "start the same command again to resume after the last checkpoint"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines", action="store_true", help="also train standalone, ensemble and smooth, and compare them"
     )
+    add_policy(parser, "of each party's folder")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -49,10 +51,13 @@ def run(args: argparse.Namespace) -> None:
         from glasu.files import write_atomically
         from glasu.runtime.baselines import compare_baselines, train_baselines
         from glasu.runtime.checkpointing import checkpoint_folder
+        from glasu.runtime.ledger_file import LEDGERS
+        from glasu.runtime.policy_file import find_policies
         from glasu.runtime.simulation import SimulationOptions, simulate
         from glasu.runtime.trained_model import TrainedModel, remove_model
 
         loaded = load_data(config)
+        policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
         about = (describe_size(loaded.statistics, config.data.name), *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
             if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one
@@ -60,7 +65,12 @@ def run(args: argparse.Namespace) -> None:
                 remove_model(out / "model")
             with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
                 options = SimulationOptions(
-                    observer=observer, notes=loaded.notes, checkpoints=checkpoints, fresh=args.fresh
+                    observer=observer,
+                    notes=loaded.notes,
+                    checkpoints=checkpoints,
+                    fresh=args.fresh,
+                    ledgers=out / LEDGERS,
+                    policies=policies,
                 )
                 simulation = simulate(loaded.parties, config, options)
             TrainedModel.of(simulation.clients).save(out / "model")

@@ -29,6 +29,7 @@ from glasu.network.handshake import (
 )
 from glasu.network.log_lines import printable
 from glasu.network.roster import RestartAttempt
+from glasu.network.witness import Witness
 from glasu.protocol.presence import check_present
 from glasu.records import to_plain
 
@@ -53,6 +54,7 @@ class Admission:
         run: str,
         fence: Fence | None,
         rounds: Callable[[], Mapping[int, str]],
+        witness: Witness | None = None,
     ) -> None:
         """Admit processes of the roster's parties.
 
@@ -63,9 +65,10 @@ class Admission:
             run: the id of the run.
             fence: remembers the admitted processes; None in a dry run.
             rounds: returns the server's checkpoints and their digests.
+            witness: remembers the parties' ledgers; None in a dry run.
         """
         self._facts, self._config, self._roster, self._run = facts, config, tuple(roster), run
-        self._fence, self._rounds = fence, rounds
+        self._fence, self._rounds, self._witness = fence, rounds, witness
         self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
         self.statements: dict[str, StatementPayload] = {}  # by party
 
@@ -106,6 +109,10 @@ class Admission:
             refuse_differences(party, stated.facts, self._others(party))
             refuse_missing_facts(party, stated.facts, self._facts)
             self._check_settings(party, stated)
+            if stated.ledger is None:
+                raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
+            if self._witness is not None:
+                self._witness.check(party, stated.ledger)
             if party not in self.statements:
                 known = {THE_SERVER: self._facts, **{name: each.facts for name, each in self.statements.items()}}
                 lines = describe_builds(party, stated.facts, known)

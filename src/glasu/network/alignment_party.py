@@ -27,6 +27,7 @@ from glasu.protocol.message_bytes import Head
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
 from glasu.records import to_plain
+from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import ATTEMPTS
 
@@ -88,13 +89,30 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
             self.options.log.info(
                 "alignment of %d ids: the server and %s must stay online until it is done.", len(self.ids), others
             )
-        self._offered = offered, config, SetLimits(config.wire.chunk_rows, self._max_ids)
+            policy = self.options.policy
+            self.ledger = open_alignment_ledger(self.options.out, self.manifest.name, len(self.ids), policy)
+        limits = SetLimits(config.wire.chunk_rows, self._max_ids)
+        self._offered = offered, config, limit_sets(limits, self.options.policy)
+
+    def scope(self) -> tuple[str, str]:
+        """Return the id of this alignment, which belongs to no training."""
+        return self._require_offer()[0].run, ""
+
+    def settings_digest(self) -> str:
+        """Return the digest of the server's settings."""
+        return self._require_offer()[1].digest()
 
     def statement(self) -> Payload:
         """Return the facts and settings with which this party is ready."""
         _, config, _ = self._require_offer()
         return to_plain(
-            StatementPayload(digest=config.digest(), settings=config.flatten(), rounds={0: START}, facts=self.facts())
+            StatementPayload(
+                digest=config.digest(),
+                settings=config.flatten(),
+                rounds={0: START},
+                facts=self.facts(),
+                ledger=self.state_head(),
+            )
         )
 
     def _require_offer(self) -> tuple[WelcomePayload, RunConfig, SetLimits]:
@@ -116,7 +134,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         run = derive_attempt_run(offered.run, attempt.number)
         identity = Identity(offered.roster, "all", offered.index, run)
         identity.incarnation, identity.attempt = self.state.value.incarnation, attempt.number % ATTEMPTS
-        return client_alignment(identity, self.ids.tolist(), self.blinding, limits)
+        return client_alignment(identity, self.ids.tolist(), self.blinding, limits, self.ledger)
 
     def finish(self, result: Alignment) -> ResultPayload:
         """Write alignment.parquet."""

@@ -26,7 +26,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Rule:
+class FactRule:
     """Facts that must be equal for every role that states them."""
 
     check: str  # the rules of one check are ordered: a role that breaks one usually breaks the later ones, too
@@ -36,44 +36,44 @@ class Rule:
 
 
 RULES = (
-    Rule(
+    FactRule(
         "purpose",
         ("purpose",),
         "start glasu doctor everywhere, or glasu serve and glasu join, with --predict everywhere or nowhere, or glasu "
         "serve --align and glasu align",
     ),
-    Rule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
-    Rule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
-    Rule(
+    FactRule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
+    FactRule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
+    FactRule(
         "training",
         ("training", "selected"),
         "the --out folder belongs to another training; give the folder of the one that the server predicts with",
     ),
-    Rule("parties", ("parties",)),
-    Rule("ids", ("id_rules",), "set id_unicode, id_case and id_whitespace in party.toml alike at all parties"),
-    Rule(
+    FactRule("parties", ("parties",)),
+    FactRule("ids", ("id_rules",), "set id_unicode, id_case and id_whitespace in party.toml alike at all parties"),
+    FactRule(
         "ids",
         ("alignment",),
         "the parties are not aligned with each other: run glasu align at every party, or remove alignment.parquet at "
         "every party",
     ),
-    Rule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
-    Rule(
+    FactRule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
+    FactRule(
         "ids",
         ("nodes", "id_set"),
         "the sets of ids differ: list only the common ids, in one order, at all parties",
     ),
-    Rule(
+    FactRule(
         "ids",
         ("id_order",),
         "the ids are the same, but in another order: list them in one order at all parties, for example sorted",
     ),
-    Rule(
+    FactRule(
         "labels",
         ("classes", "class_names", "label_scale", "splits", "validation_nodes", "test_nodes"),
         "make labels and splits equal, or name one party in train.labels",
     ),
-    Rule("builds", ("numpy_build", "torch_build"), level="warning"),
+    FactRule("builds", ("numpy_build", "torch_build"), level="warning"),
 )
 CHECKS = tuple(dict.fromkeys(rule.check for rule in RULES))
 
@@ -83,7 +83,7 @@ class Difference(NamedTuple):
 
     name: str
     values: Mapping[str, Any]  # by role
-    rule: Rule = Rule("settings", ())
+    rule: FactRule = FactRule("settings", ())
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------

@@ -15,16 +15,18 @@ Hello, welcome, notices and last words are outside the numbered sequence and may
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
 from glasu.network.facts import Short
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
+from glasu.privacy.ledger import LedgerHead
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
-PROTOCOL = 2  # of frames and control messages; other versions are refused
+PROTOCOL = 3  # of frames and control messages; other versions are refused
 ProcessName = Annotated[str, Length(64)]
 FrameCount = Annotated[int, Bounds(0, 2**63 - 1)]
 Digest = Annotated[str, Length(200)]
@@ -73,6 +75,7 @@ class ProposedAttempt:
     round: Annotated[int, Bounds(0, 2**32 - 1)]
     present: tuple[Short, ...]  # the parties of this attempt, in client order
     digest: Digest | None = None  # of this party's checkpoint of that round
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party, as they stated them
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from glasu.errors import ConfigError
 from glasu.network.facts import Facts, Short
 from glasu.network.findings import Findings
 from glasu.network.log_lines import MAX_REASON, printable
+from glasu.privacy.ledger import LedgerHead
 from glasu.records import Bounds, Length, RecordError, read_record
 
 Payload = Mapping[str, Any]  # a JSON object
@@ -53,6 +54,7 @@ class Code(enum.StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
     INVALID_HELLO = "invalid_hello"  # of the session
     INVALID_MESSAGE = "invalid_message"
+    CUT_LEDGER = "cut_ledger"  # the party's ledger is shorter than before, or another one
     REPLACED = "replaced"  # a newer process of the party takes part
 
 
@@ -85,6 +87,7 @@ class ResultPayload:
     """Party: its results are written."""
 
     weights_sha256: Short = ""  # training
+    ledger: LedgerHead | None = None  # of the party, after its last release
     received: Number = 0  # prediction: nodes whose scores it received; alignment: common ids
 
 
@@ -120,7 +123,15 @@ class StatementPayload:
     digest: Short = ""  # of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
+    ledger: LedgerHead | None = None  # of the party, synced; None in a dry run
     findings: Findings = ()  # dry run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarewellPayload:
+    """Server: the run is finished, with these ledgers of the parties."""
+
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)
 
 
 def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:

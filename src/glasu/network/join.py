@@ -6,6 +6,7 @@ that every party is finished.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -19,10 +20,18 @@ from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
-from glasu.network.handshake import Payload, ResultPayload, StatementPayload, WelcomePayload, read_payload
+from glasu.network.handshake import (
+    FarewellPayload,
+    Payload,
+    ResultPayload,
+    StatementPayload,
+    WelcomePayload,
+    read_payload,
+)
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
+from glasu.privacy.ledger import End, Ledger, LedgerError, LedgerHead
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import Head
@@ -30,8 +39,10 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Receive, Save, Script, Send
 from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
+from glasu.runtime.client_ledger import attach_ledger
 from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.ledger_file import LEDGER, close_ledger
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
 
@@ -49,6 +60,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
                 f"{party.name!r}."
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
+        self.ledger = Ledger()  # of the releases; a purpose with messages replaces it by the one in its folder
+        self._stated = self.ledger.head
+        self._begun = ""  # the run of the last start in the ledger
         self.watch = self.telemetry.watch  # adds up the computing time of the script
 
     @abstractmethod
@@ -66,6 +80,45 @@ class PartyPurpose(ABC, Generic[ResultT]):
     @abstractmethod
     def statement(self) -> Payload:
         """Return the statement of this party when it is prepared. Called before every attempt."""
+
+    def scope(self) -> tuple[str, str]:
+        """Return the id of the run, and the training that it belongs to; the training is empty in an alignment."""
+        return "", ""
+
+    def state_head(self) -> LedgerHead:
+        """Make the ledger durable, and return its head, which the other parties will remember."""
+        self.ledger.sync()
+        self._stated = self.ledger.head
+        return self._stated
+
+    def open_attempt(self, attempt: ProposedAttempt) -> None:
+        """Compare the ledgers of the other parties with the past, and enter them and the start in the own ledger.
+
+        Raises:
+            LedgerError: a ledger is shorter than before, or another one.
+            ProtocolError: the server left out a ledger, or changed the head of this party's.
+        """
+        (run, training), name = self.scope(), self.options.kit.name
+        missing = [party for party in attempt.present if party not in attempt.ledgers]
+        if missing or attempt.ledgers[name] != self._stated:
+            raise ProtocolError(
+                f"the server did not pass on the ledger of {', '.join(missing) or 'this party'} as it was stated; the "
+                "parties would not notice if one of them cut its ledger."
+            )
+        heads = {party: attempt.ledgers[party] for party in attempt.present if party != name}
+        self.ledger.remember(heads, scope=training, attempt=attempt.number)
+        if self._begun != run:
+            self.ledger.begin(self.facts().purpose, run, self.settings_digest())
+            self._begun = run
+        self.ledger.sync()
+
+    def facts(self) -> Facts:
+        """Return the facts of this party for the settings of the run."""
+        raise NotImplementedError
+
+    def settings_digest(self) -> str:
+        """Return the digest of the settings of the run."""
+        raise NotImplementedError
 
     def check_limits(self, head: Head, size: int) -> None:
         """Refuse a message of the server, by its header and size, that is too long for this run."""
@@ -98,7 +151,19 @@ class PartyPurpose(ABC, Generic[ResultT]):
         raise NotImplementedError
 
     def take_farewell(self, farewell: Payload) -> None:
-        """Take what the server sends with its goodbye."""
+        """Take what the server sends with its goodbye: the last heads of all ledgers."""
+        said = read_payload(FarewellPayload, farewell, "the farewell of the server")
+        heads = {party: head for party, head in said.ledgers.items() if party != self.options.kit.name}
+        try:
+            self.ledger.remember(heads, scope=self.scope()[1])
+        except LedgerError as error:  # the results are complete; the next attempt would be refused
+            self.options.log.warning("%s", error)
+
+    def close_ledger(self, *, finished: bool) -> None:
+        """Close the ledger; `finished`: every party is finished."""
+        if finished and self._begun:
+            self.ledger.write(End())
+        close_ledger(self.ledger)
 
     def close(self, *, finished: bool) -> None:
         """Stop threads and close files; `finished`: every party is finished."""
@@ -136,13 +201,15 @@ class ClientPurpose(PartyPurpose[ResultT]):
         clock = self.options.clock
         client = build_client(config, party, offered.index, offered.roster, clock, preparation, secret)
         client.identity.incarnation = self.state.value.incarnation
+        attach_ledger(client, self.options.out / LEDGER, self.options.policy)
+        self.ledger = client.release.ledger
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch
         self._limits = limit_messages(config, party)
 
-    @abstractmethod
-    def facts(self) -> Facts:
-        """Return the facts of this party for the settings of the run."""
+    def settings_digest(self) -> str:
+        """Return the digest of the settings of the run."""
+        return self.client.requested.digest()
 
     def rounds(self) -> Mapping[int, str]:
         """Return the intact checkpoints of this party and their digests."""
@@ -153,7 +220,11 @@ class ClientPurpose(PartyPurpose[ResultT]):
         config = self.client.requested
         return to_plain(
             StatementPayload(
-                digest=config.digest(), settings=config.flatten(), rounds=self.rounds(), facts=self.facts()
+                digest=config.digest(),
+                settings=config.flatten(),
+                rounds=self.rounds(),
+                facts=self.facts(),
+                ledger=self.state_head(),
             )
         )
 
@@ -181,6 +252,7 @@ class PartyPerformer:
         match request:
             case Send(message):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
+                purpose.ledger.sync()  # so must the entries of what it carries; mostly one sync per exchange
                 telemetry.traffic.sent_to_server(message)
                 with telemetry.watch.measure("communication"):
                     self.session.send(message)
@@ -224,6 +296,7 @@ def join(
             options.log.info("%s The results of this party are complete.", error)
         finally:
             purpose.close(finished=finished)
+            purpose.close_ledger(finished=finished)
         if (result := purpose.result()) is None:
             raise ConfigError("the server ended the session before this party took part in it; start it again.")
         return result
@@ -251,10 +324,12 @@ def _run_attempt(
 ) -> ProposedAttempt | None:
     """Run one attempt; return the next one, or None when every party is finished."""
     try:
+        purpose.open_attempt(attempt)
         script = purpose.begin(attempt)
         session.confirm(attempt)
         result = drive(script, perform, purpose.watch)
-        session.finish(attempt, to_plain(purpose.finish(result)))
+        finished = purpose.finish(result)
+        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=purpose.state_head())))
         return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt

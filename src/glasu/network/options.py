@@ -21,6 +21,7 @@ from glasu.timing import Clock
 
 if TYPE_CHECKING:
     from glasu.pki.kit import Kit
+    from glasu.runtime.policy_file import PolicyFile
 
 OnInvalidMessage = Literal["abort", "wait"]
 DEFAULT_WAIT = 600.0  # seconds
@@ -130,4 +131,5 @@ class JoinOptions(RoleOptions):
     server: str  # host:port
     expect: RunConfig | None = None  # refuse other settings
     run: str | None = None  # take part in this run only
+    policy: PolicyFile | None = None  # forbids releases
     max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's

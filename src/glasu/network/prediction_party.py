@@ -92,6 +92,10 @@ class PredictionParty(ClientPurpose[Predicted]):
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
         return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
 
+    def scope(self) -> tuple[str, str]:
+        """Return the id of this prediction, and the training of the model."""
+        return self._run, str(self.state.value.run)
+
     def hello(self) -> Payload:
         """Return the hello of this process."""
         return to_plain(

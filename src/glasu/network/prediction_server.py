@@ -82,11 +82,15 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
         self._present: tuple[str, ...] = ()  # of the last attempt
-        super().__init__(options, server_facts("prediction", training=training), config, run, self.state)
+        facts = server_facts("prediction", training=training)
+        super().__init__(options, facts, config, run, self.state, scope=training)
+        self._trained = open_serving(options.out).value
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, and any folder may take part."""
         self.state.update(run=self.run, processes={}, attempt=0)
+        if self.state.value.ledger_scope != self._trained.ledger_scope:  # of an earlier training in this folder
+            self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
         parties, log = ", ".join(self.options.kit.roster), self.options.log
         log.info("prediction: this server and all of %s must stay online until it is done.", parties)
         if self.config.train.party_dropout:

@@ -26,6 +26,7 @@ from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
 from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
 from glasu.network.transport import FrameStream
+from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
@@ -123,6 +124,7 @@ class Attempt:
     round: int  # the attempt continues after this round
     digests: Mapping[str, str | None]  # by party, in client order: of their checkpoints of that round
     check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party
 
     @property
     def present(self) -> tuple[str, ...]:

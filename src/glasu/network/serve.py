@@ -5,6 +5,7 @@ A purpose admits parties and computes. `serve` listens, gathers the parties and 
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -15,15 +16,25 @@ from glasu.network.admission import Admission
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import Payload, RefusalError, ResultPayload, StatementPayload, read_payload
+from glasu.network.handshake import (
+    FarewellPayload,
+    Payload,
+    RefusalError,
+    ResultPayload,
+    StatementPayload,
+    read_payload,
+)
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
+from glasu.network.witness import Witness
+from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.protocol.server import Server, Sizes
+from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
 from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
@@ -37,7 +48,13 @@ class ServerPurpose(ABC, Generic[ReportT]):
     goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
 
     def __init__(
-        self, options: ServeOptions, facts: Facts, config: RunConfig, run: str, state: StateFile[ServingRecord] | None
+        self,
+        options: ServeOptions,
+        facts: Facts,
+        config: RunConfig,
+        run: str,
+        state: StateFile[ServingRecord] | None,
+        scope: str = "",
     ) -> None:
         """Expect the parties of the roster.
 
@@ -46,12 +63,15 @@ class ServerPurpose(ABC, Generic[ReportT]):
             facts: the server's.
             config: the settings that the parties receive.
             run: the id of the run.
-            state: remembers the admitted processes; None in a dry run, which admits all.
+            state: remembers the admitted processes and the ledgers; None in a dry run, which admits all.
+            scope: the training that the parties take part in; empty in an alignment and in a dry run.
         """
         self.options, self.config, self.run = options, config, run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         fence = None if state is None else Fence(state)
-        self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds)
+        self.witness = None if state is None else Witness(state, scope)
+        self.ledgers: Mapping[str, LedgerHead] = {}  # of the parties, when they have finished
+        self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds, self.witness)
 
     @property
     def is_finished(self) -> bool:
@@ -81,8 +101,8 @@ class ServerPurpose(ABC, Generic[ReportT]):
         self.options.emit(event)
 
     def build_farewell(self, report: ReportT) -> Payload:
-        """Return what goes with the goodbye to every party."""
-        return {}
+        """Return what goes with the goodbye to every party: the last heads of all ledgers."""
+        return to_plain(FarewellPayload(ledgers=self.ledgers))
 
     def close(self, *, finished: bool) -> None:
         """Stop threads and close files; `finished`: every party has its results."""
@@ -106,6 +126,22 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     @abstractmethod
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and from what the parties state."""
+
+    def add_ledgers(self, attempt: Attempt) -> Attempt:
+        """Remember the ledgers of the parties of an attempt, durably, and return the attempt with them."""
+        statements = self.admission.collect_statements(attempt.present)
+        heads = {party: stated.ledger for party, stated in statements.items() if stated.ledger is not None}
+        self._keep_heads(heads)
+        return dataclasses.replace(attempt, ledgers=heads)
+
+    def note_results(self, results: Mapping[str, ResultPayload]) -> None:
+        """Remember the ledgers of parties that have finished; the goodbye passes them on."""
+        self.ledgers = {party: result.ledger for party, result in results.items() if result.ledger is not None}
+        self._keep_heads(self.ledgers)
+
+    def _keep_heads(self, heads: Mapping[str, LedgerHead]) -> None:
+        if self.witness is not None:
+            self.witness.keep(heads)
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for these parties and the counts they state; return it and the greatest message sizes."""
@@ -206,6 +242,7 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
             with watch.measure("waiting"):
                 present = session.gather()
             attempt, script = purpose.plan(present)
+            attempt = purpose.add_ledgers(attempt)
             with watch.measure("waiting"):
                 session.begin_attempt(attempt)
             missing = ", ".join(name for name in purpose.options.kit.roster if name not in attempt.present)
@@ -214,7 +251,9 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()
-            return purpose.finish(result, _read_results(dict(zip(attempt.present, results, strict=True))))
+            finished = _read_results(dict(zip(attempt.present, results, strict=True)))
+            purpose.note_results(dict(zip(attempt.present, finished, strict=True)))
+            return purpose.finish(result, finished)
         except RestartAttempt:
             log.info("the parties changed: all roles return to the last common checkpoint.")
         except GlasuError as error:

@@ -118,7 +118,8 @@ class ServerSession:
             for peer in roster.present:
                 peer.machine.advance(PeerEvent.PROPOSE)
                 digest = attempt.digests[peer.name]
-                peer.send_control(ProposedAttempt(attempt.number, attempt.round, attempt.present, digest))
+                proposal = ProposedAttempt(attempt.number, attempt.round, attempt.present, digest, attempt.ledgers)
+                peer.send_control(proposal)
             roster.changed.notify_all()
             running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
             roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {attempt.number}")

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from glasu.errors import CheckpointError, DataError
 from glasu.files import write_atomically
 from glasu.network.handshake import Process, ResultPayload
+from glasu.privacy.ledger import LedgerHead
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
 Record = TypeVar("Record")
@@ -29,6 +30,8 @@ class ServingRecord:
     attempt: int = 0
     processes: Mapping[str, Process] = field(default_factory=dict)  # by party, the one that was admitted last
     closed: bool = False  # the run is finished
+    ledger_scope: str = ""  # the training that `ledgers` belong to; empty in an alignment
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party, the last one that it showed
 
 
 @dataclass(frozen=True, kw_only=True)

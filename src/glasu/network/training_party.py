@@ -34,6 +34,7 @@ from glasu.protocol.state import ClientState
 from glasu.records import to_plain
 from glasu.report import PreparedColumns
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
+from glasu.runtime.client_ledger import check_training
 from glasu.runtime.telemetry import Cost
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
@@ -81,6 +82,11 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         party = self.client.party
         return party_facts(party, "training", parties=self.client.identity.num_clients, **label_facts(party))
 
+    def scope(self) -> tuple[str, str]:
+        """Return the id of the run, twice: it is the training."""
+        run = self.client.identity.run.hex()
+        return run, run
+
     def rounds(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
         self.settle()
@@ -117,6 +123,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         note_welcome(self.state)
         if self._offered is None:
             self.build_client(*self._resolve(offered), offered, secret=self._secret)
+            check_training(self.client, self.options.policy)
             self._offered, self._first = offered, self.client.state()
         elif dataclasses.replace(offered, run=self._offered.run) != self._offered:
             raise TransportError(

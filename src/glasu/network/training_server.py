@@ -51,7 +51,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
         facts = server_facts("training", parties=len(roster))
-        super().__init__(options, facts, config, run, self.state)
+        super().__init__(options, facts, config, run, self.state, scope=run)
         self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
         self._scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
         self._server: Server | None = None  # of the present attempt

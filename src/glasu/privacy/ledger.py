@@ -1,35 +1,323 @@
-"""The ledger of releases: their kind, number of rows, bytes and protection."""
+"""The ledger of a party: one entry per release, made before the bytes of the release leave.
+
+A ledger is a list of records, one JSON line each. Every line ends with `chain`, the SHA-256 of the chain value before
+it and of the rest of the line. So a line that was changed, moved or left out is noticed, and two ledgers with the same
+last chain value, the head, hold the same records. The first record holds random bytes: the head tells nothing to
+someone who does not have the ledger and guesses what it records.
+
+`Release` and the scripts of an alignment enter what they send. A rule (`glasu.privacy.policy`, accounting) sees every
+entry before it is made, and can refuse the release. A sink stores the lines; this module touches no file.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
-from glasu.wire.message_key import Key
+from glasu.errors import DataError
+from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
+from glasu.timing import Clock
+from glasu.wire import ids
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from glasu.wire.message_key import Key
+
+LEDGER_FORMAT = 1
+ROW_DIGEST_BYTES = 16
+START_OF_CHAIN = bytes(32)
+CHAIN = re.compile(rb',"chain":"([0-9a-f]{64})"\}')
+CHAIN_LENGTH = len(b',"chain":"","}') + 63
+SentBytes: TypeAlias = Callable[[], Iterable[Any]]  # returns the buffers that are sent, one after the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The first record of a ledger."""
+
+    format: int
+    party: str
+    salt: bytes  # random
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A process begins, or continues, a run."""
+
+    purpose: str  # training, prediction or alignment
+    run: str
+    resumes: bool  # an unfinished run of this ledger; False: the totals begin again
+    settings: str = ""  # digest
+    policy: str = ""  # SHA-256 of the policy file; empty: there is none
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The present run is finished at all parties."""
+
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One release."""
+
+    kind: str  # "representation", "change", "gradient", "probabilities", "node sets", "losses", "metrics", ...
+    phase: str  # as a report names it
+    round: int
+    layer: int  # -1: the release is not about a layer
+    rows: int
+    columns: int
+    size: int  # bytes of the content; message headers are not counted
+    protection: str  # names joined by "+", or "none"
+    sha256: str  # of the sent bytes; empty where the ledger is not stored
+    run: str
+    incarnation: int = 0
+    attempt: int = 0
+    nodes: bytes | None = None  # positions of the rows, packed; None: not recorded
+    row_digests: bytes | None = None  # HMACs of the clean rows, ROW_DIGEST_BYTES each; None: not recorded
+    time: float | None = None
+
+    def unpack_nodes(self) -> NDArray[Any] | None:
+        """Return the positions of the rows, increasing; None if they are not recorded."""
+        import numpy as np
+
+        return None if self.nodes is None else ids.decode(np.frombuffer(self.nodes, np.uint8))
+
+    def list_row_digests(self) -> list[bytes]:
+        """Return the HMACs of the clean rows, in the order of the rows; none if they are not recorded."""
+        whole, size = self.row_digests or b"", ROW_DIGEST_BYTES
+        return [whole[start : start + size] for start in range(0, len(whole), size)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerHead:
+    """The state of a ledger."""
+
+    ledger: Annotated[str, Length(64)]  # the chain value of its opening, which no other ledger has
+    length: Annotated[int, Bounds(0, 2**53)]  # number of records
+    chain: Annotated[str, Length(64)]  # the last chain value
+
+    def describe_contradiction(self, later: LedgerHead) -> str | None:
+        """Return why a later head cannot belong to this ledger, or None if it can."""
+        if later.ledger != self.ledger:
+            return "it is another ledger"
+        if later.length < self.length:
+            return f"it had {self.length} records before, and has {later.length} now"
+        if later.length == self.length and later.chain != self.chain:
+            return f"its {self.length} records are not those of before"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerHeads:
+    """The ledgers of the other parties at the start of an attempt, as the server passed them on."""
+
+    scope: str  # the training that all parties take part in; empty in an alignment
+    attempt: int
+    heads: Mapping[str, LedgerHead]  # by party
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """An incomplete last line that a crash left. It was never synced, so its release did not leave."""
+
+    fragment: bytes
+    time: float | None = None
+
+
+LedgerRecord: TypeAlias = Opening | Start | Entry | PeerHeads | Repair | End
+RECORDS: dict[str, type[Any]] = {
+    "opening": Opening,
+    "start": Start,
+    "release": Entry,
+    "peers": PeerHeads,
+    "repair": Repair,
+    "end": End,
+}
+RECORD_NAMES = {cls: name for name, cls in RECORDS.items()}
+
+
+class LedgerError(DataError):
+    """A ledger is not what was written: a record was changed, moved or left out, or the end is missing."""
+
+    code = "broken_ledger"
+    exit_code = 1
+    public_default = "its ledger is damaged, or shorter than before; see that party's log."
+
+
+def describe_cut(why: str) -> str:
+    """Return the sentence about a party whose ledger contradicts what others remember of it."""
+    return (
+        f"its ledger is not the one that it showed before: {why}. Its end was cut off, or an old copy took its place. "
+        "Restore ledger.jsonl in its --out folder, or begin another run with another --out there."
+    )
+
+
+class Sink(Protocol):
+    """Stores the lines of a ledger."""
+
+    def append(self, line: bytes) -> None:
+        """Take a line, which ends with a newline."""
+        ...
+
+    def sync(self) -> None:
+        """Make all lines durable. A runtime calls this before the next message leaves."""
+        ...
+
+
+class Rule(Protocol):
+    """Looks at every release, in order, those of earlier processes included."""
+
+    def check(self, entry: Entry) -> None:
+        """Raise GlasuError to refuse a release. Nothing is entered, and nothing leaves."""
+        ...
+
+    def add(self, entry: Entry) -> None:
+        """Count a release that was entered."""
+        ...
 
 
 @dataclass
 class Ledger:
-    """Totals by kind of release, and a hash chain over all releases.
+    """The releases of one party. Without a sink it keeps totals only, and computes no digests."""
 
-    The size of the totals does not grow with the run. Two ledgers with the same head recorded the same releases.
-    """
-
-    head: bytes = bytes(32)
+    sink: Sink | None = None
+    rules: Sequence[Rule] = ()
+    clock: Clock | None = None  # returns seconds since 1970; None: records have no time
+    policy: str = ""  # SHA-256 of the policy file among the rules; the start of a run records it
+    length: int = 0
+    name: bytes = START_OF_CHAIN  # the chain value of the opening
+    chain: bytes = START_OF_CHAIN
+    unfinished: str = ""  # the run that has started and not ended
+    # By phase, kind, layer and protection: releases, rows and bytes of the present run, redone rounds included.
     totals: dict[tuple[str, str, int, str], tuple[int, int, int]] = field(default_factory=dict)
+    peers: dict[tuple[str, str], LedgerHead] = field(default_factory=dict)  # by party and scope: the last head
 
-    def record(self, kind: str, key: Key, *, rows: int, size: int, protection: str) -> None:
-        """Record one release of `rows` rows in `size` bytes."""
-        entry = f"{kind}|{rows}|{size}|{protection}".encode()
-        self.head = hashlib.sha256(self.head + key.pack() + entry).digest()
-        place = key.phase.reported, kind, key.layer, protection
+    @property
+    def head(self) -> LedgerHead:
+        """The state of the ledger."""
+        return LedgerHead(ledger=self.name.hex(), length=self.length, chain=self.chain.hex())
+
+    def begin(self, purpose: str, run: str, settings: str = "", *, fresh: bool = False) -> None:
+        """Record that this process begins a run, or continues one that has not finished.
+
+        Args:
+            purpose: training, prediction or alignment.
+            run: its id.
+            settings: their digest.
+            fresh: an unfinished run of the same id starts over.
+        """
+        resumes = run == self.unfinished and not fresh
+        self.write(Start(purpose=purpose, run=run, resumes=resumes, settings=settings, policy=self.policy))
+
+    def remember(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
+        """Record the heads of the other parties' ledgers; raise LedgerError if one of them contradicts the past.
+
+        Args:
+            heads: by party.
+            scope: the training that all parties take part in; in it no party may change its ledger.
+            attempt: the number of the attempt that begins.
+        """
+        for party, head in heads.items():
+            for (name, where), before in self.peers.items():
+                same = where == scope != "" or before.ledger == head.ledger
+                if name == party and same and (why := before.describe_contradiction(head)):
+                    message = f"party {party!r}: {describe_cut(why)}"
+                    raise LedgerError(message, message)
+        self.write(PeerHeads(scope=scope, attempt=attempt, heads=dict(heads)))
+
+    def record(
+        self,
+        kind: str,
+        key: Key,
+        content: SentBytes,
+        *,
+        size: int,
+        rows: int,
+        columns: int = 1,
+        protection: str = "none",
+        nodes: NDArray[Any] | None = None,
+        row_digests: bytes | None = None,
+    ) -> None:
+        """Enter a release, or raise the error of the rule that forbids it. Its bytes leave after this call.
+
+        Args:
+            kind: of the content.
+            key: of the first message that carries it.
+            content: returns the bytes that will be sent.
+            size: their number.
+            rows: of the content.
+            columns: of the content.
+            protection: names of what protects it, joined by "+".
+            nodes: positions of the rows, increasing; None: not known.
+            row_digests: HMACs of the clean rows under a secret of the party, ROW_DIGEST_BYTES each.
+        """
+        entry = Entry(
+            kind=kind,
+            phase=key.phase.reported,
+            round=key.round,
+            layer=key.layer,
+            rows=rows,
+            columns=columns,
+            size=size,
+            protection=protection,
+            sha256="" if self.sink is None else digest_content(content()),
+            run=key.run.hex(),
+            incarnation=key.incarnation,
+            attempt=key.attempt,
+            nodes=None if nodes is None else ids.encode(nodes).tobytes(),
+            row_digests=row_digests,
+        )
+        for rule in self.rules:
+            rule.check(entry)
+        self.write(entry)
+
+    def write(self, record: LedgerRecord) -> None:
+        """Append a record."""
+        if self.clock is not None:
+            record = replace(record, time=round(self.clock(), 3))
+        if self.sink is not None:
+            line, self.chain = format_line(record, self.chain)
+            self.sink.append(line)
+        self.length += 1
+        self.take(record)
+
+    def take(self, record: LedgerRecord) -> None:
+        """Count a record that is in the ledger: a new one, or one of an earlier process."""
+        match record:
+            case Opening():
+                self.name = self.chain
+            case Start(run=run, resumes=resumes):
+                self.unfinished = run
+                if not resumes:
+                    self.totals.clear()
+            case End():
+                self.unfinished = ""
+            case PeerHeads(scope=scope, heads=heads):
+                self.peers.update({(party, scope): head for party, head in heads.items()})
+            case Entry():
+                self._count(record)
+
+    def _count(self, record: Entry) -> None:
+        place = record.phase, record.kind, record.layer, record.protection
         releases, all_rows, all_bytes = self.totals.get(place, (0, 0, 0))
-        self.totals[place] = releases + 1, all_rows + rows, all_bytes + size
+        self.totals[place] = releases + 1, all_rows + record.rows, all_bytes + record.size
+        for rule in self.rules:
+            rule.add(record)
 
-    def copy(self) -> Ledger:
-        """Return a ledger that stays as this one is now."""
-        return Ledger(self.head, dict(self.totals))
+    def sync(self) -> None:
+        """Wait until all records are durable. A message may leave only after this call."""
+        if self.sink is not None:
+            self.sink.sync()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the totals, one dictionary per kind of release."""
@@ -45,3 +333,51 @@ class Ledger:
             }
             for (phase, kind, layer, protection), (releases, rows, size) in sorted(self.totals.items())
         ]
+
+
+def digest_content(content: Iterable[Any]) -> str:
+    """Return the SHA-256 of buffers, one after the other, in hexadecimal."""
+    found = hashlib.sha256()
+    for part in content:
+        found.update(part)
+    return found.hexdigest()
+
+
+def format_line(record: LedgerRecord, chain: bytes) -> tuple[bytes, bytes]:
+    """Return the line of a record, and the chain value after it.
+
+    Args:
+        record: the record.
+        chain: the chain value before it.
+    """
+    body = json.dumps({"record": RECORD_NAMES[type(record)], **to_plain(record)}, separators=(",", ":")).encode()
+    after = hashlib.sha256(chain + body).digest()
+    return body[:-1] + b',"chain":"' + after.hex().encode() + b'"}\n', after
+
+
+def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, bytes]:
+    """Return the record of a line, and the chain value after it; raise LedgerError if it does not follow `chain`.
+
+    Args:
+        line: with its newline.
+        chain: the chain value before it.
+        source: names the file and the line in errors.
+    """
+    end = line[-CHAIN_LENGTH:-1]
+    found = CHAIN.fullmatch(end)
+    if found is None:
+        raise LedgerError(f"{source}: is not a complete record; the ledger was changed.")
+    body = line[:-CHAIN_LENGTH] + b"}"
+    after = hashlib.sha256(chain + body).digest()
+    if after.hex().encode() != found[1]:
+        raise LedgerError(
+            f"{source}: does not follow from the records before it; a record was changed, moved or left out."
+        )
+    try:
+        fields = parse_json(body, source)
+        name = fields.pop("record", None) if isinstance(fields, dict) else None
+        if name not in RECORDS:
+            raise LedgerError(f"{source}: has an unknown kind of record; read it with the version that wrote it.")
+        return read_record(RECORDS[str(name)], fields, source), after
+    except RecordError as error:
+        raise LedgerError(f"{str(error).rstrip('.')}; read the ledger with the version that wrote it.") from None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
-from glasu.privacy.ledger import Ledger
+from glasu.privacy.ledger import Ledger, Rule
 from glasu.wire import ids
 from glasu.wire.encodings import Encoding, Integers, Kind
 from glasu.wire.message_key import Key
@@ -151,6 +151,8 @@ class Release:
     encodings: Mapping[Kind, Encoding]
     protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not here has no protection
     ledger: Ledger = field(default_factory=Ledger)
+    rules: Sequence[Rule] = ()  # of the settings; a runtime that stores the ledger opens it with these rules
+    enters_nodes: bool = False  # the ledger records the nodes of each release
     feedback: bool = False  # later releases of the same rows are changes
     references: References = field(default_factory=dict)
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
@@ -179,13 +181,14 @@ class Release:
             leaf = partial.detach().requires_grad_()
             return torch.autograd.grad(clip(leaf), leaf, gradient)[0]
 
-    def tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
+    def tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NDArray[np.int64] | None = None) -> Sent:
         """Release representations, their changes, gradients or scores (kind "probabilities").
 
         Args:
             kind: of the tensor.
             value: the values; of a change: the representations after it.
             key: of the exchange.
+            nodes: of the rows; None: not known.
         """
         encoding, protection = self.encodings[kind], self.protection(kind)
         value, reference = value.detach(), None
@@ -199,7 +202,16 @@ class Release:
             self.references[_place(key)], reference = changed, changed.own
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
-        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection=protection.name)
+        self.ledger.record(
+            kind,
+            key,
+            lambda: (np.ascontiguousarray(payload),),
+            size=payload.nbytes,
+            rows=len(payload),
+            columns=value.shape[1],
+            protection=protection.name,
+            nodes=nodes if self.enters_nodes else None,
+        )
         sent = Sent(payload, unmasked, encoding, reference)
         if kind == "representation" and self.feedback:
             self._first = sent.value
@@ -228,11 +240,11 @@ class Release:
         """Release node numbers, one set per round. The sets are sorted."""
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
         rows, size = sum(len(nodes) for nodes in payloads), sum(ids.encoded_size(nodes) for nodes in payloads)
-        self.ledger.record("node sets", key, rows=rows, size=size, protection="none")
+        self.ledger.record("node sets", key, lambda: map(ids.encode, payloads), rows=rows, size=size)
         return payloads
 
     def numbers(self, kind: str, values: Sequence[float], key: Key) -> NDArray[np.float64]:
         """Release single numbers: losses and metrics."""
         payload = np.asarray(values, "<f8")
-        self.ledger.record(kind, key, rows=len(payload), size=payload.nbytes, protection="none")
+        self.ledger.record(kind, key, lambda: (payload,), rows=len(payload), size=payload.nbytes)
         return payload

@@ -33,6 +33,7 @@ from glasu.privacy.blinding import (
     refuse_repeated_points,
     view_points,
 )
+from glasu.privacy.ledger import Ledger
 from glasu.protocol.chunks import split_rows
 from glasu.protocol.limits import Limits
 from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, SetSize
@@ -83,8 +84,8 @@ class SetLimits:
             raise ProtocolError(f"{whose}: expected a number of ids of 1 or more, got {size}.")
         if size > self.max_ids:
             why = (
-                f"{whose} has {size:.0f} ids, and the limit is {self.max_ids} here (--max-ids); a party that lists "
-                "very many ids can test guesses about the ids of the others."
+                f"{whose} has {size:.0f} ids, and the limit is {self.max_ids} here (--max-ids, or max_ids of the "
+                "policy); a party that lists very many ids can test guesses about the ids of the others."
             )
             raise AlignmentError(why, why)
         return int(size)
@@ -111,11 +112,12 @@ class Comparison:
 
 
 def client_alignment(
-    identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits
+    identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct."""
+    """Client column; `ids` are normalised and distinct. The ledger enters everything before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
-    yield Send(SetSize(key, np.array([len(ids)], np.float64)))
+    ledger = ledger or Ledger()
+    yield Send(SetSize(key, _enter(ledger, "set size", key, np.array([len(ids)], np.float64), "none")))
     answer = yield Receive((SetSize,), key)
     chunks = limits.count_chunks(limits.check_largest(_read_number(answer), "the largest set of a party"))
     own_chunks, done = limits.count_chunks(len(ids)), 0
@@ -135,11 +137,12 @@ def client_alignment(
     for step in range(1, identity.num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         sender = identity.names[identity.index - 1]
-        yield Send(KeyShare(key.at(SHARES), share))
+        yield Send(KeyShare(key.at(SHARES), _enter(ledger, "key share", key.at(SHARES), share, "blinded")))
         message = yield Receive((KeyShare,), key.at(SHARES))
         with _Blaming(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
+        _enter(ledger, "blinded ids", key.at(SETS), points, "blinded")
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
@@ -153,10 +156,26 @@ def client_alignment(
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
+    _enter(ledger, "blinded ids", key.at(SETS), points, "blinded")
     for chunk in range(chunks):
         yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
     found = yield from _receive_common(key, len(ids), limits)
     return Alignment(order[found], derive_key(share, identity.names))
+
+
+def _enter(ledger: Ledger, kind: str, key: Key, content: NDArray[Any], protection: str) -> NDArray[Any]:
+    """Enter an array in the ledger, and return it."""
+    rows = 1 if kind == "key share" else len(content)
+    ledger.record(
+        kind,
+        key,
+        lambda: (np.ascontiguousarray(content),),
+        size=content.nbytes,
+        rows=rows,
+        columns=content.size // max(rows, 1),
+        protection=protection,
+    )
+    return content
 
 
 def _receive_common(key: Key, size: int, limits: SetLimits) -> Script[NDArray[np.int64]]:

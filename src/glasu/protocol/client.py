@@ -100,7 +100,6 @@ class Client:
             incarnation=self.identity.incarnation,
             weights=self.learner.weights(),
             optimizer=self.learner.optimizer.state(),
-            ledger=self.release.ledger.copy(),
             progress=dataclasses.replace(self.progress),
             references=dict(self.release.references),
         )
@@ -113,5 +112,4 @@ class Client:
         self.adopt_candidate()
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
-        self.release.ledger = state.ledger.copy()
         self.release.references = dict(state.references)

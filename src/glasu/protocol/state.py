@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from glasu.data.presets import count_race_rounds
 from glasu.privacy.feedback import Reference
-from glasu.privacy.ledger import Ledger
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class Progress:
 
 @dataclass
 class ClientProgress(Progress):
-    """The progress of a client, besides weights, optimiser and ledger."""
+    """The progress of a client, besides weights and optimiser."""
 
     warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
@@ -168,7 +167,6 @@ class ClientState:
     incarnation: int
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    ledger: Ledger
     progress: ClientProgress
     references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
 

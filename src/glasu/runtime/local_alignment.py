@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from glasu.config import WireConfig
@@ -14,12 +14,16 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
 from glasu.privacy.blinding import Blinding
+from glasu.privacy.ledger import End
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
 from glasu.report import Traffic
+from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
 from glasu.runtime.inprocess import Running, cores, run_together
+from glasu.runtime.ledger_file import close_ledger, exchange_heads
+from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import RUN_BYTES, SERVER
@@ -33,6 +37,7 @@ class AlignmentOptions:
     chunk_rows: int = WireConfig.chunk_rows
     secrets: Sequence[bytes] | None = None  # of the parties, in their order; None: random
     observer: Callable[[Event], None] | None = None
+    policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     carry: Callable[[Message], Message] | None = None  # maps every message to the one that is delivered
 
 
@@ -47,7 +52,10 @@ class LocalAlignment:
 
 
 def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = None) -> LocalAlignment:
-    """Align the folders of parties and write alignment.parquet to each. Nothing is written before all are aligned."""
+    """Align the folders of parties and write alignment.parquet to each, when all are aligned.
+
+    Every release is entered in ledger.jsonl of its folder.
+    """
     options = options or AlignmentOptions()
     tables = [read_normalized_ids(folder) for folder in folders]
     names = tuple(manifest.name for manifest, _ in tables)
@@ -73,12 +81,31 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         if options.observer is not None and isinstance(request, Event):  # an alignment saves nothing
             options.observer(request)
 
+    ledgers = {
+        name: open_alignment_ledger(folder, name, len(ids), options.policies.get(name))
+        for folder, name, (_, ids) in zip(folders, names, tables, strict=True)
+    }
+
+    def sync_ledgers() -> None:
+        for ledger in ledgers.values():
+            ledger.sync()
+
+    exchange_heads(ledgers)
     for index, (_, ids) in enumerate(tables):
-        identity = Identity(names, "all", index, run)
-        script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limits)
+        identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
+        ledger.begin("alignment", run.hex())
+        policy = options.policies.get(names[index])
+        script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
         clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
-    with ThreadPoolExecutor(min(len(names), cores()), "glasu-align") as pool:  # libsodium runs without the GIL
-        run_together(server, clients, traffic, pool.map, carry=options.carry)
+    try:
+        with ThreadPoolExecutor(min(len(names), cores()), "glasu-align") as pool:  # libsodium runs without the GIL
+            run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
+        for ledger in ledgers.values():
+            ledger.write(End())
+        exchange_heads(ledgers)
+    finally:
+        for ledger in ledgers.values():
+            close_ledger(ledger)
     files = tuple(
         CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
         for folder, (manifest, ids), client in zip(folders, tables, clients, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,11 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import DERIVED, GIVEN, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
+from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
+from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, total_memory
+from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
@@ -51,6 +54,8 @@ class SimulationOptions:
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
     secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
+    ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
+    policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
 
@@ -78,6 +83,8 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
+        for client in clients:
+            check_training(client, options.policies.get(client.name))
         digests = [_without_test_labels(party).data_digest() for party in parties]
         name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
@@ -86,7 +93,10 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         for client in clients:
             telemetry.add_watch(client.watch)
         commitments = {name: secret.commitment() for name, secret in secrets.items()}
-        with _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints:
+        with (
+            _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
+            _keep_ledgers(options, clients),
+        ):
             _run_scripts(clients, server, telemetry, checkpoints, options, each)
     report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
@@ -250,6 +260,14 @@ def _open_checkpoints(
         yield checkpoints
 
 
+def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
+    """Keep the ledgers of all clients while the block runs: in their folder, or below that of the checkpoints."""
+    folder = options.ledgers
+    if folder is None and options.checkpoints is not None:
+        folder = options.checkpoints / LEDGERS
+    return keep_ledgers(clients, folder, options.policies, "training", fresh=options.fresh)
+
+
 def _run_scripts(
     clients: Sequence[Client],
     server: Server | None,
@@ -288,7 +306,12 @@ def _run_scripts(
         run_alone(running, each)
         return
     serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-    settle = None if checkpoints is None else checkpoints.settle
+
+    def settle() -> None:
+        if checkpoints is not None:
+            checkpoints.settle()
+        sync_ledgers(clients)
+
     run_together(serving, running, telemetry.traffic, each, settle, options.carry)
 
 

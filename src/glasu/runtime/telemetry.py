@@ -58,6 +58,7 @@ class TrafficCounter:
     def restore(self, traffic: Traffic) -> None:
         """Continue from earlier figures."""
         self.bytes_to_server, self.bytes_to_clients = traffic.bytes_to_server, traffic.bytes_to_clients
+        self.headers_to_server = traffic.headers_to_server
         self.messages, self.exchanges = traffic.messages, traffic.exchanges
         self.by_kind, self.by_phase = Counter(traffic.by_kind), Counter(traffic.by_phase)
         self.exchanges_by_phase = Counter(traffic.exchanges_by_phase)
@@ -67,6 +68,7 @@ class TrafficCounter:
         return Traffic(
             bytes_to_server=self.bytes_to_server,
             bytes_to_clients=self.bytes_to_clients,
+            headers_to_server=self.headers_to_server,
             messages=self.messages,
             exchanges=self.exchanges,
             by_kind=dict(self.by_kind),
@@ -81,6 +83,8 @@ class TrafficCounter:
     def sent_to_server(self, message: Message) -> None:
         """Count a message from one client."""
         self.bytes_to_server += self._count(message, "server")
+        assert self._last is not None
+        self.headers_to_server += sum(size for kind, size in self._last[1] if kind == "header")
 
     def sent_to_clients(self, message: Message, num_clients: int = 1) -> None:
         """Count a message that `num_clients` clients receive."""

@@ -43,7 +43,9 @@ from glasu.protocol.requests import Script
 from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
+from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
+from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -145,6 +147,8 @@ class TrainedModel:
         *,
         party: str | None = None,
         traffic: TrafficCounter | None = None,
+        ledgers: Path | None = None,
+        policies: Mapping[str, PolicyFile] | None = None,
     ) -> NDArray[Any]:
         """Return class probabilities, shape (n, classes), or predicted numbers, shape (n, 1), by exact joint inference.
 
@@ -155,11 +159,14 @@ class TrainedModel:
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
             party: after standalone training, the party whose model predicts.
             traffic: counts the messages.
+            ledgers: folder of the parties' ledgers; None: nothing is entered in a file.
+            policies: by party.
         """
         parties = prepare_parties(self.config, as_parties(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
-            return self.among(names).scores(parties, nodes, party=party, traffic=traffic)
+            chosen = self.among(names)
+            return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
         nodes = _positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
@@ -178,7 +185,9 @@ class TrainedModel:
                 key = server.identity.key(Phase.PREDICTION, 0)
                 script = server_prediction(server, key, len(nodes), ensemble=self.ensemble)
                 counter = TrafficCounter() if traffic is None else traffic
-                run_together(Running("server", script, Stopwatch(time.perf_counter)), running, counter)
+                serving = Running("server", script, Stopwatch(time.perf_counter))
+                with keep_ledgers(clients, ledgers, policies or {}, "prediction"):
+                    run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
         found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.config import DataConfig
 from glasu.data.cache.arrays import Workspace
-from glasu.data.cache.store import Cache, Entry, EntryFacts
+from glasu.data.cache.store import Cache, CacheEntry, EntryFacts
 from glasu.data.graph import Graph
 from glasu.data.partition import Partition, partition
 from glasu.data.party import SPLITS, CheckedArrays, PartyData, Splits
@@ -109,7 +109,7 @@ def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: Par
     return {"parties": every}
 
 
-def open_parties(entry: Entry, whole: PartyData | None = None) -> list[PartyData]:
+def open_parties(entry: CacheEntry, whole: PartyData | None = None) -> list[PartyData]:
     """Return the parties of an entry; `whole` is the one that `write_parties` was given."""
     arrays = {**entry.arrays, **_list_arrays(whole)}
     parties = []

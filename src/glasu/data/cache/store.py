@@ -37,7 +37,7 @@ EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class CacheEntry:
     """Arrays by name, and facts about them."""
 
     key: str
@@ -76,7 +76,7 @@ class Cache:
     def folder(self) -> Path:
         return self.root / "store"
 
-    def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> Entry:
+    def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> CacheEntry:
         """Open an entry; make it first if it does not exist or is damaged.
 
         Several processes may make one entry at the same time: the first one to finish wins, and all read the same bits.
@@ -101,11 +101,11 @@ class Cache:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         workspace = Workspace(piece_bytes=self.piece_bytes)
-        return Entry(key, workspace.arrays, build(workspace))
+        return CacheEntry(key, workspace.arrays, build(workspace))
 
     def open_for_files(
         self, files: Sequence[Path], about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]
-    ) -> Entry:
+    ) -> CacheEntry:
         """Open or make an entry that the content of these files and `about` decide."""
         before = [_identify(file) for file in files]
         digests = [self._digest_file(file, identity) for file, identity in zip(files, before, strict=True)]
@@ -163,7 +163,7 @@ def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Calla
     write_atomically(folder / ENTRY_FILE, f"{_sha256(text)}\n{text}\n".encode())
 
 
-def _open(place: Path) -> Entry | None:
+def _open(place: Path) -> CacheEntry | None:
     """Open an entry without reading its arrays; return None if it is missing, incomplete or changed."""
     try:
         digest, text = (place / ENTRY_FILE).read_text(encoding="utf-8").rstrip("\n").split("\n")
@@ -178,7 +178,7 @@ def _open(place: Path) -> Entry | None:
             arrays[name] = map_array(path)
     except (OSError, ValueError, RecordError):
         return None
-    return Entry(place.name, arrays, manifest.facts)
+    return CacheEntry(place.name, arrays, manifest.facts)
 
 
 def _make_temporary_folder(place: Path) -> Path | None:

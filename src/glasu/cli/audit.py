@@ -1,0 +1,55 @@
+"""glasu audit: show what left a party, and verify its ledger.
+
+It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
+`glasu align`. It verifies their hash chains, compares them with report.json and with what other parties remember, and
+writes a page for a privacy officer. The exit code is 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from glasu.cli.arguments import parse_path
+
+EXAMPLE = "glasu audit runs/a --peers runs/b runs/c"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the folder with the ledgers")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="DIR",
+        help="folders of other parties, or of the server: what they remember of these ledgers is compared",
+    )
+    parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page (RUN_DIR/audit.html)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")
+
+
+def run(args: argparse.Namespace) -> None:
+    import json
+    from datetime import UTC, datetime
+
+    from glasu.cli.arguments import make_output_folder
+    from glasu.errors import ConfigError
+    from glasu.files import write_atomically
+    from glasu.privacy.ledger import LedgerError
+    from glasu.report import to_json_value
+    from glasu.runtime.audit import audit_folder
+    from glasu.runtime.audit_page import render_page, render_text
+
+    if not args.run_dir.is_dir():
+        raise ConfigError(f"{args.run_dir}: is no folder; give the folder with the ledgers.")
+    page = args.run_dir / "audit.html" if args.out is None else args.out
+    if page.is_dir():
+        raise ConfigError(f"--out {page}: is a folder; give the name of a page, for example audit.html.")
+    audit = audit_folder(args.run_dir, args.peers)
+    make_output_folder(page.parent)
+    write_atomically(page, render_page(audit, datetime.now(UTC)).encode())
+    print(json.dumps(to_json_value(audit), indent=2) if args.json else f"{render_text(audit)}\n{page}")
+    if audit.failures:
+        listed = "; ".join(f"{check.check}: {check.said}" for check in audit.failures)
+        raise LedgerError(f"{listed}. Ask the party for the file as it was, and compare with --peers.")

@@ -1,0 +1,176 @@
+"""The policy of a party: which releases it forbids, and limits for the others. A party states it in policy.toml.
+
+The policy is a rule of the ledger, so it sees every release before the release is entered and before its bytes leave.
+Limits count the whole ledger: earlier runs and repeated rounds too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+
+from glasu.errors import GlasuError
+from glasu.records import Bounds, Checked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from glasu.privacy.ledger import Entry
+
+ReleaseKind: TypeAlias = Literal[
+    "representation",
+    "change",
+    "gradient",
+    "probabilities",
+    "node sets",
+    "losses",
+    "metrics",
+    "alpha",
+    "situation",
+    "set size",
+    "key share",
+    "blinded ids",
+]
+NODE_KINDS = ("representation", "change", "gradient", "probabilities")  # kinds with one row per node
+INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
+Most = Annotated[int, Bounds(0, 2**53)]
+UNNAMED = "the policy"
+
+
+class PolicyError(GlasuError):
+    """A release, or a setting that leads to one, is forbidden by the policy of a party."""
+
+    code = "forbidden_by_policy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(Checked):
+    """The content of policy.toml. A limit that is None does not apply."""
+
+    section = "policy"
+    forbid: tuple[ReleaseKind, ...] = ()
+    require: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names of protections
+    min_rows: Most | None = None  # of a release with one row per node
+    max_rows: Most | None = None  # likewise
+    max_releases_per_row: Most | None = None  # of one kind and layer
+    max_evaluations: Most | None = None  # exact inferences: evaluations and predictions
+    max_ids: Most | None = None  # in a set of an alignment: the own one, and those of other parties
+
+    def _check(self) -> None:
+        known = ReleaseKind.__args__  # type: ignore[attr-defined]
+        for kind in self.require:
+            self._need("require", kind in known, f"has no kind {kind!r}; kinds are {', '.join(known)}.")
+
+    def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
+        """Refuse settings with which a run would be stopped later.
+
+        Args:
+            protections: of every kind that the run will release, as the ledger names them.
+            num_evaluations: that the run will have in any case.
+            source: names the policy in errors.
+        """
+        for kind, protection in protections.items():
+            if why := self.find_fault(kind, protection):
+                raise self.refuse(source, why, "the settings of this run")
+        if self.max_evaluations is not None and num_evaluations > self.max_evaluations:
+            why = f"max_evaluations = {self.max_evaluations}: the run has {num_evaluations} evaluations"
+            raise self.refuse(source, why, "the settings of this run")
+
+    def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
+        """Refuse an alignment with a set of ids that is too large."""
+        if self.max_ids is not None and size > self.max_ids:
+            raise self.refuse(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
+
+    def find_fault(self, kind: str, protection: str) -> str | None:
+        """Return the rule that a kind of release breaks."""
+        if kind in self.forbid:
+            return f"forbid = [{kind!r}]: this kind must not leave"
+        missing = [name for name in self.require.get(kind, ()) if name not in protection.split("+")]
+        if missing:
+            return f"require.{kind} = {list(self.require[kind])}: its protection is {protection!r}"
+        return None
+
+    def refuse(self, source: str, why: str, what: str) -> PolicyError:
+        """Return the error that names a rule.
+
+        Args:
+            source: names the policy.
+            why: the rule, and what breaks it.
+            what: was refused.
+        """
+        remedy = "change the settings of the run, or the policy"
+        return PolicyError(f"{source}: {why}; refused {what}. To continue, {remedy}.", f"its policy: {why}; {remedy}.")
+
+
+class PolicyRule:
+    """Applies a policy to the releases of a ledger."""
+
+    def __init__(self, policy: Policy, source: str = UNNAMED) -> None:
+        """Count from zero; `source` names the policy in errors."""
+        self.policy, self._source = policy, source
+        self._inferences: set[tuple[Any, ...]] = set()
+        self._per_node: dict[tuple[str, int], NDArray[np.int64]] = {}
+        self._everywhere: dict[tuple[str, int], int] = {}  # releases whose nodes are not known: they may be any
+
+    def check(self, entry: Entry) -> None:
+        """Raise PolicyError if the policy forbids a release. A release without content is always allowed."""
+        if entry.size == 0:
+            return
+        found = self.policy.find_fault(entry.kind, entry.protection) or self._find_limit(entry)
+        if found is not None:
+            layer = f", layer {entry.layer}" if entry.layer >= 0 else ""
+            what = f"a release of {entry.kind} ({entry.phase} round {entry.round}{layer}); nothing of it left"
+            raise self.policy.refuse(self._source, found, what)
+
+    def _find_limit(self, entry: Entry) -> str | None:
+        """Return the limit that a release exceeds."""
+        policy, rows = self.policy, entry.rows
+        if entry.kind == "blinded ids" and policy.max_ids is not None and rows > policy.max_ids:
+            return f"max_ids = {policy.max_ids}: the set has {rows} ids"
+        if entry.kind not in NODE_KINDS:
+            return None
+        if policy.min_rows is not None and rows < policy.min_rows:
+            return f"min_rows = {policy.min_rows}: it has {rows} rows"
+        if policy.max_rows is not None and rows > policy.max_rows:
+            return f"max_rows = {policy.max_rows}: it has {rows} rows"
+        inferences = len(self._inferences | self._list_inferences(entry))
+        if policy.max_evaluations is not None and inferences > policy.max_evaluations:
+            return f"max_evaluations = {policy.max_evaluations}: this is number {inferences}"
+        most = policy.max_releases_per_row
+        if most is not None and (before := self._count_releases(entry)) >= most:
+            return f"max_releases_per_row = {most}: a row of it was released {before} times before"
+        return None
+
+    def add(self, entry: Entry) -> None:
+        """Count a release that was entered."""
+        if entry.kind not in NODE_KINDS or entry.size == 0:
+            return
+        self._inferences |= self._list_inferences(entry)
+        if self.policy.max_releases_per_row is None:
+            return
+        place, nodes = (entry.kind, entry.layer), entry.unpack_nodes()
+        if nodes is None:
+            self._everywhere[place] = self._everywhere.get(place, 0) + 1
+        elif len(nodes):
+            counts = self._per_node.get(place, np.zeros(0, np.int64))
+            if len(counts) <= nodes[-1]:
+                counts = np.concatenate([counts, np.zeros(int(nodes[-1]) + 1 - len(counts), np.int64)])
+            counts[nodes] += 1
+            self._per_node[place] = counts
+
+    def _count_releases(self, entry: Entry) -> int:
+        """Return how often the row of an entry that was released most often was released."""
+        place, nodes = (entry.kind, entry.layer), entry.unpack_nodes()
+        counts = self._per_node.get(place, np.zeros(0, np.int64))
+        known = counts if nodes is None else counts[nodes[nodes < len(counts)]]
+        return int(known.max(initial=0)) + self._everywhere.get(place, 0)
+
+    @staticmethod
+    def _list_inferences(entry: Entry) -> set[tuple[Any, ...]]:
+        """Return the exact inference that an entry belongs to; none in the other phases."""
+        if entry.phase not in INFERENCES:
+            return set()
+        return {(entry.phase, entry.run, entry.incarnation, entry.attempt, entry.round)}

@@ -1,0 +1,314 @@
+"""Audit the ledgers of a run's folder: verify them, add them up, and compare them with reports and with other parties.
+
+Nothing is written or repaired here. Torch is not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from glasu.errors import ConfigError, DataError
+from glasu.privacy.ledger import (
+    End,
+    Entry,
+    LedgerError,
+    LedgerHead,
+    LedgerRecord,
+    Opening,
+    PeerHeads,
+    Repair,
+    Start,
+)
+from glasu.records import parse_json, read_record
+from glasu.report import JsonRecord
+from glasu.runtime.ledger_file import LEDGER, LEDGERS, Fragment, list_ledger_files, read_ledger_file
+from glasu.runtime.output_dir import ALIGNING, PREDICTING, REPORT, SERVING
+
+CheckLevel = Literal["good", "note", "bad"]
+REPORTS = {REPORT: "training", "prediction.json": "prediction"}  # file -> purpose of its run
+
+
+@dataclass(frozen=True)
+class AuditCheck(JsonRecord):
+    """The result of one check."""
+
+    check: str
+    level: CheckLevel
+    said: str
+
+
+@dataclass
+class ReleaseTotal(JsonRecord):
+    """All releases of one kind in a run, added up."""
+
+    phase: str
+    kind: str
+    layer: int
+    protection: str
+    releases: int = 0
+    rows: int = 0
+    bytes: int = 0
+    largest: int = 0  # rows of the largest release
+    first: float | None = None  # seconds since 1970
+    last: float | None = None
+
+    def add(self, entry: Entry) -> None:
+        """Add a release."""
+        self.releases, self.rows, self.bytes = self.releases + 1, self.rows + entry.rows, self.bytes + entry.size
+        self.largest = max(self.largest, entry.rows)
+        self.first = entry.time if self.first is None else self.first
+        self.last = entry.time
+
+
+@dataclass
+class AuditedRun(JsonRecord):
+    """One run in a ledger, with all processes that took part in it."""
+
+    purpose: str
+    run: str
+    settings: str
+    policy: str
+    processes: int = 1
+    finished: bool = False
+    totals: list[ReleaseTotal] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes that were entered."""
+        return sum(total.bytes for total in self.totals)
+
+    def add(self, entry: Entry) -> None:
+        """Add a release."""
+        place = entry.phase, entry.kind, entry.layer, entry.protection
+        for total in self.totals:
+            if (total.phase, total.kind, total.layer, total.protection) == place:
+                break
+        else:
+            total = ReleaseTotal(*place)
+            self.totals.append(total)
+        total.add(entry)
+
+
+@dataclass
+class AuditedLedger(JsonRecord):
+    """One ledger."""
+
+    party: str
+    file: str
+    runs: list[AuditedRun] = field(default_factory=list)
+    repairs: int = 0
+    incomplete: bool = False  # the last line is
+    fault: str | None = None  # why the chain is broken; what follows the fault was not read
+    chains: list[str] = field(default_factory=list)  # the chain value after each record
+    remembered: list[tuple[str, LedgerHead]] = field(default_factory=list)  # heads of other parties
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; of the chain only its length and end."""
+        values = super().to_dict()
+        for name in ("chains", "remembered"):
+            values.pop(name)
+        return {**values, "length": len(self.chains), "head": self.chains[-1] if self.chains else ""}
+
+    def holds(self, head: LedgerHead) -> bool:
+        """Return whether this ledger had this head at some time."""
+        if not 1 <= head.length <= len(self.chains):
+            return False
+        return self.chains[head.length - 1] == head.chain and self.chains[0] == head.ledger
+
+    def find_run(self, purpose: str) -> AuditedRun | None:
+        """Return the last run of a purpose."""
+        return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
+
+    def take(self, record: LedgerRecord) -> None:
+        """Add a record."""
+        match record:
+            case Opening(party=party):
+                self.party = party
+            case Start(resumes=True) if self.runs:
+                self.runs[-1].processes += 1
+            case Start(purpose=purpose, run=run, settings=settings, policy=policy):
+                self.runs.append(AuditedRun(purpose, run, settings, policy))
+            case End() if self.runs:
+                self.runs[-1].finished = True
+            case PeerHeads(heads=heads):
+                self.remembered += heads.items()
+            case Repair():
+                self.repairs += 1
+            case Entry():
+                if not self.runs:
+                    self.runs.append(AuditedRun("unknown", record.run, "", ""))
+                self.runs[-1].add(record)
+
+
+@dataclass(frozen=True)
+class Audit(JsonRecord):
+    """The ledgers of a folder, and the results of all checks."""
+
+    folder: str
+    ledgers: tuple[AuditedLedger, ...]
+    checks: tuple[AuditCheck, ...]
+
+    @property
+    def failures(self) -> list[AuditCheck]:
+        """The checks that failed."""
+        return [check for check in self.checks if check.level == "bad"]
+
+
+@dataclass(frozen=True)
+class _ReportedLedger:
+    party: str
+    head: str
+    length: int
+
+
+def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
+    """Audit the ledgers of a folder.
+
+    Args:
+        folder: the --out folder of `glasu train` or `glasu join`, or a party's folder after `glasu align`.
+        peers: folders of other parties, or of the server: what they remember of these ledgers is compared.
+
+    Raises:
+        ConfigError: a folder has no ledger.
+    """
+    ledgers = tuple(_read_ledgers(folder))
+    if not ledgers:
+        what = "a server enters nothing in a ledger" if (folder / SERVING).is_file() else "it has neither file"
+        raise ConfigError(
+            f"{folder}: holds no ledger ({LEDGER} or {LEDGERS}/NAME.jsonl): {what}. Give the --out folder of glasu "
+            "join or glasu train, or a party's folder after glasu align."
+        )
+    memories = [(ledger.party, ledger.remembered) for ledger in ledgers]
+    for peer in peers:
+        memories += _read_memories(peer)
+    checks = [check for ledger in ledgers for check in _check_ledger(ledger)]
+    checks += _check_reports(folder, ledgers)
+    checks += _check_memories(ledgers, memories)
+    return Audit(str(folder), ledgers, tuple(checks))
+
+
+def _read_ledgers(folder: Path) -> Iterator[AuditedLedger]:
+    for name, path in list_ledger_files(folder).items():
+        ledger = AuditedLedger(name, str(path))
+        try:
+            for found in read_ledger_file(path):
+                if isinstance(found, Fragment):
+                    ledger.incomplete = True
+                    break
+                ledger.chains.append(found.chain)
+                ledger.take(found.record)
+        except LedgerError as error:
+            ledger.fault = str(error)
+        yield ledger
+
+
+def _read_memories(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]]]:
+    """Return who remembers which heads, from the ledgers of a party or the state files of a server."""
+    found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
+    for name in (SERVING, PREDICTING, ALIGNING):
+        heads = _read_json(folder / name).get("ledgers", {})
+        if isinstance(heads, Mapping) and heads:
+            known = {party: read_record(LedgerHead, head, str(folder / name)) for party, head in heads.items()}
+            found.append(("the server", list(known.items())))
+    if not found:
+        raise ConfigError(f"--peers {folder}: holds neither a ledger nor the state of a server; give another folder.")
+    return found
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Return the object in a file; an empty one if there is no such file."""
+    try:
+        value = parse_json(path.read_bytes(), str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not isinstance(value, Mapping):
+        raise DataError(f"{path}: is not a JSON object; restore it.")
+    return value
+
+
+def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
+    """Check the chain of one ledger."""
+    name = f"chain of {ledger.party}"
+    if ledger.fault is not None:
+        yield AuditCheck(name, "bad", ledger.fault)
+    else:
+        yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each follows from the ones before")
+    if ledger.incomplete:
+        said = "the last line is incomplete: a crash interrupted it before its release left; the next run repairs it"
+        yield AuditCheck(name, "note", said)
+    if ledger.repairs:
+        said = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases had not left"
+        yield AuditCheck(name, "note", said)
+
+
+def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[AuditCheck]:
+    """Compare the ledgers with the reports that the commands wrote."""
+    by_party = {ledger.party: ledger for ledger in ledgers}
+    for file, purpose in REPORTS.items():
+        report = _read_json(folder / file)
+        stored = (report.get("privacy") or {}).get("ledger") or ()
+        known = [_read_reported(each, str(folder / file)) for each in stored]
+        for stated in known:
+            ledger = by_party.get(stated.party)
+            if ledger is None:
+                yield AuditCheck(file, "bad", f"names the ledger of {stated.party}, which is missing")
+            elif ledger.fault is None and ledger.chains[stated.length - 1 : stated.length] != [stated.head]:
+                said = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
+                yield AuditCheck(file, "bad", f"{said}and has {len(ledger.chains)} now: its end was cut off or changed")
+            elif ledger.fault is None:
+                yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
+        if known:
+            listed = [by_party[each.party] for each in known if each.party in by_party]
+            yield from _check_traffic(file, purpose, report, listed)
+
+
+def _read_reported(value: object, source: str) -> _ReportedLedger:
+    names = ("party", "head", "length")
+    known = {name: value.get(name) for name in names} if isinstance(value, Mapping) else value
+    return read_record(_ReportedLedger, known, source)
+
+
+def _check_traffic(
+    file: str, purpose: str, report: Mapping[str, Any], ledgers: Sequence[AuditedLedger]
+) -> Iterator[AuditCheck]:
+    """Compare the bytes that a report counts, without message headers, with the bytes that were entered."""
+    traffic = report.get("traffic") or {}
+    counted = int(traffic.get("bytes_to_server", 0)) - int(traffic.get("headers_to_server", 0))
+    runs = [run for ledger in ledgers if (run := ledger.find_run(purpose)) is not None]
+    entered = sum(run.size for run in runs)
+    if entered == counted:
+        yield AuditCheck(file, "good", f"{counted:,} bytes were sent to the server, and as many were entered")
+    elif entered > counted:
+        said = f"{entered:,} bytes were entered, and {counted:,} are in the report: rounds were repeated after a crash"
+        yield AuditCheck(file, "note", said)
+    else:
+        said = f"{counted:,} bytes were sent to the server, and only {entered:,} were entered"
+        yield AuditCheck(file, "bad", said)
+
+
+def _check_memories(
+    ledgers: Sequence[AuditedLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
+) -> Iterator[AuditCheck]:
+    """Compare every ledger with the heads of it that others remember."""
+    for ledger in ledgers:
+        if ledger.fault is not None:
+            continue
+        name, agreed = f"memory about {ledger.party}", 0
+        for who, heads in memories:
+            own = [head for party, head in heads if party == ledger.party]
+            lost = [head for head in own if ledger.chains[:1] == [head.ledger] and not ledger.holds(head)]
+            agreed += sum(map(ledger.holds, own))
+            if lost:
+                most = max(head.length for head in lost)
+                said = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
+                yield AuditCheck(name, "bad", f"{said}its end was cut off or changed")
+        if agreed:
+            yield AuditCheck(name, "good", f"{agreed} heads that others remember are in this ledger")
+        elif len(ledgers) == 1:
+            said = "nothing to compare with; name folders of other parties or of the server with --peers"
+            yield AuditCheck(name, "note", said)

@@ -1,0 +1,157 @@
+"""Render an audit: as text for a terminal, and as one HTML page for a privacy officer. The page loads nothing."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
+
+KIND_TEXTS = {
+    "representation": "numbers that a party's layers compute from its features and edges, one row per node",
+    "change": "the difference of representations since their last release, one row per node",
+    "gradient": "derivatives of the loss, one row per node; at a party with labels they depend on the labels",
+    "probabilities": "class probabilities, or predicted numbers, one row per node",
+    "node sets": "which nodes take part in a round, or were requested; no features and no labels",
+    "losses": "the mean loss of each training step",
+    "metrics": "scores of the model, such as its accuracy",
+    "alpha": "one setting of the smoothed prediction",
+    "situation": "three figures about the data, from which a preset chooses settings",
+    "set size": "the number of ids of the party",
+    "key share": "a part of the key that the parties agree on",
+    "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that sent them on",
+}
+HEADINGS = ("phase", "kind", "layer", "protection", "releases", "rows", "largest", "bytes", "first", "last")
+WORDS = 4  # columns of HEADINGS that hold text
+CHECK_MARKS = {"good": "OK", "note": "NOTE", "bad": "FAILED"}
+PAGE_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
+h3 { font-size: 1.05rem; margin: 1.4rem 0 .4rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #d8dee4; vertical-align: top; }
+.words { text-align: left; } th { color: #57606a; font-weight: 600; white-space: nowrap; }
+.wide { overflow-x: auto; } .mark { font-weight: 600; white-space: nowrap; }
+.good { color: #116329; } .note { color: #7d4e00; } .bad { color: #a40e26; }
+.verdict { padding: .6rem 1rem; border-left: 4px solid currentColor; background: #f6f8fa; font-weight: 600; }
+code { font-size: .85em; overflow-wrap: anywhere; } footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
+@media print { body { max-width: none; } }
+"""
+
+
+def format_time(seconds: float | None) -> str:
+    """Return a time in UTC, or a dash."""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def state_verdict(audit: Audit) -> str:
+    """Return the result in one sentence."""
+    failed = audit.failures
+    if failed:
+        return f"{len(failed)} of {len(audit.checks)} checks failed: the ledger does not show everything that left."
+    return f"All {len(audit.checks)} checks passed: no record was changed, moved or left out."
+
+
+def describe_run(run: AuditedRun) -> str:
+    """Return the heading of a run."""
+    end = "finished" if run.finished else "not finished"
+    processes = "1 process" if run.processes == 1 else f"{run.processes} processes"
+    policy = "no policy" if not run.policy else f"policy SHA-256 {run.policy[:16]}"
+    return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in all, {policy}"
+
+
+def list_cells(total: ReleaseTotal) -> tuple[str, ...]:
+    """Return the cells of one row, in the order of HEADINGS."""
+    layer = "-" if total.layer < 0 else str(total.layer)
+    numbers = (total.releases, total.rows, total.largest, total.bytes)
+    times = format_time(total.first), format_time(total.last)
+    return total.phase, total.kind, layer, total.protection, *(f"{number:,}" for number in numbers), *times
+
+
+def render_text(audit: Audit) -> str:
+    """Return the audit as lines for a terminal."""
+    lines = [f"{audit.folder}: {state_verdict(audit)}", ""]
+    for ledger in audit.ledgers:
+        lines += [f"party {ledger.party}: {len(ledger.chains)} records in {ledger.file}"]
+        for run in ledger.runs:
+            lines += ["", f"  {describe_run(run)}"]
+            lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_cells, run.totals)])]
+        lines += [""]
+    lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.said}" for check in audit.checks]
+    return "\n".join(lines)
+
+
+def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column < WORDS else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def render_page(audit: Audit, now: datetime) -> str:
+    """Return the HTML page; `now` is the time of the audit."""
+    level = "bad" if audit.failures else "good"
+    kinds = {total.kind: "" for ledger in audit.ledgers for run in ledger.runs for total in run.totals}
+    meanings = [(kind, KIND_TEXTS.get(kind, "see the documentation of this version")) for kind in kinds]
+    when = f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>GLASU audit</title><style>{PAGE_STYLE}</style></head><body>
+<h1>What left {_escape(_list_parties(audit))}</h1>
+<p>Folder <code>{_escape(audit.folder)}</code>, audited on {when}.</p>
+<p class="verdict {level}">{_escape(state_verdict(audit))}</p>
+<p>Every release was entered in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
+protection. Protection <code>none</code> means that the server reads the numbers as they are. Bytes are those of the
+content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
+{"".join(map(_render_ledger, audit.ledgers))}
+<h2>Kinds of content</h2>
+{_render_table(("kind", "meaning"), meanings, 2)}
+<h2>Checks</h2>
+{_render_checks(audit.checks)}
+<footer>A hash chain shows that no record was changed, moved or left out. Only the memory of other parties shows that
+no record was cut off at the end. A party that changes this program can release data without an entry.</footer>
+</body></html>
+"""
+
+
+def _list_parties(audit: Audit) -> str:
+    names = [ledger.party for ledger in audit.ledgers]
+    return f"party {names[0]}" if len(names) == 1 else f"the parties {', '.join(names)}"
+
+
+def _render_ledger(ledger: AuditedLedger) -> str:
+    head = ledger.chains[-1] if ledger.chains else "-"
+    parts = [f"<h2>Party {_escape(ledger.party)}</h2>"]
+    parts += [f"<p>{len(ledger.chains):,} records. Head <code>{_escape(head)}</code></p>"]
+    for run in ledger.runs:
+        parts += [f"<h3>{_escape(describe_run(run))}</h3>"]
+        parts += [_render_table(HEADINGS, map(list_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"]
+    return "\n".join(parts)
+
+
+def _render_checks(checks: Sequence[AuditCheck]) -> str:
+    rows = "".join(
+        f'<tr><td class="words mark {check.level}">{CHECK_MARKS[check.level]}</td>'
+        f'<td class="words">{_escape(check.check)}</td><td class="words">{_escape(check.said)}</td></tr>'
+        for check in checks
+    )
+    return f'<div class="wide"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+    kinds = [' class="words"' if index < words else "" for index in range(len(headings))]
+
+    def render_row(tag: str, cells: Sequence[str]) -> str:
+        return "".join(f"<{tag}{kind}>{_escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "".join(f"<tr>{render_row('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{render_row('th', headings)}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _escape(text: str) -> str:
+    return html.escape(text)

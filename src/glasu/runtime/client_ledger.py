@@ -1,0 +1,84 @@
+"""Give clients their ledger files and policies. Settings that a policy forbids are refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glasu.privacy.ledger import End
+from glasu.protocol.released_kinds import count_evaluations, list_protections
+from glasu.runtime.ledger_file import close_ledger, exchange_heads, open_ledger
+
+if TYPE_CHECKING:
+    from glasu.protocol.client import Client
+    from glasu.runtime.policy_file import PolicyFile
+
+
+def check_training(client: Client, policy: PolicyFile | None) -> None:
+    """Refuse a training in which the policy would forbid a release later."""
+    if policy is not None:
+        policy.policy.check_settings(list_protections(client), count_evaluations(client), str(policy.path))
+
+
+def attach_ledger(client: Client, path: Path | None, policy: PolicyFile | None = None, *, durable: bool = True) -> None:
+    """Enter the releases of a client in a file, and apply the policy to them.
+
+    Args:
+        client: the client.
+        path: of the ledger; None: only in memory.
+        policy: of the party.
+        durable: whether every sync waits for the disk.
+    """
+    gate, rules = client.release, [*client.release.rules]
+    if policy is not None:
+        rules.append(policy.rule())
+        gate.enters_nodes |= policy.policy.max_releases_per_row is not None
+    digest = "" if policy is None else policy.digest
+    if path is None:
+        gate.ledger.rules, gate.ledger.policy = rules, digest
+    else:
+        gate.ledger = open_ledger(path, client.name, rules, policy=digest, durable=durable)
+
+
+@contextmanager
+def keep_ledgers(
+    clients: Sequence[Client],
+    folder: Path | None,
+    policies: Mapping[str, PolicyFile],
+    purpose: str,
+    *,
+    fresh: bool = False,
+) -> Iterator[None]:
+    """Give every client of one process its ledger and its policy while the block runs.
+
+    Args:
+        clients: all clients, with the id of their run.
+        folder: of the ledgers; None: only in memory.
+        policies: by party.
+        purpose: training or prediction.
+        fresh: an unfinished run of the same id starts over.
+    """
+    for client in clients:
+        path = None if folder is None else folder / f"{client.name}.jsonl"
+        # Nothing leaves this process, so no round waits for the disk.
+        attach_ledger(client, path, policies.get(client.name), durable=False)
+    ledgers = {client.name: client.release.ledger for client in clients}
+    try:
+        exchange_heads(ledgers)
+        for client in clients:
+            client.release.ledger.begin(purpose, client.identity.run.hex(), client.requested.digest(), fresh=fresh)
+        yield
+        for ledger in ledgers.values():
+            ledger.write(End())
+        exchange_heads(ledgers)
+    finally:
+        for ledger in ledgers.values():
+            close_ledger(ledger)
+
+
+def sync_ledgers(clients: Sequence[Client]) -> None:
+    """Write the entries of all clients; called before their messages are delivered."""
+    for client in clients:
+        client.release.ledger.sync()

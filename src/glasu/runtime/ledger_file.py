@@ -1,0 +1,221 @@
+"""ledger.jsonl: the ledger of a party as a file. It only grows, and it is verified when it is opened. No torch here.
+
+A line is written and synced before the messages that it is about leave. A crash can leave an incomplete last line: its
+release did not leave, because the sync had not returned. `open_ledger` completes a line that lacks only its newline.
+It moves any other fragment into a record (`Repair`), so nothing that was written is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from glasu.errors import CheckpointError, DataError
+from glasu.files import retry_without_descriptors, sync_folder
+from glasu.privacy.ledger import (
+    LEDGER_FORMAT,
+    START_OF_CHAIN,
+    Ledger,
+    LedgerError,
+    LedgerRecord,
+    Opening,
+    Repair,
+    Rule,
+    read_line,
+)
+from glasu.timing import Clock
+
+LEDGER = "ledger.jsonl"
+LEDGERS = "ledger"  # folder of the ledgers of all parties, in one process
+SALT_BYTES = 32
+
+
+class LedgerFile:
+    """Stores the lines of a ledger. Nothing is written before the first `sync`."""
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """Append to a file.
+
+        Args:
+            path: of the file, which need not exist.
+            durable: whether `sync` waits for the disk. Otherwise the system writes later; `close` waits for it.
+        """
+        self.path, self._durable = path, durable
+        self._pending: list[bytes] = []
+        self._handle: int | None = None
+
+    def append(self, line: bytes) -> None:
+        """Take a line."""
+        self._pending.append(line)
+
+    def sync(self) -> None:
+        """Write all lines, and wait until they are on disk if the file is durable."""
+        if not self._pending:
+            return
+        try:
+            handle = self._open() if self._handle is None else self._handle
+            before = os.fstat(handle).st_size
+            try:
+                _write_whole(handle, b"".join(self._pending))
+                if self._durable:
+                    os.fsync(handle)
+            except OSError:
+                with suppress(OSError):  # a later sync must not continue an incomplete line
+                    os.ftruncate(handle, before)
+                raise
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: the ledger cannot be written ({error.strerror}), so nothing was sent. Fix the cause and "
+                "start the same command again.",
+                f"its ledger cannot be written there ({error.strerror}), so it sent nothing.",
+            ) from error
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write all lines, wait until they are on disk, and close the file."""
+        self.sync()
+        if self._handle is not None:
+            with suppress(OSError):
+                os.fsync(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not self.path.exists()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._handle = retry_without_descriptors(lambda: os.open(self.path, flags, 0o600))
+        if is_new:
+            sync_folder(self.path.parent)
+        return self._handle
+
+
+def _write_whole(handle: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRecord:
+    """A record of a ledger file."""
+
+    number: int  # of its line, from 1
+    record: LedgerRecord
+    chain: str  # the chain value after it
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """An incomplete last line."""
+
+    start: int  # position of its first byte
+    content: bytes
+
+
+def read_ledger_file(path: Path) -> Iterator[StoredRecord | Fragment]:
+    """Yield the records of a file, and an incomplete last line if there is one.
+
+    Raises:
+        LedgerError: a record was changed, moved or left out.
+        DataError: the file cannot be read.
+    """
+    chain, position = START_OF_CHAIN, 0
+    try:
+        with retry_without_descriptors(lambda: path.open("rb")) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    yield Fragment(position, line)
+                    return
+                record, chain = read_line(line, chain, f"{path}, line {number}")
+                if (number == 1) is not isinstance(record, Opening):
+                    raise LedgerError(f"{path}, line {number}: a ledger has one opening, and begins with it.")
+                yield StoredRecord(number, record, chain.hex())
+                position += len(line)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); restore it.") from None
+
+
+def open_ledger(
+    path: Path,
+    party: str,
+    rules: Sequence[Rule] = (),
+    *,
+    policy: str = "",
+    durable: bool = True,
+    clock: Clock = time.time,
+) -> Ledger:
+    """Return the ledger in a file, with the totals of its run and all its entries counted by the rules.
+
+    Nothing is written before the ledger is synced, except that an incomplete last line is repaired.
+
+    Args:
+        path: of the file; a new ledger begins if it does not exist.
+        party: the owner; the ledger of another party is refused.
+        rules: that look at every release.
+        policy: SHA-256 of the policy file among the rules.
+        durable: whether a sync waits for the disk.
+        clock: returns seconds since 1970.
+    """
+    sink = LedgerFile(path, durable=durable)
+    ledger = Ledger(sink, rules, clock, policy)
+    fragment = None
+    for found in read_ledger_file(path) if path.exists() else ():
+        if isinstance(found, Fragment):
+            fragment = found
+            break
+        ledger.length, ledger.chain = found.number, bytes.fromhex(found.chain)
+        if isinstance(found.record, Opening) and found.record.party != party:
+            owner = found.record.party
+            raise LedgerError(f"{path}: is the ledger of party {owner!r}, not of {party!r}; give another --out.")
+        ledger.take(found.record)
+    if fragment is not None:
+        _repair(path, fragment, ledger)
+    if ledger.length == 0:
+        ledger.write(Opening(format=LEDGER_FORMAT, party=party, salt=secrets.token_bytes(SALT_BYTES)))
+    return ledger
+
+
+def _repair(path: Path, fragment: Fragment, ledger: Ledger) -> None:
+    """Complete the last line, or move it into a record."""
+    line = fragment.content + b"\n"
+    try:
+        record, chain = read_line(line, ledger.chain, f"{path}, line {ledger.length + 1}")
+    except LedgerError:
+        os.truncate(path, fragment.start)
+        if fragment.start:
+            ledger.write(Repair(fragment=fragment.content))
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
+        ledger.length, ledger.chain = ledger.length + 1, chain
+        ledger.take(record)
+    ledger.sync()
+
+
+def close_ledger(ledger: Ledger) -> None:
+    """Close the file of a ledger, if it has one."""
+    if isinstance(ledger.sink, LedgerFile):
+        ledger.sink.close()
+
+
+def exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
+    """Record the heads of all ledgers of one process in each other; they are synced first."""
+    for ledger in ledgers.values():
+        ledger.sync()
+    heads = {name: ledger.head for name, ledger in ledgers.items()}
+    for name, ledger in ledgers.items():
+        ledger.remember({other: head for other, head in heads.items() if other != name})
+
+
+def list_ledger_files(folder: Path) -> Mapping[str, Path]:
+    """Return the ledgers of a run's folder by party, in the order of their names; the party's own has no name."""
+    found = {path.stem: path for path in sorted((folder / LEDGERS).glob("*.jsonl"))}
+    if (folder / LEDGER).is_file():
+        found[""] = folder / LEDGER
+    return found

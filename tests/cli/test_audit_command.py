@@ -1,0 +1,102 @@
+"""glasu audit, --policy and the ledgers of glasu train and glasu align, as commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.commands import SMALL_RUN, glasu, refused
+
+POLICY = "max_evaluations = 100\nmax_releases_per_row = 1000\n"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Return a folder with settings, party folders, and a training with its ledgers."""
+    here = tmp_path_factory.mktemp("audit")
+    (here / "run.toml").write_text(SMALL_RUN)
+    (here / "policy.toml").write_text(POLICY)
+    assert glasu("split", here / "run.toml", "--out", here / "parties").returncode == 0
+    done = glasu("train", here / "run.toml", "--out", here / "run", "--quiet", "--policy", here / "policy.toml")
+    assert done.returncode == 0, done.stderr
+    return here
+
+
+def test_an_audit_prints_totals_and_writes_a_page(world):
+    predicted = glasu("predict", world / "run", "--out", world / "predictions.csv")
+    assert predicted.returncode == 0, predicted.stderr
+    done = glasu("audit", world / "run")
+    assert done.returncode == 0, done.stderr
+    assert "representation" in done.stdout
+    assert "prediction, run" in done.stdout
+    assert "policy SHA-256" in done.stdout
+    assert "FAILED" not in done.stdout
+    assert "<h1>What left the parties a, b, c</h1>" in (world / "run" / "audit.html").read_text()
+    found = json.loads(glasu("audit", world / "run", "--json", "--out", world / "page.html").stdout)
+    assert [ledger["party"] for ledger in found["ledgers"]] == ["a", "b", "c"]
+    assert {check["level"] for check in found["checks"]} == {"good"}
+    assert (world / "page.html").is_file()
+
+
+def test_a_broken_chain_is_one_line_and_exit_code_1(world, tmp_path):
+    (tmp_path / "ledger").mkdir()
+    lines = (world / "run" / "ledger" / "b.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "ledger" / "b.jsonl").write_bytes(b"".join(lines[:3] + lines[4:]))
+    refused(glasu("audit", tmp_path), "b.jsonl, line 4: does not follow from the records before it", code=1)
+
+
+def test_a_folder_without_ledgers_is_one_line_and_exit_code_2(world, tmp_path):
+    refused(glasu("audit", tmp_path), "holds no ledger")
+    refused(glasu("audit", tmp_path / "missing"), "is no folder")
+    refused(glasu("audit", world / "run", "--peers", tmp_path), "holds neither a ledger")
+    (tmp_path / "serving.json").write_text("{}")
+    refused(glasu("audit", tmp_path), "a server enters nothing in a ledger")
+
+
+def test_a_policy_that_forbids_a_training_is_one_line_and_nothing_is_written(world, tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text('forbid = ["representation"]\n')
+    words = ("train", world / "run.toml", "--out", tmp_path / "run", "--quiet", "--policy", policy)
+    refused(glasu(*words), "policy.toml: forbid = ['representation']", "change the settings of the run, or the policy")
+    assert not (tmp_path / "run").exists()
+    policy.write_text('forbid = ["gradients"]\nmin_row = 3\n')
+    refused(glasu(*words), "forbid[0]='gradients'", "unknown key 'min_row'")
+
+
+def test_the_policy_of_a_party_is_found_beside_its_data(world, tmp_path):
+    run = (world / "run.toml").read_text()
+    start = run.index("[data]")
+    listed = json.dumps([str(world / "parties" / name) for name in "abc"])
+    (tmp_path / "run.toml").write_text(f"[data]\nparties = {listed}\n" + run[run.index("[model]", start) :])
+    (world / "parties" / "b" / "policy.toml").write_text('[require]\nrepresentation = ["masks"]\n')
+    try:
+        done = glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run", "--quiet")
+    finally:
+        (world / "parties" / "b" / "policy.toml").unlink()
+    refused(done, "parties/b/policy.toml: require.representation = ['masks']: its protection is 'none'")
+
+
+def test_an_alignment_writes_ledgers_and_obeys_the_policy(world, tmp_path):
+    folders = []
+    for name in "abc":
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in (world / "parties" / name).iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        folders.append(folder)
+    (folders[1] / "policy.toml").write_text("max_ids = 59\n")
+    refused(glasu("align", *folders, "--quiet"), "max_ids = 59: this party has 60 ids")
+    assert not (folders[0] / "alignment.parquet").exists()
+    (folders[1] / "policy.toml").write_text("max_ids = 60\n")
+    done = glasu("align", *folders, "--quiet")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(glasu("audit", folders[1], "--peers", folders[0], folders[2], "--json").stdout)
+    (run,) = found["ledgers"][0]["runs"]
+    assert {(each["kind"], each["protection"]): each["releases"] for each in run["totals"]} == {
+        ("set size", "none"): 1,
+        ("key share", "blinded"): 2,
+        ("blinded ids", "blinded"): 3,
+    }
+    assert {each["kind"]: each["rows"] for each in run["totals"]}["blinded ids"] == 180
+    assert {check["level"] for check in found["checks"]} == {"good"}
