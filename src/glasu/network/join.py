@@ -15,6 +15,7 @@ from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
+from glasu.network.compatibility import refuse_kit
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
@@ -23,6 +24,7 @@ from glasu.network.handshake import Payload, ResultPayload, StatementPayload, We
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
+from glasu.pki.key_signing import KitSigner
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import Head
@@ -132,9 +134,16 @@ class ClientPurpose(PartyPurpose[ResultT]):
         preparation: Preparation | None = None,
         secret: Secret | None = None,
     ) -> None:
-        """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
-        clock = self.options.clock
-        client = build_client(config, party, offered.index, offered.roster, clock, preparation, secret)
+        """Build this party's client for the run that the server offers; see `party_setup.build_client`.
+
+        Raises:
+            RefusalError: the run has masks, and the kit does not fit.
+        """
+        clock, kit = self.options.clock, self.options.kit
+        refuse_kit(kit, config, offered.roster)
+        client = build_client(
+            config, party, offered.index, offered.roster, clock, preparation, secret, signer=KitSigner(kit)
+        )
         client.identity.incarnation = self.state.value.incarnation
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch

@@ -40,7 +40,7 @@ from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
-CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 5
+CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
