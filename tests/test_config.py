@@ -15,7 +15,6 @@ from glasu.config import (
     RunConfig,
     TrainConfig,
     WireConfig,
-    refuse_rounded_masks,
     resolve,
 )
 from glasu.data.methods import METHODS
@@ -296,9 +295,6 @@ WITHOUT_EFFECT = {
         "dp_clip": (0.5, 1.0),
         "delta": (1e-6, 1e-5),
         "target_epsilon": (2.0, None),
-        "blind_server": (True, False),
-        "allow_two_parties": (True, False),
-        "range": (4.0, 8.0),
     },
 }
 
@@ -312,9 +308,10 @@ def test_a_setting_without_effect_is_refused_unless_it_has_its_default(section, 
     assert RunConfig.from_dict({section: {key: default}}) == RunConfig()
 
 
-def test_no_setting_of_privacy_but_secure_aggregation_has_an_effect():
+def test_no_setting_of_privacy_but_those_of_masks_has_an_effect():
     names = {item.name for item in dataclasses.fields(PrivacyConfig)}
-    assert names - set(WITHOUT_EFFECT["privacy"]) == {"secure_aggregation"}
+    masks = {"secure_aggregation", "blind_server", "allow_two_parties", "range"}
+    assert names - set(WITHOUT_EFFECT["privacy"]) == masks
 
 
 @pytest.mark.parametrize("key", ["train.seed", "train.learning_rate", "data.seed", "privacy.range", "model.hidden"])
@@ -482,16 +479,58 @@ def test_the_digest_changes_with_every_setting():
     assert len(digests | {RunConfig().digest()}) == len(changes) + 1
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8", "fp64"])
-@pytest.mark.parametrize("protection", ["masks", "ckks"])
-def test_what_is_masked_or_encrypted_cannot_be_rounded(protection, precision):
-    with pytest.raises(ConfigError, match=f"wire.precision='{precision}'.*'{protection}'.*use precision = \"fp32\""):
-        refuse_rounded_masks(precision, protection)
+MASKS = {"privacy": {"secure_aggregation": "masks"}}
+REFUSED_WITH_MASKS = [
+    ({"model": {"aggregation": "concat"}}, 'model.aggregation="concat"', 'use aggregation = "mean"'),
+    ({"train": {"sampler": "neighbor"}}, 'train.sampler="neighbor"', 'use sampler = "full" or "shared"'),
+    ({"data": {"num_clients": 2}}, "data.num_clients=2", "privacy.allow_two_parties = true"),
+    ({"data": {"num_clients": 1}}, "data.num_clients=1", "use three parties or more"),
+    ({"data": {"num_clients": 16}, "wire": {"precision": "int8"}}, 'wire.precision="int8"', "15 levels, and 16 are"),
+    ({"wire": {"precision": "fp64"}}, "wire.precision='fp64'", '"fp32", "bf16" or "int8"'),
+    ({"wire": {"feedback": True}}, "wire.feedback=true", "remove one of the two"),
+    ({"train": {"party_dropout": 0.3}}, "train.party_dropout=0.3", "at least 3 parties contribute to every sum"),
+    ({"train": {"method": "smooth"}}, 'train.method="smooth"', 'use method = "ensemble"'),
+]
 
 
-def test_plain_masks_and_rounding_alone_are_allowed():
-    refuse_rounded_masks("fp32", "masks")
-    refuse_rounded_masks("int8", "none")
+@pytest.mark.parametrize(("changes", "named", "way_out"), REFUSED_WITH_MASKS, ids=str)
+def test_settings_under_which_masks_protect_nothing_are_refused(changes, named, way_out):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict({**MASKS, **changes})
+    assert str(caught.value).startswith(named)
+    assert way_out in str(caught.value)
+    RunConfig.from_dict(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"wire": {"precision": "bf16"}},
+        {"wire": {"precision": "int8"}, "data": {"num_clients": 15}},
+        {"train": {"sampler": "shared"}},
+        {"train": {"sampler": "neighbor"}, "model": {"aggregation_layers": [3]}},
+        {"train": {"party_dropout": 0.3}, "data": {"num_clients": 4}},
+        {"privacy": {"secure_aggregation": "masks", "allow_two_parties": True}, "data": {"num_clients": 2}},
+        {"train": {"method": "standalone"}},
+    ],
+    ids=str,
+)
+def test_settings_that_masks_can_protect_are_accepted(changes):
+    assert RunConfig.from_dict({**MASKS, **changes}).privacy.secure_aggregation == "masks"
+
+
+def test_a_large_graph_for_which_auto_means_neighbours_is_refused_with_masks():
+    config = RunConfig.from_dict(MASKS)
+    resolve(config, num_nodes=1000)
+    with pytest.raises(ConfigError, match=r'train.sampler="neighbor".*agreed node sets'):
+        resolve(config, num_nodes=1_000_000)
+
+
+@pytest.mark.parametrize(("key", "value"), [("blind_server", True), ("allow_two_parties", True), ("range", 4.0)])
+def test_a_setting_of_masks_is_refused_without_them(key, value):
+    assert_refused("privacy", {key: value}, key, 'no effect without privacy.secure_aggregation = "masks"')
+    found = RunConfig.from_dict({"privacy": {"secure_aggregation": "masks", key: value}})
+    assert getattr(found.privacy, key) == value
 
 
 def test_settings_may_be_numbers_of_numpys():

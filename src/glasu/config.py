@@ -28,6 +28,9 @@ Positive = Annotated[float, Bounds(0, ends="(]")]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
+RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: masked tensors are integers modulo 2^bits
+FEWEST_LEVELS = 16  # of one party's integers under masks; fewer would round too coarsely
+FEWEST_SUMMED = 3  # parties in every sum under masks: the sum of two reveals each to the other
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -190,18 +193,25 @@ class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
-    secure_aggregation: Literal["none"] = "none"
+    secure_aggregation: Literal["none", "masks"] = "none"
     dp_noise_multiplier: float = 0.0
     dp_clip: float = 1.0
     delta: float = 1e-5
     target_epsilon: float | None = None
-    blind_server: bool = False
-    allow_two_parties: bool = False
-    range: float = 8.0
+    blind_server: bool = False  # hide sums from the server, too
+    allow_two_parties: bool = False  # masks for two parties, each of which learns the other's values from the sum
+    range: Positive = 8.0  # masks: the greatest absolute value on the first grid, before there is an aggregate
 
     def _check(self) -> None:
+        masked = self.secure_aggregation == "masks"
         for item in dataclasses.fields(self):
+            if item.name == "secure_aggregation":
+                continue
             rule = f"has no effect in this version, so only its default {item.default!r} is accepted; remove it."
+            if item.name in ("blind_server", "allow_two_parties", "range"):
+                if masked:
+                    continue
+                rule = 'has no effect without privacy.secure_aggregation = "masks"; remove it, or set that.'
             self._need(item.name, getattr(self, item.name) == item.default, rule)
 
 
@@ -239,7 +249,8 @@ class RunConfig:
                 )
         if self.train.warm_start and not method.prescribes("train", "warm_start"):
             self._check_warm_start()
-        refuse_rounded_masks(self.wire.precision, self.privacy.secure_aggregation)
+        if self.privacy.secure_aggregation == "masks" and (not silent or method.averages):
+            self._check_masks()
         if self.wire.feedback and not silent:
             self._check_feedback()
 
@@ -262,6 +273,51 @@ class RunConfig:
             raise ConfigError(
                 f"{named}: the mean over the parties that are present does not follow from changes; remove "
                 f"train.party_dropout={train.party_dropout}."
+            )
+
+    def _check_masks(self) -> None:
+        """Refuse settings under which masks protect nothing, or cannot cancel."""
+        train, wire, masks = self.train, self.wire, 'privacy.secure_aggregation="masks"'
+        aggregation, num_clients = self.model.aggregation, self.data.num_clients
+        if wire.precision not in RING_BITS:
+            raise ConfigError(
+                f"wire.precision={wire.precision!r}: {masks} adds integers modulo 2^8, 2^16 or 2^32; use precision = "
+                '"fp32", "bf16" or "int8".'
+            )
+        if wire.feedback:
+            raise ConfigError(f"wire.feedback=true: {masks} sends no changes; remove one of the two.")
+        if not registry.load("aggregation", aggregation).is_mean:
+            raise ConfigError(
+                f'model.aggregation="{aggregation}": {masks} hides a party in a sum, and here the columns of each one '
+                'travel apart; use aggregation = "mean".'
+            )
+        draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
+        if draws and len(self.model.aggregation_layers) > 1:
+            raise ConfigError(
+                f'train.sampler="{train.sampler}": with {masks} the agreed node sets of lower layers would still show '
+                'edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
+            )
+        fewest = 2 if self.privacy.allow_two_parties else FEWEST_SUMMED
+        if num_clients < fewest:
+            remedy = "; use three parties or more, or accept that with privacy.allow_two_parties = true."
+            raise ConfigError(
+                f"data.num_clients={num_clients}: {masks} hides nothing here: from the mean of two parties each "
+                f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
+            )
+        if (levels := count_levels(RING_BITS[wire.precision], num_clients)) < FEWEST_LEVELS:
+            raise ConfigError(
+                f'wire.precision="{wire.precision}": with {masks} each of {num_clients} parties has {levels} levels, '
+                f"and {FEWEST_LEVELS} are needed; use a higher precision."
+            )
+        if train.party_dropout and num_clients <= FEWEST_SUMMED:
+            raise ConfigError(
+                f"train.party_dropout={train.party_dropout}: with {masks} at least {FEWEST_SUMMED} parties contribute "
+                f"to every sum, and data.num_clients={num_clients}; remove it, or use more parties."
+            )
+        if registry.load("method", train.method).smooths:
+            raise ConfigError(
+                f'train.method="{train.method}": with {masks} the parties must know who contributes, and here a party '
+                'without edges contributes nothing; use method = "ensemble".'
             )
 
     def _check_warm_start(self) -> None:
@@ -425,13 +481,9 @@ def reads_whole_graph(sampler: str) -> bool:
     return sampler != "auto" and bool(registry.load("sampler", sampler).reads_whole_graph)
 
 
-def refuse_rounded_masks(precision: str, secure_aggregation: str) -> None:
-    """Refuse to round masked tensors: masks cancel only if the masked values are added unchanged."""
-    if secure_aggregation != "none" and precision != "fp32":
-        raise ConfigError(
-            f"wire.precision={precision!r}: privacy.secure_aggregation={secure_aggregation!r} sends integers, "
-            'which cannot be rounded again; use precision = "fp32".'
-        )
+def count_levels(bits: int, num_clients: int) -> int:
+    """Return the number of values of one party's integer, so that the sum over all parties is below 2^bits."""
+    return int((2**bits - 1) // num_clients)
 
 
 def refuse_other_count(num_clients: int, found: int, where: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.model.task import Task, task_of
+from glasu.model.task import Metric, Task, task_of
 from glasu.report import RunReport
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
@@ -37,12 +37,17 @@ def format_row(report: RunReport) -> tuple[str, ...]:
     """Format the figures of a run in the order of `list_headings`, without the first."""
     metrics = task_of(report.config.train).metrics
     return (
-        *(metric.format(report.test.metrics[metric.name]) for metric in metrics),
+        *(_format_score(report, metric) for metric in metrics),
         f"{report.traffic.total_bytes / 1e6:.1f}",
         f"{report.traffic.exchanges}",
         f"{report.seconds.total:.1f}",
         "-" if report.validation.round is None else f"{report.validation.round}",
     )
+
+
+def _format_score(report: RunReport, metric: Metric) -> str:
+    """Format a test score; with masks a server has none."""
+    return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
 
 
 def render_report(title: str, introduction: str, reports: Mapping[str, RunReport]) -> str:
@@ -110,6 +115,8 @@ def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, loga
     """
     figure = go.Figure()
     for index, (name, (positions, values)) in enumerate(curves.items()):
+        if not values:  # the report of a server of a run with masks
+            continue
         line = {"color": COLOURS[index % len(COLOURS)], "width": 2}
         if any(positions):
             figure.add_trace(go.Scatter(x=positions, y=values, name=name, mode="lines+markers", line=line))

@@ -236,12 +236,33 @@ GIVEN: SecretSource = "given"
 
 
 @dataclass(frozen=True)
+class MaskSummary(JsonRecord):
+    """Secure aggregation with masks, as a role of the run knows it."""
+
+    blind_server: bool
+    keys: str  # whether the keys of the parties are signed
+    clamped: Mapping[str, int] | None = None  # values outside the grid, by party; a party knows its own, a server none
+
+    @classmethod
+    def of(cls, config: RunConfig, keys: str, clamped: Mapping[str, int] | None = None) -> MaskSummary | None:
+        """Summarise the masks of a run; None if it has none."""
+        if config.privacy.secure_aggregation != "masks":
+            return None
+        return cls(config.privacy.blind_server, keys, clamped)
+
+
+SIGNED = "signed and pinned"
+UNSIGNED = "not signed: all parties are in one process"
+
+
+@dataclass(frozen=True)
 class PrivacySummary(JsonRecord):
     """Protection of the released tensors; the server has no ledger."""
 
     secure_aggregation: str
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
+    masks: MaskSummary | None = None
 
     @classmethod
     def of(
@@ -319,14 +340,19 @@ class RunReport(Report):
         chosen = self.validation.round
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 
-    def summary(self) -> str:
-        """Return the run in one line."""
+    def _scores(self) -> str:
         from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
 
         metric = task_of(self.config.train).selected_by
+        if not self.test.metrics:  # a server of a run with masks
+            return "the parties have the scores"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
+        return f"test {metric.title} {test} (validation {validation}, {self._selected()})"
+
+    def summary(self) -> str:
+        """Return the run in one line."""
         return (
-            f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
+            f"{self.config.train.method}: {self._scores()}, "
             f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
             f"{self.seconds.total:.1f} s"
         )
@@ -359,6 +385,15 @@ class PartyReport(Report):
     parties: tuple[str, ...]
     run: str
     prepared: PreparedColumns
+    # With masks the server has no scores, so a party with labels reports them.
+    validation: SplitScores | None = None
+    history: tuple[HistoryEntry, ...] | None = None
+    losses: tuple[float, ...] | None = None  # of this party
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values; scores that the server reports are left out."""
+        known = {name for name in ("validation", "history", "losses") if getattr(self, name) is None}
+        return {key: value for key, value in super().to_dict().items() if key not in known}
 
 
 def to_json_value(value: Any) -> Any:

@@ -6,14 +6,19 @@ A served run has the bits of such a simulation.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.pki.kit import CA, CERTIFICATE, MANIFEST
+from glasu.pki.pins import add_pins
 from glasu.pki.provision import provision
+from glasu.pki.request import make_request
 from glasu.pki.secret_file import SECRET
+from glasu.pki.signing import sign_requests
 from glasu.runtime.simulation import Simulation
 from support.tiny import simulate
 
@@ -40,3 +45,17 @@ def write_secret(kit: Path, secret: bytes) -> None:
 def simulate_with_secrets(parties: Sequence[PartyData], config: RunConfig, **options: Any) -> Simulation:
     """Simulate a run with the secrets of the parties in kits of `make_kits`."""
     return simulate(parties, config, secrets=secrets_of(party.name for party in parties), **options)
+
+
+def make_pinned_kits(out: Path, names: Sequence[str], hosts: Sequence[str] = ("localhost",)) -> None:
+    """Make kits whose keys the parties made themselves, with known secrets, and pin all keys everywhere."""
+    requests = [make_request(out / name, name) for name in names]
+    signed = sign_requests(out / "ca", [Path(request.source) for request in requests], hosts)
+    for party in signed:
+        for file in (CA, CERTIFICATE, MANIFEST):
+            shutil.copy(party.folder / file, out / party.name / file)
+        others = {other.name: other.key_fingerprint for other in signed if other.name != party.name}
+        add_pins(out / party.name, party.name, others)
+    shutil.copytree(out / "ca" / "server", out / "server")
+    for name, secret in secrets_of(names).items():
+        write_secret(out / name, secret)

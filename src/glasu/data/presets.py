@@ -188,7 +188,9 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
-    return kept if is_race_short([found[index][1] for index in kept]) else kept[:1]
+    # With masks the server sees no scores, so it cannot decide a race: the rules above decide alone.
+    can_race = config.privacy.secure_aggregation == "none" and is_race_short([found[index][1] for index in kept])
+    return kept if can_race else kept[:1]
 
 
 def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:

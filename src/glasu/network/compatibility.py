@@ -19,6 +19,9 @@ from glasu.network.facts import ALIGNING_PARTY_STATES, EVERY_PARTY_STATES, LABEL
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
 from glasu.network.log_lines import MAX_REASON, printable
+from glasu.pki.key_signing import find_kit_error
+from glasu.pki.kit import Kit
+from glasu.protocol.key_agreement import needs_keys
 
 THE_SERVER = "the server"
 NOT_STATED = "(nothing)"
@@ -249,6 +252,13 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
         refuse_other_count(config.data.num_clients, len(roster), "the parties of the server's kit number")
     config, _ = override_settings(config)
     return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
+
+
+def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
+    """Refuse a kit whose keys prove nothing, if the run has masks."""
+    if needs_keys(config) and (error := find_kit_error(kit, roster)):
+        why = f'privacy.secure_aggregation="masks", {kit.name}: {error}.'
+        raise RefusalError(Code.INVALID_SETTINGS, why)
 
 
 # --- presentation ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
+from glasu.network.compatibility import refuse_kit
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
@@ -31,6 +32,7 @@ from glasu.network.handshake import (
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
+from glasu.pki.key_signing import KitSigner
 from glasu.privacy.ledger import End, Ledger, LedgerError, LedgerHead
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
@@ -197,9 +199,16 @@ class ClientPurpose(PartyPurpose[ResultT]):
         preparation: Preparation | None = None,
         secret: Secret | None = None,
     ) -> None:
-        """Build this party's client for the run that the server offers; see `party_setup.build_client`."""
-        clock = self.options.clock
-        client = build_client(config, party, offered.index, offered.roster, clock, preparation, secret)
+        """Build this party's client for the run that the server offers; see `party_setup.build_client`.
+
+        Raises:
+            RefusalError: the run has masks, and the kit does not fit.
+        """
+        clock, kit = self.options.clock, self.options.kit
+        refuse_kit(kit, config, offered.roster)
+        client = build_client(
+            config, party, offered.index, offered.roster, clock, preparation, secret, signer=KitSigner(kit)
+        )
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
         self.ledger = client.release.ledger

@@ -15,6 +15,7 @@ from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
 from glasu.network.log_lines import MAX_REASON, printable
+from glasu.privacy.masking import Signer
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.runtime.memory import check_memory, total_memory
@@ -90,6 +91,7 @@ def build_client(
     clock: Clock,
     preparation: Preparation | None = None,
     secret: Secret | None = None,
+    signer: Signer | None = None,
 ) -> Client:
     """Build a party's client with its first weights.
 
@@ -101,6 +103,15 @@ def build_client(
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.
         secret: of the party; None where the client neither trains nor sends, or sends what no draw decides.
+        signer: signs the keys of masks.
     """
-    watch = Stopwatch(clock)
-    return Client(config, party, index=index, names=roster, watch=watch, preparation=preparation, secret=secret)
+    return Client(
+        config,
+        party,
+        index=index,
+        names=roster,
+        watch=Stopwatch(clock),
+        preparation=preparation,
+        secret=secret,
+        signer=signer,
+    )

@@ -120,7 +120,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         self._run = offered.run
         if self._client is None:
             self.build_client(self.model.config, self.party, offered, self.model.clients[0].preparation)
-            load_weights(self.client, self.model.clients[0], self.model.weights[0], ensemble=self.model.ensemble)
+            load_weights(self.client, self.model.clients[0], self.model.weights[0], self.model)
             others = ", ".join(name for name in self.roster if name != self.party.name)
             self.options.log.info(
                 "prediction: the server and %s must stay online until it is done; waiting for them.", others

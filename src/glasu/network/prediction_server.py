@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.network.compatibility import config_for_network
+from glasu.network.compatibility import config_for_network, refuse_kit
 from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
@@ -77,6 +77,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         """Check that the folder holds the finished training of these settings and parties."""
         roster = options.kit.roster
         config = config_for_network(options.config, roster)
+        refuse_kit(options.kit, config)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
         config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)

@@ -28,14 +28,15 @@ from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, check_same_secret, continues_part, read_report
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
-from glasu.protocol.requests import CandidateStarted, Collapsed, Event, RoundDone, Script
+from glasu.protocol.key_agreement import needs_keys
+from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
 from glasu.records import to_plain
-from glasu.report import PreparedColumns
+from glasu.report import SIGNED, MaskSummary, PreparedColumns
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
-from glasu.runtime.telemetry import Cost
+from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
@@ -49,6 +50,7 @@ class PartyCheckpoint:
 
     client: ClientState
     cost: Cost
+    evaluations: tuple[Evaluation, ...] = ()  # with masks, at a party with labels
 
 
 class TrainingParty(ClientPurpose[dict[str, Any]]):
@@ -167,6 +169,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """
         assert self._first is not None
         client, state = self.client, self._first
+        evaluations: tuple[Evaluation, ...] = ()
         if attempt.present != client.identity.names:
             raise ProtocolError("the server left out a party; a training needs all parties.")
         if self._saver is None:
@@ -176,9 +179,10 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         alone = None if attempt.round else self._load_alone()
         if attempt.round or alone is not None:
             checkpoint = self._load(attempt) if alone is None else alone
-            state = checkpoint.client
+            state, evaluations = checkpoint.client, checkpoint.evaluations
             if self.telemetry.traffic.messages == 0:  # this process has just started
                 self.telemetry.restore_cost(checkpoint.cost)
+        self.telemetry.rewind(TelemetryState(evaluations=evaluations))
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
         progress, start = client.progress, describe_start(client.progress.round)
@@ -246,7 +250,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `begin`
-        checkpoint = PartyCheckpoint(state, self.telemetry.cost())
+        checkpoint = PartyCheckpoint(state, self.telemetry.cost(), tuple(self.telemetry.evaluations))
         if state.progress.warm_steps and not state.progress.round:
             self._saver.save(state.progress.warm_steps, checkpoint, self._store(kind=WARM))
         else:
@@ -262,6 +266,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def observe(self, event: Event) -> None:
         """Pass an event on, and the status after a round."""
         super().observe(event)
+        if isinstance(event, Evaluated) and needs_keys(self.client.config):  # the server does not report it
+            self.telemetry.observe(event)
         if isinstance(event, CandidateStarted):
             self.options.log.info("%s.", event)
         elif isinstance(event, Collapsed):
@@ -277,7 +283,14 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
         report = self.telemetry.build_party_report(
-            client.config, client.identity, result, digest, client.release.ledger, prepared
+            client.config,
+            client.identity,
+            result,
+            digest,
+            client.release.ledger,
+            prepared,
+            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
+            losses=client.progress.losses,
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         finished = ResultPayload(weights_sha256=digest)

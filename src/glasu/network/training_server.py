@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from glasu.config import resolve
 from glasu.data.methods import override_settings
 from glasu.errors import CheckpointError
-from glasu.network.compatibility import config_for_network
+from glasu.network.compatibility import config_for_network, refuse_kit
 from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
@@ -22,7 +22,7 @@ from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
 from glasu.protocol.state import ServerState
-from glasu.report import PartySummary, RunReport
+from glasu.report import SIGNED, MaskSummary, PartySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState, summarize_race
 from glasu.wire.message_key import RUN_BYTES
@@ -47,6 +47,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """
         roster = options.kit.roster
         config = config_for_network(options.config, roster)
+        refuse_kit(options.kit, config)
         self.state = open_serving(options.out)
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
@@ -179,6 +180,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             weights_sha256=weights_sha256,
             overridden=overridden,
             race=summarize_race(server),
+            masks=MaskSummary.of(server.config, SIGNED),
         )
 
     def close(self, *, finished: bool) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -22,10 +22,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glasu.errors import ProtocolError
+from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
 from glasu.privacy.ledger import Ledger, Rule
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Integers, Kind
+from glasu.wire.encodings import Encoding, Integers, Kind, Ring
 from glasu.wire.message_key import Key
 
 
@@ -105,13 +107,13 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # as it travels
     unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
-    reference: Tensor | None = None  # of a change: the values that receivers know after it
+    contribution: Tensor | None = None  # where the encoding alone does not tell: see `value`
 
     @property
     def value(self) -> Tensor:
         """The values that this client contributes, as a receiver decodes them without masks."""
-        if self.reference is not None:
-            return self.reference
+        if self.contribution is not None:
+            return self.contribution
         return torch.from_numpy(self.encoding.decode(self.unmasked))
 
 
@@ -155,6 +157,7 @@ class Release:
     enters_nodes: bool = False  # the ledger records the nodes of each release
     feedback: bool = False  # later releases of the same rows are changes
     references: References = field(default_factory=dict)
+    grids: ColumnGrids = field(default_factory=ColumnGrids)  # of masked tensors
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
@@ -191,15 +194,15 @@ class Release:
             nodes: of the rows; None: not known.
         """
         encoding, protection = self.encodings[kind], self.protection(kind)
-        value, reference = value.detach(), None
-        if protection.clip is not None:
-            value = protection.clip(value)
-        for perturbation in protection.perturbations:
-            value = perturbation(value, key)
+        value, contribution = self._perturb(protection, value.detach(), key), None
         array: NDArray[Any] = value.numpy()
         if kind == "change":
             array, changed = find_change(self.references[_place(key)], value, _integers(encoding))
-            self.references[_place(key)], reference = changed, changed.own
+            self.references[_place(key)], contribution = changed, changed.own
+        elif isinstance(encoding, Ring):
+            if protection.masking is None:
+                raise ProtocolError(f"{key}: the parties have agreed on no keys for masks; nothing was sent.")
+            array, contribution = self.grids.to_integers(kind, value, key, encoding)
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
         self.ledger.record(
@@ -212,22 +215,42 @@ class Release:
             protection=protection.name,
             nodes=nodes if self.enters_nodes else None,
         )
-        sent = Sent(payload, unmasked, encoding, reference)
+        sent = Sent(payload, unmasked, encoding, contribution)
         if kind == "representation" and self.feedback:
             self._first = sent.value
         return sent
 
-    def read(self, kind: Kind, key: Key, payload: NDArray[Any]) -> Tensor:
+    def sealed(self, kind: Kind, value: Tensor, key: Key) -> Sent:
+        """Release a tensor that will be encrypted for the other clients. It is not masked, because it is in no sum."""
+        encoding, protection = self.encodings[kind], replace(self.protection("gradient"), masking=None)
+        encoded = encoding.encode(self._perturb(protection, value.detach(), key).numpy(), key)
+        parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
+        self.ledger.record("gradient", key, rows=len(encoded), size=encoded.nbytes, protection="+".join(parts))
+        return Sent(encoded, encoded, encoding)
+
+    @staticmethod
+    def _perturb(protection: Protection, value: Tensor, key: Key) -> Tensor:
+        if protection.clip is not None:
+            value = protection.clip(value)
+        for perturbation in protection.perturbations:
+            value = perturbation(value, key)
+        return value
+
+    def read(self, kind: Kind, key: Key, payload: NDArray[Any], num_summed: int = 1) -> Tensor:
         """Return the values of an answer, which the caller has checked.
 
         Args:
             kind: of the tensor.
             key: of the exchange.
-            payload: all rows.
+            payload: all rows, without masks.
+            num_summed: of a sum in a ring: the number of clients that contributed.
         """
-        decoded = self.encodings[kind].answer.decode(payload)
+        encoding = self.encodings[kind]
+        if isinstance(encoding, Ring):
+            return self.grids.to_mean(kind, payload, key, encoding, num_summed)
+        decoded = encoding.answer.decode(payload)
         if kind == "change":
-            changed = apply_change(self.references[_place(key)], decoded, _integers(self.encodings[kind]))
+            changed = apply_change(self.references[_place(key)], decoded, _integers(encoding))
             self.references[_place(key)] = changed
             return changed.joint.detach()  # an own tensor: a step marks it as a leaf of autograd
         value = torch.from_numpy(decoded)
@@ -235,6 +258,12 @@ class Release:
             integers = _integers(self.encodings["change"])
             self.references[_place(key)], self._first = start_reference(self._first, value.detach(), integers), None
         return value
+
+    def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
+        """Release bytes that only the other clients can read: keys, and what one client encrypts for the others."""
+        payload = np.frombuffer(content, np.uint8)
+        self.ledger.record(kind, key, rows=rows, size=payload.nbytes, protection=protection)
+        return payload
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.inference import client_inference
+from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
 from glasu.protocol.update import check_loss, local_update, walk_backward
@@ -63,7 +64,7 @@ def client_joint_round(
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        share, sent = yield from share_gradient(client, own, gradient, len(step.partials[layer]))
+        share, sent = yield from exchange_share(client, own, gradient, len(step.partials[layer]), aggregation)
         if later_steps:
             from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
@@ -76,16 +77,33 @@ def client_joint_round(
     return losses if client.has_labels else []
 
 
-def await_backward(client: Client, batch: Batch, joint: Tensor, num_rows: Mapping[int, int]) -> Script[list[float]]:
+def exchange_share(
+    client: Client, key: Key, gradient: Tensor | None, rows: int, aggregation: Aggregation
+) -> Script[tuple[Tensor, Sent | None]]:
+    """Send a gradient at H[l+1], or wait without one; return the share at H_m^+[l], and the gradient as it was sent.
+
+    With masks, the label owner's gradient at the last layer is in no sum, so it is encrypted for the other clients.
+    """
+    is_last = key.layer == client.config.model.aggregation_layers[-1]
+    if client.masks is None or client.identity.owner < 0 or not is_last:
+        return (yield from share_gradient(client, key, gradient, rows))
+    shape = rows, client.config.model.hidden
+    found, sent = yield from share_sealed_gradient(client, key, gradient, shape)
+    client.follow_gradient(key, found)
+    return aggregation.own_gradient(found), sent
+
+
+def await_backward(
+    client: Client, batch: Batch, joint: Tensor, num_rows: Mapping[int, int], aggregation: Aggregation
+) -> Script[list[float]]:
     """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
     losses: list[float] = []
     gradient: Tensor | None = None
     if client.identity.owner >= 0:
         losses, gradient = owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
-        yield from share_gradient(
-            client, client.identity.key(Phase.BACKWARD, batch.round, layer), gradient, num_rows[layer]
-        )
+        own = client.identity.key(Phase.BACKWARD, batch.round, layer)
+        yield from exchange_share(client, own, gradient, num_rows[layer], aggregation)
         gradient = None
     return losses
 
@@ -137,5 +155,8 @@ def server_backward(
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
         at_loss = server.identity.owner >= 0 and layer == server.aggregation_layers[-1]
+        if at_loss and encoding.is_hidden:
+            yield from server_sealed_gradient(server, key.at(layer), rows[layer])
+            continue
         senders = (server.identity.owner,) if at_loss else present
         yield from answer_rows(server, Gradient, key.at(layer), respond, rows[layer], senders)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from glasu.data.methods import NOTHING_TO_SMOOTH
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
+from glasu.protocol.presence import list_contributors
+from glasu.protocol.receiving import note_answer
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
@@ -59,6 +61,7 @@ def exchange_rows(
         requested: the rows of the answer that this client receives, if not all.
     """
     kind, answer = kinds
+    blind = client.find_blind(answer.content().kind, key, shape)
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):
@@ -71,9 +74,15 @@ def exchange_rows(
     parts = []
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
+        if requested is None:  # otherwise other clients receive other rows
+            note_answer(client, message)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         parts.append(_check_answer(client, message, (expected, shape[1])))
-    return client.release.read(answer.content().kind, key, parts[0] if len(parts) == 1 else np.concatenate(parts))
+    payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if blind is not None:
+        payload = payload - (blind if requested is None else blind[requested])
+    num_summed = len(list_contributors(client.config, client.identity, key))
+    return client.release.read(answer.content().kind, key, payload, num_summed)
 
 
 def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> Array:
@@ -186,7 +195,7 @@ def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, r
             wanted = f"at most {most}" if rows_left is None else str(most)
             server.refuse(message, f"expected {wanted} rows, got {rows}.")
     _check_shapes(server, tensors, key)
-    if content.kind == "probabilities":
+    if content.kind == "probabilities" and not encoding.is_hidden:
         # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
         for message in tensors:
             if error := server.task.find_score_error(encoding.decode(message.value)):

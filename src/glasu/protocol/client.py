@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
-from glasu.errors import ConfigError
+from glasu.errors import ConfigError, ProtocolError
 from glasu.model.layers import Convolution
+from glasu.privacy.column_grids import ColumnGrids
+from glasu.privacy.masking import PairwiseMasks, Signer
 from glasu.privacy.release import Release
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import encodings_of
-from glasu.wire.message_key import RUN_BYTES
+from glasu.wire.encodings import Array, Kind, Ring, encodings_of, use_for_all_kinds
+from glasu.wire.message_key import RUN_BYTES, Key
 
 
 class Client:
@@ -34,6 +38,7 @@ class Client:
         convolution: Convolution | None = None,
         preparation: Preparation | None = None,
         secret: Secret | None = None,
+        signer: Signer | None = None,
     ) -> None:
         """Build the client's model and optimiser.
 
@@ -47,6 +52,7 @@ class Client:
             preparation: of the features, from a model trained earlier; None: as the config says.
             secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
                 `train.seed`, which is public.
+            signer: signs the keys of masks; None in one process.
         """
         seed = config.train.seed
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
@@ -59,8 +65,12 @@ class Client:
         self.has_labels = self.identity.has_labels(index)
         self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
+        self.signer = signer
+        self.masks: PairwiseMasks | None = None  # of the present attempt
+        self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None without masks
         self.learner = self._make_learner()
-        self.release = Release(encodings_of(config, self.private_seed), feedback=config.wire.feedback)
+        grids = ColumnGrids(config.privacy.range, self.private_seed)
+        self.release = Release(encodings_of(config, self.private_seed), feedback=config.wire.feedback, grids=grids)
         self.progress = ClientProgress()
 
     def _make_learner(self) -> Learner:
@@ -73,7 +83,45 @@ class Client:
             num_outputs=self.data.task.head_width(self.party.classes) if self.has_labels else None,
             convolution=self._convolution,
             private_seed=self.private_seed,
+            classifier_seed=self.run_key if self.config.train.warm_start else None,
         )
+
+    def adopt_run_key(self, key: Secret) -> None:
+        """Take the run key; refuse another one than before."""
+        if self.run_key not in (None, key):
+            raise ProtocolError(f"party {self.name!r}: the run key has changed; did the first party lose its secret?")
+        self.run_key = key
+
+    def draw_common_classifier(self) -> None:
+        """Derive the classifier of a warm start from the run key, if no step was taken yet."""
+        progress = self.progress
+        if self.config.train.warm_start and not (progress.position or progress.warm_steps):
+            self.learner = self._make_learner()
+
+    def mask_with(self, masks: PairwiseMasks) -> None:
+        """Mask the tensors of all later releases."""
+        self.masks = masks
+        for kind in use_for_all_kinds(None):
+            protection = dataclasses.replace(self.release.protection(kind), masking=masks)
+            self.release.protections = {**self.release.protections, kind: protection}
+
+    def find_blind(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Array | None:
+        """Return the stream that hides a sum from the server, before its answer arrives; None if there is none."""
+        encoding, (rows, columns) = self.release.encodings[kind], shape
+        if self.masks is None or not encoding.is_hidden or columns is None:
+            return None
+        return self.masks.find_blind(key, (rows, columns), encoding.dtype)
+
+    def follow_gradient(self, key: Key, gradient: Tensor) -> None:
+        """Let the grids of lower layers follow the label owner's gradient, which all clients hold."""
+        ring = self.release.encodings["gradient"]
+        if isinstance(ring, Ring):
+            self.release.grids.follow("gradient", key, gradient.numpy(), ring, 1)
+
+    def require_masks(self) -> PairwiseMasks:
+        """Return the masks of this attempt."""
+        assert self.masks is not None
+        return self.masks
 
     def adopt_candidate(self) -> None:
         """Use the settings of the candidate that the progress names, with their first weights."""
@@ -102,6 +150,8 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             progress=dataclasses.replace(self.progress),
             references=dict(self.release.references),
+            ranges=self.release.grids.copy_ranges(),
+            clamped=self.release.grids.clamped,
         )
 
     def restore(self, state: ClientState) -> None:
@@ -113,3 +163,4 @@ class Client:
         self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.references = dict(state.references)
+        self.release.grids.ranges, self.release.grids.clamped = dict(state.ranges), state.clamped

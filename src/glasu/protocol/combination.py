@@ -23,8 +23,10 @@ from glasu.protocol.averaging import (
     server_average_propagated,
 )
 from glasu.protocol.evaluation import compare_metrics, measure
+from glasu.protocol.key_agreement import client_key_agreement, needs_keys
 from glasu.protocol.messages import Chosen, Metrics
 from glasu.protocol.prediction import client_scores
+from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Evaluated, Receive, Script, Send
 from glasu.protocol.sampling import agree, unite
 from glasu.wire.message_key import Key, Phase
@@ -44,6 +46,7 @@ OWN_LAYER, CHOICE_LAYER = -4, -5
 
 def client_combination(client: Client) -> Script[dict[str, float]]:
     """Client column: return the metrics of the combined prediction on the test split; none without labels."""
+    yield from client_key_agreement(client)
     client.learner.model.load_state_dict(client.progress.best_weights)
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
     nodes = yield from _client_nodes(client, key)
@@ -90,7 +93,7 @@ def _client_alpha(client: Client, key: Key, mean: ScoreRows, nodes: NodeSet) -> 
         chosen = [choose_alpha(lambda alpha: score(candidates[alpha]), ALPHAS)]
     key = key.at(CHOICE_LAYER)
     yield Send(Chosen(key, client.release.numbers("alpha", chosen, key)))
-    answer: Chosen = yield Receive((Chosen,), key)
+    answer = yield from receive_answer(client, Chosen, key)
     return _read_choice(answer)
 
 
@@ -104,7 +107,10 @@ def _read_choice(message: Chosen) -> float:
 def _client_metrics(
     client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows, num_validation: int
 ) -> Script[dict[str, float]]:
-    """Send the metrics of the combined prediction, and the first metric of this party's own; none without labels."""
+    """Send the metrics of the combined prediction, and the first metric of this party's own; none without labels.
+
+    With masks nothing is sent: this party reports the metrics itself.
+    """
     parts = {"validation": slice(None, num_validation), "test": slice(num_validation, None)}
     combined: dict[str, dict[str, float]] = {}
     alone: list[float] = []
@@ -113,9 +119,14 @@ def _client_metrics(
             examples = client.data.evaluation_examples(split)
             combined[split] = measure(client, joint[rows], examples)
             alone.append(next(iter(measure(client, own[rows], examples).values())))
+    if needs_keys(client.config):
+        num_rounds, selected_by = client.config.train.num_rounds, client.learner.task.selected_by
+        for split, found in combined.items():
+            yield Evaluated(num_rounds, split, found, selected_by, improved=True, last=True)
+        return combined.get("test", {})
     for split, layer in zip(SCORED_SPLITS, METRIC_LAYERS, strict=True):
-        found = list(combined.get(split, {}).values())
-        yield Send(Metrics(key.at(layer), client.release.numbers("metrics", found, key.at(layer))))
+        values = list(combined.get(split, {}).values())
+        yield Send(Metrics(key.at(layer), client.release.numbers("metrics", values, key.at(layer))))
     key = key.at(OWN_LAYER)
     yield Send(Metrics(key, client.release.numbers("metrics", alone, key)))
     return combined.get("test", {})
@@ -136,6 +147,8 @@ def server_combination(server: Server) -> Script[None]:
         yield from server_average_propagated(server, key, num_validation + num_test)
     else:
         yield from server_average(server, key.at(server.config.model.num_layers), num_validation + num_test)
+    if needs_keys(server.config):
+        return
     combined = []
     for layer in METRIC_LAYERS:
         combined.append(compare_metrics(server, (yield Receive((Metrics,), key.at(layer)))))

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
+from glasu.protocol.key_agreement import needs_keys
+from glasu.protocol.masked import client_decision, server_announce
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
 from glasu.protocol.presence import list_subsets
@@ -28,12 +30,21 @@ from glasu.protocol.sampling import agree, owner_leads, unite
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
+    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
+
+
+def sends_scores(config: RunConfig) -> bool:
+    """Return whether clients send losses and metrics to the server in training.
+
+    Clients that train alone, or with masks, keep them and judge their model themselves.
+    """
+    return bool(config.model.aggregation_layers) and not needs_keys(config)
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -44,11 +55,18 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     progress, task = client.progress, client.learner.task
     evaluation = client_evaluation(client, _key_round(client, ensemble), "validation", ensemble=ensemble)
     metrics, verdict = yield Timed(evaluation, "evaluation")
-    if not client.is_alone:
+    if sends_scores(client.config):
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
-        improved, last = progress.judge(task.selection_score(metrics), client.config.train)
-        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
+        improved = last = False
+        if client.has_labels:
+            improved, last = progress.judge(task.selection_score(metrics), client.config.train)
+        if not client.is_alone:
+            improved = yield from _client_decision(client, metrics, improved=improved, ensemble=ensemble)
+        if client.has_labels:
+            party = client.name if client.is_alone else None
+            found = progress.round, "validation", metrics, task.selected_by, loss, improved, party, last
+            yield Evaluated(*found, ensemble=ensemble)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
         progress.best_is_collapsed = progress.is_collapsed
@@ -57,6 +75,17 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 def _key_round(role: Client | Server, ensemble: bool) -> int:
     """Return the round in the keys of an evaluation on validation nodes. The rounds up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
+
+
+def _client_decision(client: Client, metrics: dict[str, float], *, improved: bool, ensemble: bool) -> Script[bool]:
+    """Tell the server whether training stops; return whether the model is the best so far."""
+    progress, round_index = client.progress, _key_round(client, ensemble)
+    key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
+    best = ensemble if improved else progress.ensemble
+    improved, progress.stopped = yield from client_decision(
+        client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
+    )
+    return improved
 
 
 def client_test(client: Client) -> Script[dict[str, float]]:
@@ -69,9 +98,10 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     metrics, _ = yield Timed(client_evaluation(client, round_index, "test", ensemble=progress.ensemble), "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed()
-    if client.is_alone:
+    if not sends_scores(client.config) and client.has_labels:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
-        yield Evaluated(best, "test", metrics, selected_by, party=client.name)
+        party = client.name if client.is_alone else None
+        yield Evaluated(best, "test", metrics, selected_by, party=party, ensemble=progress.ensemble)
     if propagated is not None:
         yield score_propagation(client, *propagated)
     return dict(metrics)
@@ -143,7 +173,7 @@ def client_evaluation(
     """Client column: score the model on a split; the server decides whether it is the best so far.
 
     Returns:
-        The metrics (empty at a client without labels), and the verdict (None where there is no server).
+        The metrics (empty at a client without labels), and the verdict (None where the clients decide).
     """
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
@@ -158,6 +188,8 @@ def client_evaluation(
     probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
+    if not sends_scores(client.config):
+        return found, None
     key = key.at(METRICS_LAYER)
     yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
     verdict: Verdict = yield Receive((Verdict,), key)
@@ -185,13 +217,17 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
     progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
+    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
+    if not sends_scores(server.config):
+        decision = yield from server_announce(server, key)
+        progress.stopped, progress.ensemble = decision.stop, decision.ensemble
+        return
     improved, last = progress.judge(task.selection_score(metrics), server.config.train)
     if improved:
         progress.ensemble = ensemble
     found = progress.round, "validation", metrics, task.selected_by, loss, improved
     yield Evaluated(*found, last=last, ensemble=ensemble)
-    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
 
@@ -199,6 +235,8 @@ def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
     round_index, progress = server.config.train.num_rounds + 1, server.progress
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_test, ensemble=progress.ensemble)
+    if not sends_scores(server.config):
+        return
     best, selected_by = progress.selection.best_round, server.task.selected_by
     yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
@@ -208,12 +246,14 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics. The caller broadcasts the verdict."""
+    """Server column: aggregate, and return the metrics (none with masks). The caller broadcasts the verdict."""
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
+    if not sends_scores(server.config):
+        return {}
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
     return compare_metrics(server, found)
 

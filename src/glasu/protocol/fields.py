@@ -38,6 +38,7 @@ class Shapes:
     prefetch: int
     chunk_rows: int
     encodings: Mapping[Kind, Encoding]
+    num_clients: int = 1
 
     @classmethod
     def of_run(cls, config: RunConfig, num_nodes: int, num_classes: int, num_clients: int) -> Self:
@@ -52,6 +53,7 @@ class Shapes:
             prefetch=config.train.prefetch,
             chunk_rows=config.wire.chunk_rows,
             encodings=encodings_of(config),
+            num_clients=num_clients,
         )
 
 
@@ -190,7 +192,28 @@ class RowsField:
         return 1, rows * size
 
 
-Content = TensorField | NodeSetsField | NumbersField | FlagField | RowsField
+@dataclass(frozen=True)
+class BytesField:
+    """Bytes that the server does not read: keys, signatures, and what one client encrypts for the others."""
+
+    tag: str
+    count: CountOf
+    dtypes: tuple[str, ...] = ("|u1",)
+
+    def to_sections(self, value: Array) -> list[Array]:
+        return [value]
+
+    def from_sections(self, arrays: Sequence[Array]) -> Array:
+        return _vector(self.tag, *arrays)
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        return 1, value.nbytes
+
+    def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
+        return 1, self.count(shapes)
+
+
+Content = TensorField | NodeSetsField | NumbersField | FlagField | RowsField | BytesField
 
 
 def _vector(tag: str, array: Array) -> Array:

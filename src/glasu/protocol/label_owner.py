@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import owner_gradient, share_gradient
 from glasu.protocol.chunks import answer_rows
+from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
 from glasu.wire.encodings import Array
@@ -31,12 +32,18 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = owner_gradient(client, batch, joint)
-    gradient, _ = yield from share_gradient(client, key, own, len(joint), client.learner.aggregation.widening)
+    if client.masks is not None:
+        gradient, _ = yield from share_sealed_gradient(client, key, own, (len(joint), joint.shape[1]))
+    else:
+        gradient, _ = yield from share_gradient(client, key, own, len(joint), client.learner.aggregation.widening)
     return losses, gradient
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column: pass the owner's gradient on, unchanged."""
+    """Server column: pass the owner's gradient on, unchanged; with masks, it is encrypted for the clients."""
+    if server.shapes.encodings["gradient"].is_hidden:
+        yield from server_sealed_gradient(server, key.at(server.config.model.num_layers), num_rows)
+        return
 
     def respond(gradients: list[Array], answer: Key, first_row: int) -> Broadcast:
         return Broadcast(JointGradient(answer, gradients[0]))

@@ -121,8 +121,9 @@ def classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
-        seed: the public seed where several clients have labels; the server can compute the classifier then. If one
-            client has the labels, its private seed: otherwise the labels would follow from its first gradient.
+        seed: the public seed where several clients have labels; the server can compute the classifier then. With masks
+            and a warm start, the run key, which the server lacks. If one client has the labels, its private seed:
+            otherwise the labels would follow from its first gradient.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -141,6 +142,7 @@ class Learner:
         num_outputs: int | None,
         convolution: Convolution | None = None,
         private_seed: int | Secret | None = None,
+        classifier_seed: Secret | None = None,
     ) -> None:
         """Draw the initial weights.
 
@@ -152,9 +154,11 @@ class Learner:
             num_outputs: the width of the classifier, or None for a client without labels.
             convolution: builds the layers of backbone "custom".
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
+            classifier_seed: decides the common classifier, where all clients know it and the server does not.
         """
         self.config, self.data, self.index = config, data, index
         self.private_seed = config.train.seed if private_seed is None else private_seed
+        self._common_seed = config.train.seed if classifier_seed is None else classifier_seed
         self.aggregation = aggregation_of(config.model, num_clients, index)
         self.model = ClientModel(
             config.model,
@@ -175,8 +179,8 @@ class Learner:
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
         if purpose == "classifier":
-            train = self.config.train
-            return classifier_stream(train.seed if train.labels == "all" else self.private_seed, layer)
+            labels = self.config.train.labels
+            return classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
         return Stream(self.private_seed, purpose, layer=layer, client=self.index)
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:

@@ -18,6 +18,7 @@ from glasu.privacy.blinding import POINT_BYTES
 from glasu.protocol.fields import (
     HEADER,
     SECTION,
+    BytesField,
     Content,
     FlagField,
     NodeSetsField,
@@ -33,6 +34,32 @@ from glasu.wire.message_key import Key
 def max_metrics(shapes: Shapes) -> int:
     """Return the greatest number of figures of one evaluation."""
     return 16
+
+
+OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
+PROOF_BYTES = 64
+
+
+def max_offer(shapes: Shapes) -> int:
+    """Return the greatest size of one client's offer."""
+    return OFFER_BYTES
+
+
+def max_offers(shapes: Shapes) -> int:
+    """Return the greatest size of all offers, each with its length."""
+    return (4 + OFFER_BYTES) * shapes.num_clients
+
+
+def max_proof(shapes: Shapes) -> int:
+    """Return the greatest size of a proof."""
+    return PROOF_BYTES
+
+
+def max_sealed(shapes: Shapes) -> int:
+    """Return the greatest number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
+    rows = min(shapes.num_nodes, shapes.chunk_rows)
+    tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
+    return max(tensor + PROOF_BYTES, 256 * shapes.num_clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +245,40 @@ class CommonRows(Message):
     rows: Annotated[NDArray[np.uint32], RowsField("common rows", ("<u4",))]
 
 
+@dataclass(frozen=True, eq=False)
+class KeyOffer(Message):
+    """Client: its public key for the masks of one attempt, with its signature and its certificate."""
+
+    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offer)]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyOffers(Message):
+    """Server: the offers of all clients, in client order."""
+
+    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offers)]
+
+
+@dataclass(frozen=True, eq=False)
+class Sealed(Message):
+    """Client: bytes that it encrypted for the other clients. Server: the same to all clients."""
+
+    content: Annotated[NDArray[np.uint8], BytesField("sealed", max_sealed)]
+
+
+@dataclass(frozen=True, eq=False)
+class Decision(Message):
+    """Client with labels, under masks: what the server must know after an evaluation. Server: the same to all clients.
+
+    The proof is equal at all clients that found the same metrics. With labels at one party, it is the verdict of that
+    party, encrypted for the others.
+    """
+
+    stop: Annotated[bool, FlagField("decision")]  # training stops
+    ensemble: Annotated[bool, FlagField("decision")]  # the best model so far is the warm ensemble
+    proof: Annotated[NDArray[np.uint8], BytesField("decision", max_proof)]
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Partial,
     Joint,
@@ -240,4 +301,8 @@ MESSAGES: tuple[type[Message], ...] = (
     KeyShare,
     BlindedSet,
     CommonRows,
+    KeyOffer,
+    KeyOffers,
+    Sealed,
+    Decision,
 )

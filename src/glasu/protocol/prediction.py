@@ -30,6 +30,7 @@ from glasu.protocol.inference import (
     server_inference,
     walk_forward,
 )
+from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
@@ -51,6 +52,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
         clients: the requested nodes. With labels at one party, which alone has a classifier: at that party all
         nodes that any party requested, at the others none.
     """
+    yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
     (nodes,) = yield from agree(client, key, [requested])
     own = np.isin(nodes, requested)
@@ -149,6 +151,7 @@ def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]
 
 def server_request(server: Server) -> Script[int]:
     """Server column: return the number of requested nodes."""
+    yield from server_key_agreement(server)
     key = server.identity.key(Phase.PREDICTION, 0)
     proposals, (nodes,) = yield from unite(server, key, 1)
     if len(nodes) == 0:

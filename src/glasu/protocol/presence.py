@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glasu.config import RunConfig
+from glasu.config import FEWEST_SUMMED, RunConfig
 from glasu.errors import AlignmentError, ConfigError
 from glasu.protocol.state import Identity
 from glasu.randomness import Stream
+from glasu.wire.message_key import Key, Phase
 
 
 def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple[int, ...]:
-    """Return the clients that contribute to a round, in client order. At least one is present.
+    """Return the clients that contribute to a round, in client order. At least one is present; with masks, three.
 
     Each client is absent with probability `train.party_dropout`. All roles draw the same clients from the seed.
     """
@@ -25,7 +26,17 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
         return tuple(range(num_clients))
     draws = Stream(config.train.seed, "presence", round=round_index).numpy().random(num_clients + 1)
     present = tuple(client for client in range(num_clients) if draws[client] >= rate)
+    if config.privacy.secure_aggregation == "masks" and len(present) < FEWEST_SUMMED:
+        by_draw = sorted(range(num_clients), key=lambda client: draws[client])
+        return tuple(sorted(by_draw[-FEWEST_SUMMED:]))
     return present or (int(draws[-1] * num_clients),)
+
+
+def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[int, ...]:
+    """Return the clients whose tensors the server adds in an exchange; all roles know them."""
+    if key.phase in (Phase.TRAINING, Phase.BACKWARD):
+        return draw_present(config, identity.num_clients, identity.round_of(key))
+    return tuple(range(identity.num_clients))
 
 
 def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
@@ -40,9 +51,14 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 
     Raises:
         AlignmentError: the model was trained without party dropout, or no party is present.
-        ConfigError: the label owner is missing.
+        ConfigError: the label owner is missing, or the model was trained with masks.
     """
     missing = ", ".join(name for name in names if name not in present)
+    if config.privacy.secure_aggregation == "masks":
+        raise ConfigError(
+            f"party {missing} is missing: after training with masks all parties predict together, because the "
+            "difference of two sums would show what one party contributes. Add it."
+        )
     if not present or not config.train.party_dropout:
         got = ", ".join(present) or "none"
         why = f"the model was trained by the parties {', '.join(names)}; got {got}. Add {missing}."
@@ -56,9 +72,11 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:
     """Return the subsets of clients that are scored after training: all but one, and each one alone.
 
-    Without party dropout there are none. Without the label owner there is no prediction, so a subset contains it.
+    Without party dropout there are none, and with masks neither: the difference between the sums of two subsets would
+    show what one client contributes. Without the label owner there is no prediction, so a subset contains it.
     """
-    if config.train.party_dropout == 0 or identity.num_clients == 1:
+    masked = config.privacy.secure_aggregation == "masks"
+    if config.train.party_dropout == 0 or identity.num_clients == 1 or masked:
         return []
     everyone = range(identity.num_clients)
     without_one = [tuple(client for client in everyone if client != absent) for absent in everyone]

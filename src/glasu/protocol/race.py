@@ -4,6 +4,8 @@ The parties first describe their data coarsely, and the server keeps the candida
 more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
 another one is better by more than one standard error, and then it continues. Another winner starts again: its weights
 of the race were not kept. So the winner ends with the weights that its settings give without a race.
+
+With masks the server sees no scores. Then there is no race: the rules choose the preferred candidate.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
+from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, CandidateStarted, Receive, Script, Send
 from glasu.protocol.state import Race
 from glasu.wire.message_key import Phase
@@ -43,11 +46,12 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         key = client.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
         own = describe_situation(client.party, has_labels=client.has_labels)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
-        answer: Candidates = yield Receive((Candidates,), key)
+        answer = yield from receive_answer(client, Candidates, key)
         progress.race = _start_race(_read_positions(answer, len(client.candidates)))
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
-        answer = yield Receive((Candidates,), client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER))
+        key = client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
+        answer = yield from receive_answer(client, Candidates, key)
         yield _decide(client, _read_winner(answer, progress.race))
 
 

@@ -16,11 +16,13 @@ from glasu.protocol.evaluation import (
     client_selection,
     client_subsets,
     client_test,
+    sends_scores,
     server_selection,
     server_subsets,
     server_test,
 )
 from glasu.protocol.inference import await_inference, client_inference, server_inference
+from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
 from glasu.protocol.presence import draw_present
@@ -41,6 +43,7 @@ from glasu.protocol.warm_start import client_warm_start, server_warm_start
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
+    from glasu.model.aggregation import Aggregation
     from glasu.model.sampler import Sample
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
@@ -54,6 +57,9 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
     A race may come first; it decides the settings that the preset leaves open.
     """
+    if not client.is_alone:  # otherwise parties agree on keys when they have trained
+        yield from client_key_agreement(client)
+        client.draw_common_classifier()
     yield from client_race(client, client_training)
     yield from client_training(client)
     return (yield from client_result(client))
@@ -93,7 +99,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if client.config.model.aggregation_layers:
+        if sends_scores(client.config):
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:
@@ -114,9 +120,9 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
         batch = client.learner.gather(sample)
     client.learner.set_learning_rate(sample.round)
     present = draw_present(client.config, client.identity.num_clients, sample.round)
-    if client.identity.index not in present:
-        return (yield from client_absent_round(client, sample, upcoming))
     aggregation = client.learner.aggregation.among(len(present))
+    if client.identity.index not in present:
+        return (yield from client_absent_round(client, sample, upcoming, aggregation))
     if client.config.train.backward == "joint":
         return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
@@ -137,7 +143,9 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     return losses if client.has_labels else []
 
 
-def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
+def client_absent_round(
+    client: Client, sample: Sample, upcoming: Sample | None, aggregation: Aggregation
+) -> Script[list[float]]:
     """Wait through a round without this client's contribution, and take no step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
@@ -146,7 +154,7 @@ def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None)
     num_rows = {layer: len(sample.nodes[layer + 1]) for layer in layers}
     joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, sample.round), num_rows, upcoming)
     if client.config.train.backward == "joint":
-        return (yield from await_backward(client, batch, joint, num_rows))
+        return (yield from await_backward(client, batch, joint, num_rows, aggregation))
     losses: list[float] = []
     if client.identity.owner >= 0:
         losses, _ = yield from client_gradient(client, batch, joint)
@@ -155,6 +163,7 @@ def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None)
 
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
+    yield from server_key_agreement(server)
     if server.method.averages:  # the parties train alone
         yield from server_combination(server)
         return
@@ -187,8 +196,10 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
             yield from server_backward(server, backward, rows, present)
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
-        loss = _mean_loss(server, (yield Receive((Losses,), key)))
-        progress.losses += (loss,)
+        loss = None
+        if sends_scores(server.config):
+            loss = _mean_loss(server, (yield Receive((Losses,), key)))
+            progress.losses += (loss,)
         progress.round = index + 1
         if is_evaluation_due(train, progress):
             yield from server_selection(server, loss)

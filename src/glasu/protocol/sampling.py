@@ -16,6 +16,7 @@ from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.sampler import Sample, sampler_class, training_batch
 from glasu.protocol.messages import Agreed, Proposal
+from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
 from glasu.randomness import find_members
 from glasu.wire.message_key import Key, Phase
@@ -120,7 +121,7 @@ def client_sampling(
 def agree(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list[NodeSet]]:
     """Propose node sets and return the unions of all clients' proposals."""
     yield Send(Proposal(key, client.release.node_sets(node_sets, key)))
-    answer = yield Receive((Agreed,), key)
+    answer = yield from receive_answer(client, Agreed, key)
     return _check_unions(answer, node_sets, client.data.num_nodes)
 
 

@@ -169,6 +169,8 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     progress: ClientProgress
     references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
+    ranges: Mapping[tuple[str, int], Tensor]  # of the grids of masked tensors, by kind and layer
+    clamped: int = 0  # values outside these grids so far
 
 
 @dataclass(frozen=True, eq=False)

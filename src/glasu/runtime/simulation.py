@@ -21,11 +21,12 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
+from glasu.protocol.key_agreement import derive_run_key, needs_keys
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.warm_start import take_warm_steps
-from glasu.report import DERIVED, GIVEN, PartySummary, PreparedColumns, RunReport
+from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
@@ -167,7 +168,7 @@ def make_clients(
     """Build one client per party from a resolved config and checked parties."""
     secrets = secrets or {}
     names = [party.name for party in parties]
-    return [
+    clients = [
         Client(
             config,
             party,
@@ -180,6 +181,11 @@ def make_clients(
         )
         for index, party in enumerate(parties)
     ]
+    if needs_keys(config):  # warm steps need the run key, and they come before all messages
+        for client in clients:
+            client.adopt_run_key(derive_run_key(clients[0].private_seed))
+            client.draw_common_classifier()
+    return clients
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
@@ -278,6 +284,7 @@ def _run_scripts(
 ) -> None:
     """Run the scripts of all roles to their end."""
     alone = not clients[0].config.model.aggregation_layers
+    reporter = _find_reporter(clients)
 
     def perform(name: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
@@ -285,8 +292,10 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        if name is None or server is None or isinstance(action, Collapsed):
+        if name == reporter or server is None or isinstance(action, Collapsed):
             telemetry.observe(action)
+            if reporter is not None and isinstance(action, RoundDone):  # it reports for all parties
+                action = replace(action, party=None)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
             return
         if options.observer is not None:
@@ -315,6 +324,16 @@ def _run_scripts(
     run_together(serving, running, telemetry.traffic, each, settle, options.carry)
 
 
+def _find_reporter(clients: Sequence[Client]) -> str | None:
+    """Return the role whose losses and metrics the report shows: with masks the first client with labels.
+
+    None stands for the server.
+    """
+    if not needs_keys(clients[0].config):
+        return None
+    return next(client.name for client in clients if client.has_labels)
+
+
 def _build_report(
     prepared: PreparedRun,
     clients: Sequence[Client],
@@ -323,9 +342,10 @@ def _build_report(
     options: SimulationOptions,
 ) -> RunReport:
     config, together = clients[0].config, server is not None
+    reports = server is not None and _find_reporter(clients) is None
     return telemetry.build_report(
         config,
-        losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
+        losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
         alone=None if together else [client.name for client in clients],
         per_client=not together and not method_of(config).one_party,
         parties=map(_summarize, clients),
@@ -334,6 +354,7 @@ def _build_report(
         race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
         secrets=DERIVED if options.secrets is None else GIVEN,
+        masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.grids.clamped for client in clients}),
         notes=options.notes,
     )
 

@@ -24,6 +24,7 @@ from glasu.report import (
     GIVEN,
     CandidateSummary,
     HistoryEntry,
+    MaskSummary,
     PartyReport,
     PartySummary,
     PreparedColumns,
@@ -249,6 +250,7 @@ class Telemetry:
         per_client: bool = False,
         ledgers: Mapping[str, Ledger] | None = None,
         secrets: SecretSource | None = None,
+        masks: MaskSummary | None = None,
         notes: Iterable[str] = (),
     ) -> RunReport:
         """Build the report of a simulation or of a server.
@@ -264,6 +266,7 @@ class Telemetry:
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
+            masks: of the run; None without masks. A server has no scores then.
             notes: about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -299,7 +302,7 @@ class Telemetry:
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
             weights_sha256=tuple(weights_sha256),
-            privacy=PrivacySummary.of(config, ledgers, secrets),
+            privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks),
             versions=versions(config),
         )
 
@@ -320,6 +323,8 @@ class Telemetry:
         weights_sha256: str,
         ledger: Ledger,
         prepared: PreparedColumns,
+        masks: MaskSummary | None = None,
+        losses: Sequence[float] = (),
     ) -> PartyReport:
         """Build the report of one party of a run between machines.
 
@@ -330,8 +335,12 @@ class Telemetry:
             weights_sha256: the digest of its selected weights.
             ledger: its releases.
             prepared: the preparation of its features.
+            masks: of the run; None without masks. With masks, the party reports losses and scores.
+            losses: of this party, in every round.
         """
         cost, party = self.cost(), identity.names[identity.index]
+        evaluations = [entry for entry in self.evaluations if entry.event.party is None]
+        reports = masks is not None and bool(evaluations)
         return PartyReport(
             config=config,
             party=party,
@@ -342,8 +351,11 @@ class Telemetry:
             seconds=cost.seconds,
             weights_sha256=(weights_sha256,),
             prepared=prepared,
-            privacy=PrivacySummary.of(config, {party: ledger}, GIVEN),
+            privacy=replace(PrivacySummary.of(config, {party: ledger}, GIVEN), masks=masks),
             versions=versions(config),
+            validation=_score([evaluations], "validation", per_client=False) if reports else None,
+            history=_list_history([evaluations]) if reports else None,
+            losses=tuple(losses) if reports else None,
         )
 
 
@@ -362,7 +374,9 @@ def summarize_race(server: Server) -> RaceSummary | None:
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
-    """Return the scores of the selected model; where every party selects its own, the mean."""
+    """Return the scores of the selected model; where every party selects its own, the mean; none with masks."""
+    if not any(by_party):  # at a server: the parties keep their scores
+        return SplitScores({})
     found = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]

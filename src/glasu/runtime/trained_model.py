@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tomli_w
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -37,9 +38,11 @@ from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.model.task import task_of
 from glasu.protocol.client import Client
+from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.prediction import client_prediction, server_prediction
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script
+from glasu.protocol.server import Server
 from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
@@ -49,7 +52,7 @@ from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
-from glasu.wire.message_key import Phase
+from glasu.wire.message_key import Key, Phase
 
 MODEL_SCHEMA: Literal[2] = 2
 MODEL_FILE = "model.toml"
@@ -81,6 +84,7 @@ class ModelManifest:
     extension: tuple[Extension, ...] = ()  # that the settings use
     subset: tuple[SubsetScores, ...] = ()
     ensemble: bool = False
+    ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.client:
@@ -98,6 +102,8 @@ class TrainedModel:
     convolution: Convolution | None = None
     subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
     ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
+    # With masks: the ranges of the columns of representations, by layer, as all parties know them.
+    ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, clients: Sequence[Client], convolution: Convolution | None = None) -> TrainedModel:
@@ -120,6 +126,7 @@ class TrainedModel:
             convolution=convolution,
             subsets=_list_subsets(next((client for client in clients if client.has_labels), clients[0])),
             ensemble=clients[0].progress.ensemble,
+            ranges=_list_ranges(clients[0]),
         )
 
     @property
@@ -175,15 +182,16 @@ class TrainedModel:
             preparations = [client.preparation for client in self.clients]
             clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
             for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
-                load_weights(client, entry, weights, ensemble=self.ensemble)
+                load_weights(client, entry, weights, self)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
             digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
             name_run(clients, self.config.digest(), query, *digests)
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
             if has_server(self.config):
                 server = make_server(self.config, clients)
+                server.progress.ensemble = self.ensemble
                 key = server.identity.key(Phase.PREDICTION, 0)
-                script = server_prediction(server, key, len(nodes), ensemble=self.ensemble)
+                script = _serve_prediction(server, key, len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
                 serving = Running("server", script, Stopwatch(time.perf_counter))
                 with keep_ledgers(clients, ledgers, policies or {}, "prediction"):
@@ -280,6 +288,7 @@ class TrainedModel:
             extension=self.config.extensions(),
             subset=self.subsets,
             ensemble=self.ensemble,
+            ranges=self.ranges,
         )
         former = _list_files(folder)
         write_atomically(folder / MODEL_FILE, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
@@ -309,6 +318,7 @@ class TrainedModel:
                 convolution=convolution,
                 subsets=manifest.subset,
                 ensemble=manifest.ensemble,
+                ranges=manifest.ranges,
             )
         except OSError as error:
             raise DataError(
@@ -333,8 +343,21 @@ def remove_model(folder: Path) -> None:
 
 
 def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
+    if has_server(client.config):
+        yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
-    return client_prediction(client, key, nodes, ensemble=client.progress.ensemble)
+    return (yield from client_prediction(client, key, nodes, ensemble=client.progress.ensemble))
+
+
+def _serve_prediction(server: Server, key: Key, num_nodes: int) -> Script[None]:
+    yield from server_key_agreement(server)
+    yield from server_prediction(server, key, num_nodes, ensemble=server.progress.ensemble)
+
+
+def _list_ranges(client: Client) -> dict[str, tuple[float, ...]]:
+    """Return the ranges of representations, by layer."""
+    found = client.release.grids.ranges.items()
+    return {str(layer): tuple(range_.tolist()) for (kind, layer), range_ in found if kind == "representation"}
 
 
 def write_predictions(
@@ -347,9 +370,11 @@ def write_predictions(
         put_in_place(Path(temporary) / path.name, path, 0o600)
 
 
-def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor], *, ensemble: bool) -> None:
+def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor], model: TrainedModel) -> None:
     """Give a client its part of a trained model."""
-    client.progress.alpha, client.progress.ensemble = entry.alpha, ensemble
+    client.progress.alpha, client.progress.ensemble = entry.alpha, model.ensemble
+    for layer, values in model.ranges.items():
+        client.release.grids.ranges["representation", int(layer)] = torch.tensor(values, dtype=torch.float64)
     try:
         client.learner.model.load_state_dict(weights)
     except RuntimeError:  # other names, or other shapes

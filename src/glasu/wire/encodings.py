@@ -1,4 +1,4 @@
-"""Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a common grid.
+"""Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a grid that readers know.
 
 They need numpy only, like the server.
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.config import RunConfig
+from glasu.config import RING_BITS, RunConfig, count_levels
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret
@@ -26,7 +26,8 @@ from glasu.wire.message_key import Key
 from glasu.wire.packing import pack, unpack
 
 Array = NDArray[Any]
-Kind = Literal["representation", "change", "gradient", "probabilities"]  # change: of a representation
+# change: of a representation. owner gradient: that of the one party with labels, which is encrypted for the others.
+Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 
@@ -36,6 +37,7 @@ class Encoding(ABC):
 
     name: str
     is_exact = False  # whether receivers decode the encoded values bit for bit
+    is_hidden = False  # whether the server may receive masked numbers, which it can add but not check
 
     @property
     @abstractmethod
@@ -322,6 +324,46 @@ class Integers(Encoding):
         return -(-columns * self.packed_bits // 8)
 
 
+@dataclass(frozen=True)
+class Ring(Encoding):
+    """Integers modulo 2^bits, for sums under masks (`glasu.privacy.masking`).
+
+    A client's integer lies in 0..levels - 1, so the sum of `num_clients` of them does not wrap around. Masks are
+    uniform in the whole ring, so the server can check neither single numbers nor sums. As with `Integers`, the grid is
+    not part of the message, and the readers divide.
+    """
+
+    bits: int  # 8, 16 or 32
+    num_clients: int
+    name: str = "ring"
+    is_hidden = True
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def levels(self) -> int:
+        """The number of values of one client's integer."""
+        return count_levels(self.bits, self.num_clients)
+
+    def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
+        return np.ascontiguousarray(value, self.dtype)
+
+    def is_finite(self, payload: Array) -> bool:
+        return True
+
+    def decode(self, payload: Array) -> Array:
+        return payload.astype(np.int64)
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        """Add modulo 2^bits. The readers divide."""
+        total = payloads[0].copy()
+        for payload in payloads[1:]:
+            total += payload  # numpy wraps around
+        return [total] * len(keys)
+
+
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
@@ -380,14 +422,21 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
     what rounding omits is part of the next change.
 
+    With masks, all three are integers in a ring as wide as the precision; those of class probabilities have 32 bits.
+
     Args:
         config: the settings.
         seed: decides the stochastic rounding of a client; None: `train.seed`, as at the server.
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
+    num_clients = config.data.num_clients
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
-    return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, config.data.num_clients)}
+    encodings = {**encodings, "owner gradient": encodings["gradient"]}
+    if config.privacy.secure_aggregation == "masks":
+        ring = Ring(RING_BITS[config.wire.precision], num_clients)
+        encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": Ring(32, num_clients)}
+    return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
 
 
 def compute_dtype(config: RunConfig) -> np.dtype[Any]:

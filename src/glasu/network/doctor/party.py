@@ -19,6 +19,8 @@ from glasu.network.handshake import HelloPayload, Payload, RefusalError, Stateme
 from glasu.network.join import PartyPurpose, join
 from glasu.network.log_lines import printable
 from glasu.network.options import JoinOptions
+from glasu.pki.key_signing import find_kit_error
+from glasu.protocol.key_agreement import needs_keys
 from glasu.records import to_plain
 
 
@@ -67,6 +69,10 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             said = "they cannot be read here; see that party's log"
             self.findings.append(explain_error("settings", error, options.log, said))
             return
+        if needs_keys(config):
+            error = find_kit_error(options.kit, offered.roster)
+            found = Finding("masks", "bad", error) if error else Finding("masks", "good", "the kit is pinned")
+            self.findings.append(found)
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:

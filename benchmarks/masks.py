@@ -1,0 +1,126 @@
+"""What do masks cost? Accuracy, paired by seed, bytes, and the CPU time to mask one tensor.
+
+    python benchmarks/masks.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
+
+The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A pair has the same
+data, split, initial weights and dropout. Runs that are in the output folder are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+
+from compression import MODES, results_of
+from glasu.config import RunConfig
+from glasu.experiments.plan import Run, read_settings
+from glasu.experiments.reproduce import run_missing
+from glasu.experiments.results import RunResult
+from glasu.experiments.tables import format_spread, percentages
+from glasu.privacy.column_grids import ColumnGrids
+from glasu.privacy.masking import PairwiseMasks, Transcript
+from glasu.wire.encodings import Ring
+from glasu.wire.message_key import Key, Phase
+from tables import markdown
+
+# (wire.precision, privacy)
+PLAIN, MASKED, SMALL = (
+    ("fp32", {}),
+    ("fp32", {"secure_aggregation": "masks"}),
+    ("int8", {"secure_aggregation": "masks"}),
+)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {"plain fp32": PLAIN, "masks fp32": MASKED, "masks int8": SMALL}
+ALLOWED_LOSS = 0.5  # points
+ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
+
+
+def configured(dataset: str, mode: str, kind: str, **train: Any) -> RunConfig:
+    """Return the settings of a mode on a data set."""
+    method, changes = MODES[mode]
+    precision, privacy = KINDS[kind]
+    config = read_settings(dataset, method).replace(**changes)
+    return config.replace(wire={"precision": precision}, privacy=privacy, train=train)
+
+
+def runs(dataset: str, mode: str, kind: str, seeds: int, keys: dict[str, Any]) -> list[Run]:
+    """Return the runs of one table row, one per seed."""
+    configs = [configured(dataset, mode, kind, seed=seed, **keys) for seed in range(seeds)]
+    return [Run(dataset, MODES[mode][0], f"{mode} {kind}", config.train.seed, config) for config in configs]
+
+
+def row(mode: str, kind: str, results: Sequence[RunResult], plain: Sequence[RunResult]) -> list[str]:
+    """Return a row of the table: the mean difference to the plain run over the seeds, in points."""
+    gains = [one - other for one, other in zip(percentages(results), percentages(plain), strict=True)]
+    error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    # Runs may stop at different rounds, so bytes are compared per round.
+    share = fmean(
+        (one.row.bytes / one.row.rounds) / (other.row.bytes / other.row.rounds)
+        for one, other in zip(results, plain, strict=True)
+    )
+    paired = "-" if kind == "plain fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
+    return [mode, kind, format_spread(percentages(results)), paired, f"{share:.3f}"]
+
+
+def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
+    """Return the median CPU milliseconds to round and to mask one tensor."""
+    ring, value = Ring(bits, CLIENTS), torch.randn(ROWS, COLUMNS)
+    masks = PairwiseMasks(
+        own=0,
+        pair_keys={1: bytes(32), 2: b"1" * 32},
+        group_key=bytes(32),
+        contributors=lambda key: range(CLIENTS),
+        chunk_rows=4096,
+        transcript=Transcript(),
+    )
+    grids, rounding, masking = ColumnGrids(), [], []
+    for index in range(repeats):
+        key = Key(bytes(12), Phase.TRAINING, 0, index, 1)
+        start = time.process_time()
+        numbers, _ = grids.to_integers("representation", value, key, ring)
+        middle = time.process_time()
+        masks(ring.encode(numbers, key), key)
+        rounding.append(middle - start)
+        masking.append(time.process_time() - middle)
+    return 1000 * median(rounding), 1000 * median(masking)
+
+
+def main() -> None:
+    """Print the time to mask a tensor, then the accuracies and bytes of every data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default="cora", help="comma-separated; empty: only the time")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/masks"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")
+    lines = [[f"2^{bits}", *(f"{each:.2f}" for each in time_masking(bits))] for bits in (32, 16, 8)]
+    print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; allowed in all: {ALLOWED_MS}\n")
+    print(markdown(["ring", "rounding", "masks"], lines), flush=True)
+    keys = {} if args.rounds is None else {"num_rounds": args.rounds}
+    kinds = args.kinds.split(",")
+    for dataset in filter(None, args.datasets.split(",")):
+        planned = {
+            (mode, kind): runs(dataset, mode, kind, args.seeds, keys)
+            for mode in args.modes.split(",")
+            for kind in kinds
+        }
+        run_missing(args.out, [run for some in planned.values() for run in some], args.jobs)
+        found = {cell: results_of(args.out, some) for cell, some in planned.items()}
+        listed = [row(*cell, results, found[cell[0], kinds[0]]) for cell, results in found.items()]
+        print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points\n")
+        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round"], listed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

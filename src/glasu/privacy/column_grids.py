@@ -1,0 +1,137 @@
+"""Public grids for masked tensors: values become integers of a ring, and sums of integers become means.
+
+A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n in -h..h is sent as n + h. The h of a
+party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
+
+The range r is public. It follows from the last aggregate, which every client holds and saves, so it tells nobody more.
+Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, because a
+class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number stays here.
+
+Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
+on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from glasu.errors import TrainingError
+from glasu.randomness import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.secret import Secret
+    from glasu.wire.encodings import Array, Kind, Ring
+    from glasu.wire.message_key import Key
+
+# By bits: r is so many times the greatest absolute sum of a column. Above 1, a range that is too small grows, even if
+# only one party has large values there. A wide ring has levels to spare.
+HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
+SHRINK = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
+SMALLEST = 2.0**-4  # the smallest range of a column, relative to the largest: a column that was constant can change
+Ranges: TypeAlias = "dict[tuple[str, int], Tensor]"  # by kind and layer: r of each column, in double precision
+
+
+@dataclass
+class ColumnGrids:
+    """The grids of one client. All clients of a run have the same ranges at the same message."""
+
+    first_range: float = 8.0  # `privacy.range`
+    seed: int | Secret = 0  # decides the stochastic rounding of gradients
+    ranges: Ranges = field(default_factory=dict)
+    clamped: int = 0  # own values outside the grid so far; the number does not leave the client
+
+    def to_integers(self, kind: Kind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
+        """Return the integers to send, and the values that they stand for.
+
+        Representations are rounded to nearest. Gradients are rounded stochastically: values that are small in every
+        round must not be lost in every round.
+        """
+        half, step = _half(ring), self._find_steps(kind, key, value.shape, ring)
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = value.numpy() / step
+            if kind == "gradient":
+                numbers += _draw_uniform(Stream(self.seed, f"grid {key.phase.name}", key.round, 0, key.layer), value)
+                np.floor(numbers, out=numbers)
+            else:
+                np.rint(numbers, out=numbers)
+            largest = np.abs(numbers).max(initial=0.0)
+        if not np.isfinite(largest):
+            raise TrainingError(
+                f"{key}: a value to send is not a finite number; training diverged. Lower train.learning_rate."
+            )
+        if largest > half:
+            self.clamped += int(np.count_nonzero(np.abs(numbers) > half))
+            np.clip(numbers, -half, half, out=numbers)
+        return (numbers + half).astype(ring.dtype), _as_tensor((numbers * step).astype(np.float32))
+
+    def to_mean(self, kind: Kind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
+        """Return the mean, given the sums of integers of `num_summed` clients; it decides the next range.
+
+        Args:
+            kind: of the tensor.
+            total: the sums, without masks.
+            key: of the exchange.
+            ring: the encoding.
+            num_summed: the number of clients that contributed.
+        """
+        steps = self._find_steps(kind, key, total.shape, ring)
+        mean = ((total.astype(np.float64) - num_summed * _half(ring)) * steps / num_summed).astype(np.float32)
+        self.follow(kind, key, mean, ring, num_summed)
+        return _as_tensor(mean)
+
+    def follow(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
+        """Derive the next range from an aggregate, which all clients hold."""
+        if kind == "probabilities" or not len(mean):
+            return
+        found = np.abs(mean).max(axis=0).astype(np.float64) * (HEADROOM[ring.bits] * num_summed)
+        if (most := found.max()) > 0:  # otherwise the range stays
+            before = self.ranges.get((kind, key.layer))
+            least = 0.0 if before is None else before.numpy() * SHRINK
+            self.ranges[kind, key.layer] = _as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
+
+    def copy_ranges(self) -> Ranges:
+        """Return the ranges as they are now."""
+        return dict(self.ranges)
+
+    def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
+        known = self.ranges.get((kind, key.layer))
+        if known is not None and kind != "probabilities":
+            found: NDArray[np.float64] = known.numpy() / _half(ring)
+            return found
+        return np.full(shape[1], self._find_first_range(kind, shape[0]) / _half(ring))
+
+    def _find_first_range(self, kind: Kind, num_rows: int) -> float:
+        """Return the range of a tensor without an earlier aggregate.
+
+        A loss is a mean over rows, so its gradient at one row is smaller by their number. At a lower layer, the range
+        of the layers above is known already.
+        """
+        if kind != "gradient":
+            return self.first_range
+        above = [float(found.max()) for (other, _), found in self.ranges.items() if other == kind]
+        return max(above, default=self.first_range / max(1, num_rows))
+
+
+def _half(ring: Ring) -> int:
+    """Return h: integers lie in -h..h."""
+    return (ring.levels - 1) // 2
+
+
+def _draw_uniform(stream: Stream, value: Tensor) -> NDArray[np.float64]:
+    """Return a number in (0, 1) for every value, from the words of AES-CTR under the key of the stream."""
+    encryptor = Cipher(algorithms.AES(stream.key().to_bytes(16, "little")), modes.CTR(bytes(16))).encryptor()
+    words = np.frombuffer(encryptor.update(bytes(4 * value.numel())), "<u4")
+    return ((words + 0.5) * 2.0**-32).reshape(tuple(value.shape))
+
+
+def _as_tensor(values: NDArray[Any]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(values)

@@ -1,0 +1,220 @@
+"""Pairwise masks: streams of AES-CTR that hide integers of a ring from the server and cancel in the sum.
+
+Clients i < j share a secret that the server lacks. For one place (phase, round, layer, chunk, shape), i adds a stream
+under their key and j subtracts it. Only pairs of clients that contribute to a sum use a stream.
+
+    pair key    = HKDF(X25519 secret, run, attempt, roster, settings, names of the pair)       once per attempt
+    stream key  = HKDF-Expand(pair key, running hash of all answers so far, place)             one use
+
+The running hash binds masks to what a client has received. If the server sends different aggregates to two clients,
+their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second use of a place
+is refused, and an attempt that repeats a round has other keys.
+
+With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
+readers subtract it. The group key also encrypts what one client sends to all others (AES-GCM): the label owner's
+gradient and verdicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from glasu.errors import ProtocolError
+from glasu.wire.encodings import Array
+from glasu.wire.message_key import Key
+
+KEY_SIZE = 32  # bytes of a symmetric key, and of a public key of X25519
+TAG_BYTES = 16  # that encryption adds
+ONE_USE = bytes(12)  # the nonce of AES-GCM: a key encrypts once
+_PLACE = struct.Struct("<BIhIIIB")
+Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
+
+
+class Signer(Protocol):
+    """Signs the keys of one party, and checks those of its peers. Its implementation has access to the kit."""
+
+    @property
+    def certificate(self) -> bytes:
+        """The certificate of the party, which its peers check."""
+        ...
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the signature of the party."""
+        ...
+
+    def find_error(self, name: str, certificate: bytes, signature: bytes, content: bytes) -> str:
+        """Return the reason why a content is not signed by this peer, or an empty string."""
+        ...
+
+
+def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes:
+    """Return the key that two clients share.
+
+    Args:
+        own: the private key of one.
+        peer: the public key of the other.
+        context: public facts about the run and the pair, in the same order at both.
+
+    Raises:
+        ValueError: the public key is invalid.
+    """
+    secret = own.exchange(X25519PublicKey.from_public_bytes(peer))
+    return HKDF(SHA256(), KEY_SIZE, salt=None, info=b"glasu pair\0" + context).derive(secret)
+
+
+def expand_key(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
+    """Return another key: one block of HKDF-Expand with SHA-256. Parts of variable length go last."""
+    return hmac.digest(key, b"glasu " + purpose + b"\0" + b"".join(parts) + b"\x01", "sha256")
+
+
+def join_parts(parts: Iterable[bytes]) -> bytes:
+    """Join bytes so that different parts give different results."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def split_parts(content: bytes, count: int) -> list[bytes]:
+    """Return the parts that `join_parts` joined; raise ValueError if there are not `count` of them."""
+    parts, position = [], 0
+    while position < len(content) and len(parts) < count:
+        if position + 4 > len(content):
+            break
+        (length,) = struct.unpack_from("<I", content, position)
+        parts.append(content[position + 4 : position + 4 + length])
+        position += 4 + length
+    if position != len(content) or len(parts) != count:
+        raise ValueError(f"expected {count} parts with their lengths")
+    return parts
+
+
+@dataclass
+class Transcript:
+    """The running hash of the answers that all clients receive alike."""
+
+    value: bytes = bytes(32)
+
+    def add(self, about: bytes, arrays: Iterable[Array]) -> None:
+        """Add one message: its kind and place, and its arrays."""
+        digest = hashlib.sha256(self.value + join_parts([about]))
+        for array in arrays:
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        self.value = digest.digest()
+
+
+@dataclass(eq=False)
+class PairwiseMasks:
+    """The masks of one client in one attempt. A `Masking` of `glasu.privacy.release`."""
+
+    own: int  # m
+    pair_keys: Mapping[int, bytes] = field(repr=False)  # by client
+    group_key: bytes = field(repr=False)
+    contributors: Contributors = field(repr=False)
+    chunk_rows: int
+    transcript: Transcript
+    blind: bool = False
+    _used: set[bytes] = field(default_factory=set, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name in the ledger."""
+        return "masks+blind" if self.blind else "masks"
+
+    def __call__(self, payload: Array, key: Key) -> Array:
+        """Return the payload with the masks of this client, chunk by chunk, as they travel."""
+        clients = self.contributors(key)
+        if self.own not in clients:
+            raise ProtocolError(f"{key}: client {self.own} has no part in this sum, and its masks would not cancel.")
+        masked: Array = payload.copy()
+        for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
+            self._use(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
+            for peer in clients:
+                if peer > self.own:
+                    masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
+                elif peer < self.own:
+                    masked[rows] -= self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
+            if self.blind and self.own == clients[0]:
+                masked[rows] += self._draw(self.group_key, b"blind", place, masked[rows])
+        return masked
+
+    def find_blind(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
+        """Return the stream that hides the sum of an exchange from the server; None if there is none.
+
+        It is bound to the running hash at this moment, so a reader calls it before the first answer.
+        """
+        if not self.blind:
+            return None
+        found = np.empty(shape, dtype)
+        for place, rows in self._list_places(key, found):
+            found[rows] = self._draw(self.group_key, b"blind", place, found[rows])
+        return found
+
+    def seal(self, content: bytes, key: Key) -> bytes:
+        """Encrypt a message of this client to all others. The place and the sender are associated data."""
+        self._use(b"seal" + _pack_place(key, 0, 0, 0))
+        return AESGCM(self._find_seal_key(key)).encrypt(ONE_USE, content, _describe_sender(key))
+
+    def unseal(self, content: bytes, key: Key, sender: int) -> bytes:
+        """Decrypt a message of another client.
+
+        Raises:
+            ProtocolError: it was changed, is about another place, or is from another client.
+        """
+        sent = key._replace(client=sender)
+        try:
+            return AESGCM(self._find_seal_key(sent)).decrypt(ONE_USE, content, _describe_sender(sent))
+        except (InvalidTag, ValueError):
+            raise ProtocolError(
+                f"{key}: the encrypted message of client {sender} was changed on its way, or its key is another one. "
+                "It was not used; check the server."
+            ) from None
+
+    def prove(self, content: bytes, key: Key) -> bytes:
+        """Return a value that is equal at clients with the same content and answers; it tells the server nothing."""
+        place = _pack_place(key, 0, 0, 0)
+        return expand_key(self.group_key, b"proof", self.transcript.value, place, content)[:TAG_BYTES]
+
+    def _find_seal_key(self, key: Key) -> bytes:
+        return expand_key(self.group_key, b"seal", _describe_sender(key))
+
+    def _list_places(self, key: Key, payload: Array) -> list[tuple[bytes, slice]]:
+        """Return the places of the chunks of a tensor, and their rows."""
+        found, size = [], payload.dtype.itemsize
+        for chunk, start in enumerate(range(0, len(payload) + 1, self.chunk_rows)):
+            rows = slice(start, min(start + self.chunk_rows, len(payload)))
+            place = key.at(key.layer, chunk)
+            found.append((_pack_place(place, rows.stop - start, payload.shape[1], size), rows))
+        return found
+
+    def _use(self, place: bytes) -> None:
+        """Note that a place has its tensor; refuse a second one, from which the difference of the two would show."""
+        if place in self._used:
+            raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")
+        self._used.add(place)
+
+    def _draw(self, key: bytes, purpose: bytes, place: bytes, like: Array) -> Array:
+        """Return the stream of a place, in the shape and type of an array."""
+        stream = Cipher(
+            algorithms.AES(expand_key(key, purpose, self.transcript.value, place)), modes.CTR(bytes(16))
+        ).encryptor()
+        return np.frombuffer(stream.update(bytes(like.nbytes)), like.dtype).reshape(like.shape)
+
+
+def _pack_place(key: Key, rows: int, columns: int, size: int) -> bytes:
+    return _PLACE.pack(key.phase, key.round, key.layer, key.chunk, rows, columns, size)
+
+
+def _describe_sender(key: Key) -> bytes:
+    return _pack_place(key, 0, 0, 0) + struct.pack("<H", key.client) + key.run

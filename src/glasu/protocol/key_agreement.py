@@ -1,0 +1,189 @@
+"""Agreement on the keys of masks, at the beginning of every attempt; client and server columns.
+
+First exchange: every client sends a fresh public key of X25519, signed together with run, attempt, roster, digest of
+the settings and its name. The server passes all of them on, and every client checks the signatures of the others.
+Second exchange: the first client draws the group key and encrypts it for each of the others, with the run key beside
+it. The group key is new in every attempt. The run key derives from the first client's secret, so it is the same after a
+resume: what must be equal at all clients in a whole run, and unknown to the server, derives from it.
+
+In one process there are no certificates, and keys are not signed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import TYPE_CHECKING
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from glasu.errors import ProtocolError
+from glasu.privacy.masking import (
+    KEY_SIZE,
+    ONE_USE,
+    PairwiseMasks,
+    Transcript,
+    derive_pair_key,
+    expand_key,
+    join_parts,
+    split_parts,
+)
+from glasu.protocol.messages import KeyOffer, KeyOffers, Message, Sealed, Waiting
+from glasu.protocol.presence import list_contributors
+from glasu.protocol.requests import Broadcast, Receive, Script, Send
+from glasu.secret import Secret
+from glasu.wire.message_key import Key, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from glasu.config import RunConfig
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+OFFER_LAYER, GROUP_LAYER = 2, 3  # stand for the layer in keys; a race has 0 and 1
+FIRST = 0  # the client that draws the group key
+
+
+def needs_keys(config: RunConfig) -> bool:
+    """Return whether the clients of a run agree on keys."""
+    return config.privacy.secure_aggregation == "masks"
+
+
+def derive_run_key(private_seed: int | Secret) -> Secret:
+    """Return the run key that the first client states."""
+    seed = private_seed if isinstance(private_seed, Secret) else Secret(private_seed.to_bytes(KEY_SIZE, "little"))
+    return seed.derive("run key")
+
+
+def client_key_agreement(client: Client) -> Script[None]:
+    """Client column: agree on keys, and mask all later releases of tensors."""
+    if not needs_keys(client.requested):
+        return
+    key, transcript = client.identity.key(Phase.CONTROL, 0), Transcript()
+    private = X25519PrivateKey.generate()
+    own = private.public_key().public_bytes_raw()
+    offer = join_parts(_sign_offer(client, own))
+    content = client.release.bytes_for_peers("key", offer, key.at(OFFER_LAYER), rows=1, protection="signed")
+    yield Send(KeyOffer(key.at(OFFER_LAYER), content))
+    answer: KeyOffers = yield Receive((KeyOffers,), key.at(OFFER_LAYER))
+    transcript.add(b"offers", [answer.content])
+    pair_keys = _derive_pair_keys(client, private, _check_offers(client, answer, own))
+    group_key = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript)
+    masks = PairwiseMasks(
+        own=client.identity.index,
+        pair_keys=pair_keys,
+        group_key=group_key,
+        contributors=lambda each: list_contributors(client.config, client.identity, each),
+        chunk_rows=client.config.wire.chunk_rows,
+        transcript=transcript,
+        blind=client.config.privacy.blind_server,
+    )
+    client.mask_with(masks)
+
+
+def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
+    """Return what a client signs."""
+    identity = client.identity
+    facts = [b"glasu key offer", identity.run, identity.attempt.to_bytes(4, "little")]
+    facts += [join_parts(each.encode() for each in identity.names), bytes.fromhex(client.requested.digest())]
+    return join_parts([*facts, name.encode(), public])
+
+
+def _sign_offer(client: Client, public: bytes) -> list[bytes]:
+    if client.signer is None:
+        return [public, b"", b""]
+    return [public, client.signer.sign(_describe_offer(client, client.name, public)), client.signer.certificate]
+
+
+def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
+    """Return the public keys of all clients; refuse one that its party has not signed."""
+    names, found = client.identity.names, []
+    try:
+        offers = [split_parts(offer, 3) for offer in split_parts(answer.content.tobytes(), len(names))]
+    except ValueError as error:
+        raise ProtocolError(f"party {client.name!r}, {answer.key}: the key offers of the parties: {error}.") from None
+    for name, (public, signature, certificate) in zip(names, offers, strict=True):
+        where = f"party {client.name!r}, {answer.key}: the key of party {name!r}"
+        if len(public) != KEY_SIZE:
+            raise ProtocolError(f"{where} has {len(public)} bytes, expected {KEY_SIZE}. Nothing was sent with it.")
+        if name == client.name:
+            if public != own:
+                raise ProtocolError(f"{where} is not the one that it sent; the server changed it.")
+        elif client.signer is not None:
+            content = _describe_offer(client, name, public)
+            if error := client.signer.find_error(name, certificate, signature, content):
+                raise ProtocolError(f"{where} {error}. Nothing was sent with it; check the server and that party.")
+        found.append(public)
+    if len({*found}) < len(found):
+        raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have one key; check the server.")
+    return found
+
+
+def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequence[bytes]) -> dict[int, bytes]:
+    """Return the key that this client shares with each of the others."""
+    own, names, found = client.identity.index, client.identity.names, {}
+    for peer, public in enumerate(publics):
+        if peer == own:
+            continue
+        pair = sorted((own, peer))
+        facts = [_describe_offer(client, names[each], publics[each]) for each in pair]
+        try:
+            found[peer] = derive_pair_key(private, public, join_parts(facts))
+        except ValueError:
+            raise ProtocolError(
+                f"party {client.name!r}: the key of party {names[peer]!r} is no valid key of X25519; check the server."
+            ) from None
+    return found
+
+
+def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript) -> Script[bytes]:
+    """Return the group key; the first client draws it. The run key arrives with it."""
+    order = [peer for peer in range(client.identity.num_clients) if peer != FIRST]
+    group_key = secrets.token_bytes(KEY_SIZE)
+    if client.identity.index == FIRST:
+        run_key = derive_run_key(client.private_seed)
+        keys = [expand_key(pair_keys[peer], b"group") for peer in order]
+        sealed = join_parts(AESGCM(each).encrypt(ONE_USE, group_key + run_key.value, key.run) for each in keys)
+        content = client.release.bytes_for_peers("key", sealed, key, rows=len(order), protection="sealed")
+        yield Send(Sealed(key, content))
+    else:
+        yield Send(Waiting(key))
+    answer: Sealed = yield Receive((Sealed,), key)
+    transcript.add(b"group", [answer.content])
+    if client.identity.index != FIRST:
+        try:
+            own = split_parts(answer.content.tobytes(), len(order))[order.index(client.identity.index)]
+            found = AESGCM(expand_key(pair_keys[FIRST], b"group")).decrypt(ONE_USE, own, key.run)
+        except (InvalidTag, ValueError):
+            raise ProtocolError(
+                f"party {client.name!r}, {answer.key}: the group key of party {client.identity.names[FIRST]!r} was "
+                "changed on its way; check the server."
+            ) from None
+        group_key, run_key = found[:KEY_SIZE], Secret(found[KEY_SIZE:])
+    client.adopt_run_key(run_key)
+    return group_key
+
+
+def server_key_agreement(server: Server) -> Script[None]:
+    """Server column: pass the offers on to all clients, then the group key."""
+    if not needs_keys(server.requested):
+        return
+    key = server.identity.key(Phase.CONTROL, 0)
+    offers: Sequence[KeyOffer] = yield Receive((KeyOffer,), key.at(OFFER_LAYER))
+    joined = join_parts(offer.content.tobytes() for offer in offers)
+    yield Broadcast(KeyOffers(key.at(OFFER_LAYER), np.frombuffer(joined, np.uint8)))
+    yield from server_forward(server, key.at(GROUP_LAYER), FIRST)
+
+
+def server_forward(server: Server, key: Key, sender: int) -> Script[None]:
+    """Server column: pass the encrypted message of one client on to all. The others wait for it."""
+    messages: Sequence[Message] = yield Receive((Sealed, Waiting), key)
+    for client, message in enumerate(messages):
+        if isinstance(message, Sealed) != (client == sender):
+            server.refuse(message, f"expected an encrypted message from party {server.roster[sender]!r} alone.")
+    found = messages[sender]
+    yield Broadcast(dataclasses.replace(found, key=key))

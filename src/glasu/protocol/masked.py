@@ -1,0 +1,151 @@
+"""What runs with masks do differently: hashed answers, an encrypted gradient, and verdicts that parties reach.
+
+Client and server columns. The server passes encrypted messages on and learns two facts of an evaluation: whether the
+training stops, and whether the warm ensemble is the best model so far.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from glasu.errors import ProtocolError
+from glasu.protocol.chunks import split_rows
+from glasu.protocol.key_agreement import server_forward
+from glasu.protocol.messages import Decision, Sealed, Waiting
+from glasu.protocol.receiving import receive_answer
+from glasu.protocol.requests import Broadcast, Receive, Script, Send
+from glasu.wire.message_key import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from glasu.privacy.release import Sent
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+
+def share_sealed_gradient(
+    client: Client, key: Key, gradient: Tensor | None, shape: tuple[int, int]
+) -> Script[tuple[Tensor, Sent | None]]:
+    """Client column: the label owner encrypts its gradient for the others; return what all of them decode.
+
+    Args:
+        client: the client.
+        key: of the exchange.
+        gradient: of the owner; None at the others.
+        shape: of the gradient.
+
+    Returns:
+        The gradient, and at the owner the gradient as it was sent.
+    """
+    import torch
+
+    masks, owner = client.require_masks(), client.identity.owner
+    encoding = client.release.encodings["owner gradient"]
+    sent = None if gradient is None else client.release.sealed("owner gradient", gradient, key)
+    chunks = split_rows(shape[0], client.config.wire.chunk_rows)
+    keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
+    for own, rows in zip(keys, chunks, strict=True):
+        if sent is None:
+            yield Send(Waiting(own))
+        else:
+            content = masks.seal(sent.unmasked[rows].tobytes(), own)
+            yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
+    parts = []
+    for own, rows in zip(keys, chunks, strict=True):
+        answer: Sealed = yield from receive_answer(client, Sealed, own)
+        content = masks.unseal(answer.content.tobytes(), own, owner)
+        size = (rows.stop - rows.start) * encoding.row_bytes(shape[1])
+        if len(content) != size:
+            raise ProtocolError(
+                f"party {client.name!r}, {own}: expected a gradient of {size} bytes from the label owner, got "
+                f"{len(content)}."
+            )
+        columns = encoding.row_bytes(shape[1]) // encoding.dtype.itemsize
+        parts.append(np.frombuffer(bytearray(content), encoding.dtype).reshape(-1, columns))
+    found = np.concatenate(parts)
+    if (error := encoding.find_error(found, shape[1])) or not encoding.is_finite(found):
+        raise ProtocolError(f"party {client.name!r}, {key}: the label owner's gradient: {error or 'is not finite'}.")
+    return torch.from_numpy(encoding.decode(found)), sent
+
+
+def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
+    """Server column of `share_sealed_gradient`."""
+    for chunk in range(len(split_rows(num_rows, server.config.wire.chunk_rows))):
+        yield from server_forward(server, key.at(key.layer, chunk), server.identity.owner)
+
+
+def client_decision(
+    client: Client, key: Key, metrics: Mapping[str, float], *, improved: bool, stop: bool, ensemble: bool
+) -> Script[tuple[bool, bool]]:
+    """Client column: tell the server whether training stops; return whether the model is the best so far, and the stop.
+
+    Clients with labels have judged the metrics themselves. With labels at one party, the others learn the verdict from
+    its owner.
+
+    Args:
+        client: the client.
+        key: of the exchange.
+        metrics: of this evaluation; empty at a client without labels.
+        improved: the own verdict; of no importance at a client without labels.
+        stop: likewise.
+        ensemble: whether the best model is now the warm ensemble.
+    """
+    masks, owner, proof = client.require_masks(), client.identity.owner, b""
+    if client.has_labels:
+        if owner < 0:
+            proof = masks.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
+        else:
+            proof = masks.seal(struct.pack("<??", improved, stop), key)
+        content = client.release.bytes_for_peers("verdict", proof, key, rows=1, protection="sealed")
+        yield Send(Decision(key, stop, ensemble, content))
+    else:
+        yield Send(Waiting(key))
+    answer: Decision = yield from receive_answer(client, Decision, key)
+    if owner < 0:
+        if (answer.stop, answer.ensemble, answer.proof.tobytes()) != (stop, ensemble, proof):
+            raise ProtocolError(
+                f"party {client.name!r}, {key}: the parties found different metrics: their labels or splits differ, or "
+                "the server sent them different aggregates."
+            )
+        return improved, stop
+    if not client.has_labels:
+        verdict = masks.unseal(answer.proof.tobytes(), key, owner)
+        improved, stop = struct.unpack("<??", verdict) if len(verdict) == 2 else (False, not answer.stop)
+    if answer.stop != stop:
+        raise ProtocolError(f"party {client.name!r}, {key}: the server changed the label owner's verdict.")
+    return improved, stop
+
+
+def server_decision(server: Server, key: Key) -> Script[Decision]:
+    """Server column: return the decision of the parties, which must be one. The caller broadcasts it."""
+    everyone = server.identity.owner < 0
+    messages: Sequence[Decision | Waiting] = yield Receive((Decision,) if everyone else (Decision, Waiting), key)
+    found: list[Decision] = []
+    for client, message in enumerate(messages):
+        if isinstance(message, Decision) != server.identity.has_labels(client):
+            server.refuse(message, "expected a decision from the parties with labels alone.")
+        if isinstance(message, Decision):
+            found.append(message)
+    first = found[0]
+    for other in found[1:]:
+        if (other.stop, other.ensemble, other.proof.tobytes()) != (first.stop, first.ensemble, first.proof.tobytes()):
+            names = [server.roster[each.key.client] for each in (first, other)]
+            raise ProtocolError(
+                f"{first.key}: parties {names[0]!r} and {names[1]!r} found different metrics, so their labels or "
+                "splits differ. With masks the server cannot see which metrics; compare them between the parties."
+            )
+    return Decision(key, first.stop, first.ensemble, first.proof)
+
+
+def server_announce(server: Server, key: Key) -> Script[Decision]:
+    """Server column: take the parties' decision and broadcast it."""
+    decision = yield from server_decision(server, key)
+    yield Broadcast(decision)
+    return decision

@@ -1,0 +1,314 @@
+"""Runs with masks in one process: the results of plain runs, and what reaches the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+
+from glasu.errors import ConfigError, ProtocolError
+from glasu.privacy.ledger import Ledger
+from glasu.protocol.messages import (
+    Decision,
+    Gradient,
+    Joint,
+    JointGradient,
+    Losses,
+    Metrics,
+    Partial,
+    Scores,
+    Sealed,
+    Verdict,
+)
+from glasu.protocol.presence import draw_present
+from glasu.protocol.requests import Evaluated, RoundDone
+from glasu.runtime.baselines import compare_baselines, train_baselines
+from glasu.runtime.trained_model import TrainedModel
+from glasu.wire.encodings import Ring
+from glasu.wire.message_key import SERVER, Phase
+from support.masks import masked, tiny_masked
+from support.tiny import simulate, tiny, tiny_parties
+
+RUNS = [
+    {},
+    {"labels": "b"},
+    {"backward": "joint"},
+    {"backward": "joint", "labels": "b"},
+    {"backward": "joint", "sampler": "shared", "num_local_steps": 3},
+    {"aggregation_layers": (3,), "sampler": "neighbor"},
+    {"chunk_rows": 7},
+]
+
+
+class Watching:
+    """Keeps the messages of a run, in place of a network; `change` may replace one."""
+
+    def __init__(self, change=None):
+        self.messages, self.change = [], change
+
+    def __call__(self, message):
+        self.messages.append(message)
+        return message if self.change is None else self.change(message)
+
+    def of(self, *kinds):
+        return [message for message in self.messages if isinstance(message, kinds)]
+
+
+def weights_of(simulation):
+    return [client.progress.best_weights for client in simulation.clients]
+
+
+@pytest.mark.parametrize("keys", RUNS, ids=str)
+def test_masks_change_the_result_by_the_rounding_of_the_grid_alone(keys):
+    config, parties = tiny(**keys)
+    plain, hidden = simulate(parties, config), simulate(parties, masked(config))
+    for ours, theirs in zip(weights_of(hidden), weights_of(plain), strict=True):
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
+    assert hidden.report.losses == pytest.approx(plain.report.losses, abs=1e-4)
+    assert hidden.report.test.metrics == pytest.approx(plain.report.test.metrics, abs=1e-3)
+    assert hidden.report.validation.round == plain.report.validation.round
+    assert [entry.round for entry in hidden.report.history] == [entry.round for entry in plain.report.history]
+
+
+@pytest.mark.parametrize("keys", [{}, {"backward": "joint", "labels": "b", "precision": "int8"}], ids=str)
+def test_neither_a_blind_server_nor_the_size_of_chunks_nor_new_keys_change_a_bit(keys):
+    config, parties = tiny_masked(**keys)
+    runs = [
+        config,
+        config,
+        masked(config, blind_server=True),
+        config.replace(wire={**keys_of(config), "chunk_rows": 5}),
+    ]
+    assert len({simulate(parties, each).report.weights_sha256 for each in runs}) == 1
+
+
+def keys_of(config):
+    return {"precision": config.wire.precision}
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"labels": "b"}, {"backward": "joint", "labels": "b"}, {"warm_start": 3}], ids=str
+)
+def test_no_loss_metric_or_plain_tensor_reaches_the_server(keys):
+    config, parties = tiny_masked(blind=True, num_rounds=4, evaluate_every=1, **keys)
+    seen = Watching()
+    done = simulate(parties, config, carry=seen)
+    assert not seen.of(Losses, Metrics, Verdict)
+    for kind in (Partial, Gradient, Scores, Joint, JointGradient):
+        for message in seen.of(kind):
+            assert message.value.dtype == np.dtype("<u4")
+    uniform = np.concatenate([each.value.ravel() for each in seen.of(Partial, Joint)]) / 2.0**32
+    assert kstest(uniform, "uniform").pvalue > 1e-4
+    owner = done.clients[1]
+    if config.train.labels == "b":
+        assert len(seen.of(Sealed)) > 3
+        assert [row["protection"] for row in owner.release.ledger.rows() if row["kind"] == "gradient"].count(
+            "sealed"
+        ) == 1
+    protections = {row["protection"] for client in done.clients for row in client.release.ledger.rows()}
+    assert protections <= {"masks+blind", "sealed", "signed", "none"}
+    unprotected = {
+        row["kind"] for client in done.clients for row in client.release.ledger.rows() if row["protection"] == "none"
+    }
+    assert unprotected <= {"node sets"}
+
+
+def test_the_label_owners_gradient_is_not_in_any_message():
+    config, parties = tiny(labels="b", num_rounds=2)
+    open_run, hidden_run = Watching(), Watching()
+    simulate(parties, config, carry=open_run)
+    simulate(parties, masked(config), carry=hidden_run)
+    canary = open_run.of(Gradient)[0].value[0].tobytes()[:8]
+    assert any(canary in message.value.tobytes() for message in open_run.of(JointGradient))
+    arrays = [getattr(each, field.name) for each in hidden_run.messages for field in dataclasses.fields(each)[1:]]
+    assert not any(canary in array.tobytes() for array in arrays if isinstance(array, np.ndarray))
+
+
+def test_a_server_that_splits_the_view_sees_noise_and_the_parties_notice():
+    config, parties = tiny_masked(num_rounds=3, evaluate_every=1)
+    ring, counted, sums = Ring(32, 3), {}, {}
+
+    def split(message):
+        if isinstance(message, Partial):
+            total = sums.setdefault((message.key.phase, message.key.round, message.key.layer), [])
+            total.append(message.value)
+        if isinstance(message, Joint) and message.key.topic[1:4] == (Phase.TRAINING, 1, 1):
+            counted[message.key] = counted.get(message.key, 0) + 1
+            if counted[message.key] == 3:  # the third party gets another aggregate
+                return dataclasses.replace(message, value=message.value + np.uint32(1))
+        return message
+
+    with pytest.raises(ProtocolError, match=r"found different metrics|class probabilities from the server: expected"):
+        simulate(parties, config, carry=Watching(split))
+    found = {place: ring.combine(each, 1, [None])[0] for place, each in sums.items()}
+
+    def spread(total):
+        """Return how far sums are from their middle, as a share of the ring; noise has 0.25."""
+        return float(np.abs(total.astype(np.float64) / 2.0**32 - 0.5).mean())
+
+    places = list(found)  # in the order of the run
+    last = places.index((Phase.TRAINING, 1, 1))
+    before, after = ([spread(found[place]) for place in part] for part in (places[: last + 1], places[last + 1 :]))
+    assert max(before) < 0.1
+    assert min(after) > 0.18
+
+
+def test_parties_with_different_metrics_are_told_apart_although_the_server_does_not_see_them():
+    config, parties = tiny_masked(num_rounds=1, evaluate_every=1)
+
+    def disagree(message):
+        if isinstance(message, Decision) and message.key.client == 2:
+            return dataclasses.replace(message, proof=message.proof ^ np.uint8(1))
+        return message
+
+    with pytest.raises(ProtocolError, match="parties 'a' and 'c' found different metrics, so their labels or splits"):
+        simulate(parties, config, carry=Watching(disagree))
+
+
+def test_a_changed_verdict_or_gradient_of_the_owner_is_refused():
+    config, parties = tiny_masked(labels="b", num_rounds=2, evaluate_every=1)
+
+    def lie(message):
+        if isinstance(message, Decision) and message.key.client == SERVER:
+            return dataclasses.replace(message, stop=not message.stop)
+        return message
+
+    with pytest.raises(ProtocolError, match="the server changed the label owner's verdict"):
+        simulate(parties, config, carry=Watching(lie))
+
+    def damage(message):
+        if isinstance(message, Sealed) and message.key.layer == 4:
+            return dataclasses.replace(message, content=message.content ^ np.uint8(1))
+        return message
+
+    with pytest.raises(ProtocolError, match="encrypted message of client 1 was changed on its way"):
+        simulate(parties, config, carry=Watching(damage))
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp32", 1.0), ("bf16", 0.5), ("int8", 0.27)])
+def test_the_bytes_of_tensors_are_those_of_the_precision(precision, share):
+    config, parties = tiny(precision="fp32", hidden=64, num_rounds=2)
+    plain = simulate(parties, config).report.traffic.by_kind["tensor"]
+    config, _ = tiny_masked(precision=precision, hidden=64, num_rounds=2)
+    scores = 2 * 3 * 3 * 4 * (2 * 6 + 6)  # those of class probabilities stay
+    found = simulate(parties, config).report.traffic.by_kind["tensor"]
+    assert found - scores <= share * (plain - scores)
+
+
+def test_early_stopping_and_history_follow_the_parties():
+    config, parties = tiny(num_rounds=30, patience=2, evaluate_every=1, learning_rate=0.5)
+    events = []
+    plain, hidden = simulate(parties, config).report, simulate(parties, masked(config), observer=events.append).report
+    assert len(hidden.losses) == len(plain.losses) < 30
+    assert len([event for event in events if isinstance(event, RoundDone)]) == len(plain.losses)
+    assert {event.party for event in events if isinstance(event, RoundDone | Evaluated)} == {None}
+
+
+def test_party_dropout_keeps_three_parties_in_every_sum():
+    parties = tiny_parties(num_clients=5)
+    config, _ = tiny(num_rounds=6, party_dropout=0.7)
+    config = masked(config.replace(data={"features": "none", "num_clients": 5}))
+    present = [draw_present(config, 5, index) for index in range(200)]
+    assert min(map(len, present)) == 3
+    assert {len(each) for each in present} >= {3, 4}
+    assert len({each for each in present if len(each) == 3}) == 10
+    done = simulate(parties, config)
+    assert done.report.subsets is None
+    with pytest.raises(ConfigError, match="party e is missing: after training with masks all parties predict together"):
+        TrainedModel.of(done.clients).predict(parties[:4])
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"labels": "b"}, {"method": "ensemble"}, {"warm_start": 2, "precision": "int8"}], ids=str
+)
+def test_a_saved_model_predicts_what_the_model_in_memory_predicts(keys, tmp_path):
+    config, parties = tiny_masked(blind=True, **keys)
+    model = TrainedModel.of(simulate(parties, config).clients)
+    model.save(tmp_path)
+    loaded = TrainedModel.load(tmp_path)
+    assert loaded.ranges == model.ranges
+    assert bool(model.ranges) == (config.train.method == "glasu")
+    np.testing.assert_array_equal(loaded.scores(parties), model.scores(parties))
+
+
+def test_an_ensemble_with_masks_has_the_scores_of_a_plain_one():
+    config, parties = tiny(method="ensemble")
+    plain, hidden = simulate(parties, config).report, simulate(parties, masked(config)).report
+    assert hidden.weights_sha256 == plain.weights_sha256
+    assert hidden.test.metrics == pytest.approx(plain.test.metrics, abs=1e-6)
+
+
+def test_the_classifier_of_a_warm_start_derives_from_the_run_key():
+    config, parties = tiny(warm_start=1)
+    seeds = [{name: bytes([number]) * 32 for name in "abc"} for number in (1, 2)]
+
+    def classifier(used, secrets):
+        done = simulate(parties, used, secrets=secrets)
+        return {client.run_key for client in done.clients}, done.report.weights_sha256
+
+    (first, _), (second, _) = (classifier(masked(config), secrets) for secrets in seeds)
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert classifier(config, seeds[0])[0] == {None}
+
+
+def test_a_resumed_simulation_has_the_bits_of_an_unbroken_one_and_new_keys(tmp_path):
+    config, parties = tiny_masked(num_rounds=4, backward="joint", labels="b", precision="int8")
+
+    class BrokenError(Exception):
+        pass
+
+    def stop(event):
+        if isinstance(event, RoundDone) and event.round == 1:
+            raise BrokenError
+
+    first, second = Watching(), Watching()
+    with pytest.raises(BrokenError):
+        simulate(parties, config, checkpoints=tmp_path, observer=stop, carry=first)
+    resumed = simulate(parties, config, checkpoints=tmp_path, carry=second)
+    unbroken = simulate(parties, config)
+    assert resumed.report.weights_sha256 == unbroken.report.weights_sha256
+    assert resumed.report.history[-1].metrics == unbroken.report.history[-1].metrics
+    sent = {(each.key.round, each.key.layer, each.key.client): each.value for each in first.of(Partial)}
+    redone = [each for each in second.of(Partial) if (each.key.round, each.key.layer, each.key.client) in sent]
+    for each in redone:
+        assert not np.array_equal(each.value, sent[each.key.round, each.key.layer, each.key.client])
+
+
+def test_the_report_states_the_masks_and_counts_clamped_values():
+    config, parties = tiny()
+    config = masked(config, blind_server=True, range=0.001)
+    found = json.loads(simulate(parties, config).report.to_json())["privacy"]
+    assert found["secure_aggregation"] == "masks"
+    assert found["masks"]["keys"] == "not signed: all parties are in one process"
+    assert found["masks"]["blind_server"] is True
+    assert set(found["masks"]["clamped"]) == {"a", "b", "c"}
+    assert max(found["masks"]["clamped"].values()) > 0
+
+
+def test_the_preset_decides_by_rules_alone_and_baselines_are_compared():
+    _, parties = tiny()
+    config = masked(tiny()[0].__class__())
+    config = config.replace(train={"num_rounds": 4, "evaluate_every": 2}, model={"hidden": 8})
+    report = simulate(parties, config).report
+    assert report.race is not None
+    assert (report.race.rounds, len(report.race.candidates)) == (0, 1)
+    baselines = train_baselines(report.config, lambda used: parties)
+    assert baselines["ensemble"].test is not None
+    assert "must know who contributes" in baselines["smooth"].refused
+    assert "smooth not possible" in compare_baselines(report, baselines)
+
+
+def test_ledgers_of_masked_runs_name_their_protection():
+    config, parties = tiny_masked()
+    ledger = simulate(parties, config).clients[0].release.ledger
+    assert isinstance(ledger, Ledger)
+    found = {row["kind"]: row["protection"] for row in ledger.rows()}
+    assert found == {"key": "sealed", "representation": "masks", "probabilities": "masks", "verdict": "sealed"} | (
+        {"node sets": "none"} if "node sets" in found else {}
+    )

@@ -1,0 +1,49 @@
+"""Masks of clients whose keys the tests know, and settings of runs with masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from glasu.config import RunConfig
+from glasu.data.party import PartyData
+from glasu.privacy.masking import PairwiseMasks, Transcript
+from glasu.wire.message_key import Key, Phase
+from support.tiny import tiny
+
+
+def key_of(client: int, layer: int = 1, round_index: int = 3) -> Key:
+    return Key(bytes(12), Phase.TRAINING, client, round_index, layer)
+
+
+def make_masks(
+    num_clients: int, present: tuple[int, ...] | None = None, *, blind: bool = False, chunk_rows: int = 4, seed: int = 0
+) -> list[PairwiseMasks]:
+    """Return the masks of all clients; each pair has a key, and only `present` contribute."""
+    rng = np.random.default_rng(seed)
+    pairs = {(i, j): rng.bytes(32) for j in range(num_clients) for i in range(j)}
+    group, clients = rng.bytes(32), present or tuple(range(num_clients))
+    return [
+        PairwiseMasks(
+            own=own,
+            pair_keys={peer: pairs[min(own, peer), max(own, peer)] for peer in range(num_clients) if peer != own},
+            group_key=group,
+            contributors=lambda key: clients,
+            chunk_rows=chunk_rows,
+            transcript=Transcript(),
+            blind=blind,
+        )
+        for own in range(num_clients)
+    ]
+
+
+def masked(config: RunConfig, **keys: Any) -> RunConfig:
+    """Return the settings with masks, and with these keys of [privacy]."""
+    return config.replace(privacy={"secure_aggregation": "masks", **keys})
+
+
+def tiny_masked(blind: bool = False, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
+    """Return the settings and parties of a tiny run with masks."""
+    config, parties = tiny(**keys)
+    return masked(config, blind_server=blind), parties
