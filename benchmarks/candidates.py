@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from statistics import fmean
+from typing import Any
 
 import glasu
 from defaults import BINARY, DATASETS, make_config
@@ -23,7 +24,7 @@ SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 GCN = {"backbone": "gcn", "num_layers": 2, "aggregation_layers": (0, 1), "residual": True}
 EXACT = {"backward": "joint", "optimizer": "adam", "num_local_steps": 1, "num_rounds": 200}
 DECAY = {"weight_decay": 0.0005}
-SETTINGS: dict[str, dict[str, dict[str, object]]] = {
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "gcnii local": {"model": GCNII},
     "gcnii local, decay": {"model": GCNII, "train": DECAY},
     "gcnii exact .01": {"model": GCNII, "train": {**EXACT, "learning_rate": 0.01}},

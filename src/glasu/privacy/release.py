@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -220,13 +220,34 @@ class Release:
             self._first = sent.value
         return sent
 
-    def sealed(self, kind: Kind, value: Tensor, key: Key) -> Sent:
-        """Release a tensor that will be encrypted for the other clients. It is not masked, because it is in no sum."""
+    def sealed(
+        self, kind: Kind, value: Tensor, key: Key, seal: Callable[[NDArray[Any]], Sequence[bytes]]
+    ) -> tuple[Sent, Sequence[bytes]]:
+        """Release a tensor that is encrypted for the other clients. It is not masked, because it is in no sum.
+
+        Args:
+            kind: of the tensor.
+            value: the values.
+            key: of the exchange.
+            seal: encrypts the encoded tensor, chunk by chunk.
+
+        Returns:
+            The tensor as its readers decode it, and the encrypted chunks.
+        """
         encoding, protection = self.encodings[kind], replace(self.protection("gradient"), masking=None)
         encoded = encoding.encode(self._perturb(protection, value.detach(), key).numpy(), key)
         parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
-        self.ledger.record("gradient", key, rows=len(encoded), size=encoded.nbytes, protection="+".join(parts))
-        return Sent(encoded, encoded, encoding)
+        chunks = seal(encoded)
+        self.ledger.record(
+            "gradient",
+            key,
+            lambda: chunks,
+            size=sum(map(len, chunks)),
+            rows=len(encoded),
+            columns=value.shape[1],
+            protection="+".join(parts),
+        )
+        return Sent(encoded, encoded, encoding), chunks
 
     @staticmethod
     def _perturb(protection: Protection, value: Tensor, key: Key) -> Tensor:
@@ -262,7 +283,7 @@ class Release:
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
         """Release bytes that only the other clients can read: keys, and what one client encrypts for the others."""
         payload = np.frombuffer(content, np.uint8)
-        self.ledger.record(kind, key, rows=rows, size=payload.nbytes, protection=protection)
+        self.ledger.record(kind, key, lambda: (payload,), rows=rows, size=payload.nbytes, protection=protection)
         return payload
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:

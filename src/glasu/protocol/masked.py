@@ -18,6 +18,7 @@ from glasu.protocol.key_agreement import server_forward
 from glasu.protocol.messages import Decision, Sealed, Waiting
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -48,14 +49,19 @@ def share_sealed_gradient(
 
     masks, owner = client.require_masks(), client.identity.owner
     encoding = client.release.encodings["owner gradient"]
-    sent = None if gradient is None else client.release.sealed("owner gradient", gradient, key)
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
-    for own, rows in zip(keys, chunks, strict=True):
-        if sent is None:
+
+    def seal(encoded: Array) -> list[bytes]:
+        return [masks.seal(encoded[rows].tobytes(), own) for own, rows in zip(keys, chunks, strict=True)]
+
+    sent = None
+    if gradient is None:
+        for own in keys:
             yield Send(Waiting(own))
-        else:
-            content = masks.seal(sent.unmasked[rows].tobytes(), own)
+    else:
+        sent, contents = client.release.sealed("owner gradient", gradient, key, seal)
+        for own, content in zip(keys, contents, strict=True):
             yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
     parts = []
     for own, rows in zip(keys, chunks, strict=True):
