@@ -1,7 +1,7 @@
 """glasu audit: show what left a party, and verify its ledger.
 
 It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
-`glasu align`. It verifies their hash chains, compares them with report.json and with what other parties remember, and
+`glasu align`. It verifies their hash chains, compares them with report.json and with the memory of other parties, and
 writes a page for a privacy officer. The exit code is 1 if a check fails.
 """
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="DIR",
-        help="folders of other parties, or of the server: what they remember of these ledgers is compared",
+        help="folders of other parties, or of the server: compare the ledgers with their memory",
     )
     parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page (RUN_DIR/audit.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")

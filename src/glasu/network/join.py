@@ -261,7 +261,7 @@ class PartyPerformer:
         match request:
             case Send(message):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
-                purpose.ledger.sync()  # so must the entries of what it carries; mostly one sync per exchange
+                purpose.ledger.sync()  # so must the entries of its content; mostly one sync per exchange
                 telemetry.traffic.sent_to_server(message)
                 with telemetry.watch.measure("communication"):
                     self.session.send(message)

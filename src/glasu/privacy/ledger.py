@@ -2,10 +2,10 @@
 
 A ledger is a list of records, one JSON line each. Every line ends with `chain`, the SHA-256 of the chain value before
 it and of the rest of the line. So a line that was changed, moved or left out is noticed, and two ledgers with the same
-last chain value, the head, hold the same records. The first record holds random bytes: the head tells nothing to
-someone who does not have the ledger and guesses what it records.
+last chain value, the head, hold the same records. The first record holds random bytes, so that no other party can test
+guesses about the records with the head alone.
 
-`Release` and the scripts of an alignment enter what they send. A rule (`glasu.privacy.policy`, accounting) sees every
+`Release` and the scripts of an alignment enter their content. A rule (`glasu.privacy.policy`, accounting) sees every
 entry before it is made, and can refuse the release. A sink stores the lines; this module touches no file.
 """
 
@@ -147,7 +147,7 @@ RECORD_NAMES = {cls: name for name, cls in RECORDS.items()}
 
 
 class LedgerError(DataError):
-    """A ledger is not what was written: a record was changed, moved or left out, or the end is missing."""
+    """A record of a ledger was changed, moved or left out, or the end is missing."""
 
     code = "broken_ledger"
     exit_code = 1
@@ -155,7 +155,7 @@ class LedgerError(DataError):
 
 
 def describe_cut(why: str) -> str:
-    """Return the sentence about a party whose ledger contradicts what others remember of it."""
+    """Return the sentence about a party whose ledger contradicts the memory of others."""
     return (
         f"its ledger is not the one that it showed before: {why}. Its end was cut off, or an old copy took its place. "
         "Restore ledger.jsonl in its --out folder, or begin another run with another --out there."

@@ -169,7 +169,7 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
 
     Args:
         folder: the --out folder of `glasu train` or `glasu join`, or a party's folder after `glasu align`.
-        peers: folders of other parties, or of the server: what they remember of these ledgers is compared.
+        peers: folders of other parties, or of the server: their memory of these ledgers is compared.
 
     Raises:
         ConfigError: a folder has no ledger.

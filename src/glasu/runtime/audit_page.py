@@ -31,6 +31,7 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin-
 h3 { font-size: 1.05rem; margin: 1.4rem 0 .4rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #d8dee4; vertical-align: top; }
+td:not(.words) { white-space: nowrap; }
 .words { text-align: left; } th { color: #57606a; font-weight: 600; white-space: nowrap; }
 .wide { overflow-x: auto; } .mark { font-weight: 600; white-space: nowrap; }
 .good { color: #116329; } .note { color: #7d4e00; } .bad { color: #a40e26; }
@@ -49,7 +50,7 @@ def state_verdict(audit: Audit) -> str:
     """Return the result in one sentence."""
     failed = audit.failures
     if failed:
-        return f"{len(failed)} of {len(audit.checks)} checks failed: the ledger does not show everything that left."
+        return f"{len(failed)} of {len(audit.checks)} checks failed: do not rely on these ledgers."
     return f"All {len(audit.checks)} checks passed: no record was changed, moved or left out."
 
 
@@ -104,14 +105,14 @@ def render_page(audit: Audit, now: datetime) -> str:
 <h1>What left {_escape(_list_parties(audit))}</h1>
 <p>Folder <code>{_escape(audit.folder)}</code>, audited on {when}.</p>
 <p class="verdict {level}">{_escape(state_verdict(audit))}</p>
+{_render_checks(audit.checks)}
+<h2>Releases</h2>
 <p>Every release was entered in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
-protection. Protection <code>none</code> means that the server reads the numbers as they are. Bytes are those of the
+protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
 content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
 <h2>Kinds of content</h2>
 {_render_table(("kind", "meaning"), meanings, 2)}
-<h2>Checks</h2>
-{_render_checks(audit.checks)}
 <footer>A hash chain shows that no record was changed, moved or left out. Only the memory of other parties shows that
 no record was cut off at the end. A party that changes this program can release data without an entry.</footer>
 </body></html>

@@ -1,4 +1,4 @@
-"""Give clients their ledger files and policies. Settings that a policy forbids are refused at once."""
+"""Give clients their ledger files and policies. Settings that a policy forbids are refused first."""
 
 from __future__ import annotations
 

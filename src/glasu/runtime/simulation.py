@@ -269,7 +269,7 @@ def _open_checkpoints(
 def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
     """Keep the ledgers of all clients while the block runs: in their folder, or below that of the checkpoints."""
     folder = options.ledgers
-    if folder is None and options.checkpoints is not None:
+    if folder is None and options.checkpoints is not None and clients[0].requested.train.checkpoint_every:
         folder = options.checkpoints / LEDGERS
     return keep_ledgers(clients, folder, options.policies, "training", fresh=options.fresh)
 
