@@ -115,8 +115,8 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
                 raise ProtocolError(f"{where} is not the one that it sent; the server changed it.")
         elif client.signer is not None:
             content = _describe_offer(client, name, public)
-            if error := client.signer.find_error(name, certificate, signature, content):
-                raise ProtocolError(f"{where} {error}. Nothing was sent with it; check the server and that party.")
+            if fault := client.signer.find_error(name, certificate, signature, content):
+                raise ProtocolError(f"{where} {fault}. Nothing was sent with it; check the server and that party.")
         found.append(public)
     if len({*found}) < len(found):
         raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have one key; check the server.")
