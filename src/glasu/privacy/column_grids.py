@@ -3,8 +3,8 @@
 A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n in -h..h is sent as n + h. The h of a
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
 
-The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing more.
-Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, because a
+The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
+more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, because a
 class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number stays here.
 
 Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from glasu.wire.encodings import Array, Kind, Ring
     from glasu.wire.message_key import Key
 
-# By bits: r divided by the greatest absolute sum of a column. Above 1, a range that is too small grows, even if only one
-# party has large values there. A wide ring has levels to spare.
+# By bits: r divided by the greatest absolute sum of a column. Above 1, a range that is too small grows, even if only
+# one party has large values there. A wide ring has levels to spare.
 HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
 SHRINK = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
 SMALLEST = 2.0**-4  # the smallest range of a column, relative to the largest: a column that was constant can change
