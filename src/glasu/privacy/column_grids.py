@@ -4,8 +4,9 @@ A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
 
 The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
-more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, because a
-class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number stays here.
+more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range,
+because a class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number
+stays here.
 
 Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
 on any machine.
