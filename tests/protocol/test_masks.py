@@ -182,7 +182,7 @@ def test_a_changed_verdict_or_gradient_of_the_owner_is_refused():
         simulate(parties, config, carry=Watching(lie))
 
     def damage(message):
-        if isinstance(message, Sealed) and message.key.layer == 4:
+        if isinstance(message, Sealed) and message.key.layer == 4 and message.key.client == SERVER:
             return dataclasses.replace(message, content=message.content ^ np.uint8(1))
         return message
 
