@@ -240,19 +240,19 @@ class MaskSummary(JsonRecord):
     """Secure aggregation with masks, as a role of the run knows it."""
 
     blind_server: bool
-    keys: str  # whether the keys of the parties are signed
+    signatures: str  # whether the keys of the parties are signed
     clamped: Mapping[str, int] | None = None  # values outside the grid, by party; a party knows its own, a server none
 
     @classmethod
-    def of(cls, config: RunConfig, keys: str, clamped: Mapping[str, int] | None = None) -> MaskSummary | None:
+    def of(cls, config: RunConfig, signatures: str, clamped: Mapping[str, int] | None = None) -> MaskSummary | None:
         """Summarise the masks of a run; None if it has none."""
         if config.privacy.secure_aggregation != "masks":
             return None
-        return cls(config.privacy.blind_server, keys, clamped)
+        return cls(config.privacy.blind_server, signatures, clamped)
 
 
-SIGNED = "signed and pinned"
-UNSIGNED = "not signed: all parties are in one process"
+SIGNED = "signed, by pinned keys"
+UNSIGNED = "none: all parties are in one process"
 
 
 @dataclass(frozen=True)

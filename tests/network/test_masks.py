@@ -69,7 +69,7 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, pinned, tmp_pa
             assert own["validation"]["accuracy"] == simulated.validation.accuracy
             listed = [(entry.round, entry.metrics["accuracy"]) for entry in simulated.history]
             assert [(entry["round"], entry["val_accuracy"]) for entry in own["history"]] == listed
-        assert own["privacy"]["masks"]["keys"] == "signed and pinned"
+        assert own["privacy"]["masks"]["signatures"] == "signed, by pinned keys"
         assert set(own["privacy"]["masks"]["clamped"]) == {name}
 
 

@@ -182,7 +182,7 @@ def test_a_changed_verdict_or_gradient_of_the_owner_is_refused():
         simulate(parties, config, carry=Watching(lie))
 
     def damage(message):
-        if isinstance(message, Sealed) and message.key.layer == 4:
+        if isinstance(message, Sealed) and message.key.layer == 4 and message.key.client == SERVER:
             return dataclasses.replace(message, content=message.content ^ np.uint8(1))
         return message
 
@@ -236,6 +236,14 @@ def test_a_saved_model_predicts_what_the_model_in_memory_predicts(keys, tmp_path
     np.testing.assert_array_equal(loaded.scores(parties), model.scores(parties))
 
 
+def test_two_parties_train_with_masks_if_they_accept_what_the_sum_reveals():
+    config, _ = tiny()
+    config = masked(config, allow_two_parties=True).replace(data={"features": "none", "num_clients": 2})
+    assert simulate(tiny_parties(num_clients=2), config).report.privacy.masks is not None
+    with pytest.raises(ConfigError, match=r"data.num_clients=2: .*allow_two_parties"):
+        simulate(tiny_parties(num_clients=2), masked(tiny()[0]))
+
+
 def test_an_ensemble_with_masks_has_the_scores_of_a_plain_one():
     config, parties = tiny(method="ensemble")
     plain, hidden = simulate(parties, config).report, simulate(parties, masked(config)).report
@@ -285,7 +293,7 @@ def test_the_report_states_the_masks_and_counts_clamped_values():
     config = masked(config, blind_server=True, range=0.001)
     found = json.loads(simulate(parties, config).report.to_json())["privacy"]
     assert found["secure_aggregation"] == "masks"
-    assert found["masks"]["keys"] == "not signed: all parties are in one process"
+    assert found["masks"]["signatures"] == "none: all parties are in one process"
     assert found["masks"]["blind_server"] is True
     assert set(found["masks"]["clamped"]) == {"a", "b", "c"}
     assert max(found["masks"]["clamped"].values()) > 0

@@ -3,9 +3,10 @@
 A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n in -h..h is sent as n + h. The h of a
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
 
-The range r is public. It follows from the last aggregate, which every client holds and saves, so it tells nobody more.
-Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, because a
-class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number stays here.
+The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
+more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, or
+1 if it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number
+stays here.
 
 Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
 on any machine.
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from glasu.wire.encodings import Array, Kind, Ring
     from glasu.wire.message_key import Key
 
-# By bits: r is so many times the greatest absolute sum of a column. Above 1, a range that is too small grows, even if
-# only one party has large values there. A wide ring has levels to spare.
+# By bits: r divided by the greatest absolute sum of a column. Above 1, a range that is too small grows, even if only
+# one party has large values there. A wide ring has levels to spare.
 HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
-SHRINK = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
+RANGE_DECAY = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
 SMALLEST = 2.0**-4  # the smallest range of a column, relative to the largest: a column that was constant can change
 Ranges: TypeAlias = "dict[tuple[str, int], Tensor]"  # by kind and layer: r of each column, in double precision
 
@@ -93,11 +94,11 @@ class ColumnGrids:
         found = np.abs(mean).max(axis=0).astype(np.float64) * (HEADROOM[ring.bits] * num_summed)
         if (most := found.max()) > 0:  # otherwise the range stays
             before = self.ranges.get((kind, key.layer))
-            least = 0.0 if before is None else before.numpy() * SHRINK
+            least = 0.0 if before is None else before.numpy() * RANGE_DECAY
             self.ranges[kind, key.layer] = _as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
 
     def copy_ranges(self) -> Ranges:
-        """Return the ranges as they are now."""
+        """Return a copy of the ranges."""
         return dict(self.ranges)
 
     def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
@@ -113,6 +114,8 @@ class ColumnGrids:
         A loss is a mean over rows, so its gradient at one row is smaller by their number. At a lower layer, the range
         of the layers above is known already.
         """
+        if kind == "probabilities":
+            return max(self.first_range, 1.0)
         if kind != "gradient":
             return self.first_range
         above = [float(found.max()) for (other, _), found in self.ranges.items() if other == kind]

@@ -87,7 +87,8 @@ def join_parts(parts: Iterable[bytes]) -> bytes:
 
 def split_parts(content: bytes, count: int) -> list[bytes]:
     """Return the parts that `join_parts` joined; raise ValueError if there are not `count` of them."""
-    parts, position = [], 0
+    parts: list[bytes] = []
+    position = 0
     while position < len(content) and len(parts) < count:
         if position + 4 > len(content):
             break

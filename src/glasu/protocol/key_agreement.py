@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 OFFER_LAYER, GROUP_LAYER = 2, 3  # stand for the layer in keys; a race has 0 and 1
-FIRST = 0  # the client that draws the group key
+KEY_LEADER = 0  # the client that draws the group key
 
 
 def needs_keys(config: RunConfig) -> bool:
@@ -115,8 +115,8 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
                 raise ProtocolError(f"{where} is not the one that it sent; the server changed it.")
         elif client.signer is not None:
             content = _describe_offer(client, name, public)
-            if error := client.signer.find_error(name, certificate, signature, content):
-                raise ProtocolError(f"{where} {error}. Nothing was sent with it; check the server and that party.")
+            if fault := client.signer.find_error(name, certificate, signature, content):
+                raise ProtocolError(f"{where} {fault}. Nothing was sent with it; check the server and that party.")
         found.append(public)
     if len({*found}) < len(found):
         raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have one key; check the server.")
@@ -142,9 +142,9 @@ def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequen
 
 def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript) -> Script[bytes]:
     """Return the group key; the first client draws it. The run key arrives with it."""
-    order = [peer for peer in range(client.identity.num_clients) if peer != FIRST]
+    order = [peer for peer in range(client.identity.num_clients) if peer != KEY_LEADER]
     group_key = secrets.token_bytes(KEY_SIZE)
-    if client.identity.index == FIRST:
+    if client.identity.index == KEY_LEADER:
         run_key = derive_run_key(client.private_seed)
         keys = [expand_key(pair_keys[peer], b"group") for peer in order]
         sealed = join_parts(AESGCM(each).encrypt(ONE_USE, group_key + run_key.value, key.run) for each in keys)
@@ -154,13 +154,13 @@ def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], t
         yield Send(Waiting(key))
     answer: Sealed = yield Receive((Sealed,), key)
     transcript.add(b"group", [answer.content])
-    if client.identity.index != FIRST:
+    if client.identity.index != KEY_LEADER:
         try:
             own = split_parts(answer.content.tobytes(), len(order))[order.index(client.identity.index)]
-            found = AESGCM(expand_key(pair_keys[FIRST], b"group")).decrypt(ONE_USE, own, key.run)
+            found = AESGCM(expand_key(pair_keys[KEY_LEADER], b"group")).decrypt(ONE_USE, own, key.run)
         except (InvalidTag, ValueError):
             raise ProtocolError(
-                f"party {client.name!r}, {answer.key}: the group key of party {client.identity.names[FIRST]!r} was "
+                f"party {client.name!r}, {answer.key}: the group key of party {client.identity.names[KEY_LEADER]!r} was "
                 "changed on its way; check the server."
             ) from None
         group_key, run_key = found[:KEY_SIZE], Secret(found[KEY_SIZE:])
@@ -176,7 +176,7 @@ def server_key_agreement(server: Server) -> Script[None]:
     offers: Sequence[KeyOffer] = yield Receive((KeyOffer,), key.at(OFFER_LAYER))
     joined = join_parts(offer.content.tobytes() for offer in offers)
     yield Broadcast(KeyOffers(key.at(OFFER_LAYER), np.frombuffer(joined, np.uint8)))
-    yield from server_forward(server, key.at(GROUP_LAYER), FIRST)
+    yield from server_forward(server, key.at(GROUP_LAYER), KEY_LEADER)
 
 
 def server_forward(server: Server, key: Key, sender: int) -> Script[None]:

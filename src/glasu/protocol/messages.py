@@ -46,7 +46,7 @@ def max_offer(shapes: Shapes) -> int:
 
 
 def max_offers(shapes: Shapes) -> int:
-    """Return the greatest size of all offers, each with its length."""
+    """Return the greatest size of all offers and their lengths."""
     return (4 + OFFER_BYTES) * shapes.num_clients
 
 

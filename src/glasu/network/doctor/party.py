@@ -70,9 +70,9 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             self.findings.append(explain_error("settings", error, options.log, said))
             return
         if needs_keys(config):
-            error = find_kit_error(options.kit, offered.roster)
-            found = Finding("masks", "bad", error) if error else Finding("masks", "good", "the kit is pinned")
-            self.findings.append(found)
+            fault = find_kit_error(options.kit, offered.roster)
+            said = fault or "this party made its key itself, and it has pinned the keys of the others"
+            self.findings.append(Finding("masks", "bad" if fault else "good", said))
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:
