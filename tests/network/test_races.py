@@ -12,7 +12,7 @@ from support.races import CASES, race
 from support.tiny import assert_same_run
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "the preferred one diverges", "another one diverges"])
 @pytest.mark.parametrize("keys", [{}, {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}], ids=str)
 def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
     config, parties = race(name, **keys)
@@ -22,6 +22,17 @@ def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tm
     assert served.race == simulated.race
     chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
     assert chosen == {simulated.config.train.learning_rate}
+
+
+def test_a_race_in_which_all_candidates_diverge_ends_the_run_for_all_roles(kits, tmp_path):
+    config, parties = race("all diverge")
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    roles = [server, *(cluster.join(party.name) for party in parties)]
+    for role in roles:
+        error = role.error()
+        assert "all candidates of train.preset" in str(error)
+        assert error.exit_code == 1
 
 
 def test_a_model_that_a_race_chose_predicts_between_machines(kits, tmp_path):

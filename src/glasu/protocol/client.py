@@ -5,19 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError
 from glasu.model.layers import Convolution
-from glasu.privacy.release import Release
+from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import encodings_of
-from glasu.wire.message_key import RUN_BYTES
+from glasu.wire.encodings import Kind, encodings_of
+from glasu.wire.message_key import RUN_BYTES, Key
+
+LARGEST_SENT = 1e30  # in a race; a sum of such values over all clients is finite in every encoding
 
 
 class Client:
@@ -87,6 +92,22 @@ class Client:
     def is_alone(self) -> bool:
         """Whether no layer aggregates: then this client selects its model and records its losses."""
         return not self.config.model.aggregation_layers
+
+    def note_divergence(self) -> bool:
+        """Note that the training diverged; return whether it goes on nevertheless, because a race decides.
+
+        A candidate that diverges loses the race. Until the next evaluation says so to all roles, this client sends
+        harmless values, so that the others need not wait for it.
+        """
+        self.progress.diverged = self.progress.is_racing
+        return self.progress.diverged
+
+    def release_tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
+        """Release a tensor. In a race, one that no other role can use is replaced, and the candidate has diverged."""
+        if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
+            self.note_divergence()
+            value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
+        return self.release.tensor(kind, value, key)
 
     def place_among(self, present: Sequence[str]) -> None:
         """Predict with these parties only: they are the clients from now on, in this order."""

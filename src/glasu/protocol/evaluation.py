@@ -15,6 +15,7 @@ from glasu.protocol.prediction import client_prediction, client_scores, server_p
 from glasu.protocol.presence import list_subsets
 from glasu.protocol.requests import (
     Broadcast,
+    CandidateDiverged,
     Collapsed,
     Evaluated,
     Propagated,
@@ -25,6 +26,7 @@ from glasu.protocol.requests import (
     Timed,
 )
 from glasu.protocol.sampling import agree, owner_leads, unite
+from glasu.protocol.state import DIVERGED
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -158,8 +160,8 @@ def client_evaluation(
     probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
-    key = key.at(METRICS_LAYER)
-    yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
+    key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
+    yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
 
@@ -170,10 +172,15 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
-    """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
+    """Return the metrics of predictions in the unit of the labels.
+
+    Predictions that are not finite have none. They end the training, or the race of this candidate.
+    """
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
+        if client.note_divergence():
+            return {}
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
@@ -186,11 +193,16 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
     progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
-    improved, last = progress.judge(task.selection_score(metrics), server.config.train)
-    if improved:
-        progress.ensemble = ensemble
-    found = progress.round, "validation", metrics, task.selected_by, loss, improved
-    yield Evaluated(*found, last=last, ensemble=ensemble)
+    improved = False
+    if progress.diverged:
+        progress.stopped = True
+        yield CandidateDiverged(progress.round)
+    else:
+        improved, last = progress.judge(task.selection_score(metrics), server.config.train)
+        if improved:
+            progress.ensemble = ensemble
+        found = progress.round, "validation", metrics, task.selected_by, loss, improved
+        yield Evaluated(*found, last=last, ensemble=ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
@@ -208,13 +220,19 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics. The caller broadcasts the verdict."""
+    """Server column: aggregate, and return the metrics. The caller broadcasts the verdict.
+
+    In a race, a client may say that the candidate diverged; then there are no metrics.
+    """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
+    if server.progress.is_racing and any(message.values.tolist() == [DIVERGED] for message in found):
+        server.progress.diverged = True
+        return {}
     return compare_metrics(server, found)
 
 

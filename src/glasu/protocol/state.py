@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glasu.config import TrainConfig
 
 NO_OWNER = -1  # the index of the label owner when all clients have the labels
+DIVERGED = -math.inf  # in place of a score: worse than every other one
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Race:
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
     finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
-    scores: tuple[float, ...] = ()  # of the finished candidates, then of the preferred one; only at the server
+    # Of the finished candidates, then of the preferred one; only at the server. DIVERGED: the candidate diverged.
+    scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
 
     @property
@@ -117,6 +119,12 @@ class Progress:
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
     race: Race | None = None  # None where the preset leaves nothing to decide
     base: int = 0  # of `Identity.base`
+    diverged: bool = False  # in a race: at this client, or at the server if any client said so
+
+    @property
+    def is_racing(self) -> bool:
+        """Whether the present candidate can still lose a race."""
+        return self.race is not None and self.race.chosen is None
 
     @property
     def position(self) -> int:
@@ -125,14 +133,13 @@ class Progress:
 
     def end(self, train: TrainConfig) -> int:
         """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
-        racing = self.race is not None and self.race.chosen is None
-        return count_race_rounds(train) if racing else train.num_rounds
+        return count_race_rounds(train) if self.is_racing else train.num_rounds
 
     def start_over(self, num_rounds: int) -> None:
         """Begin with another candidate, after one that had at most this number of rounds."""
         # The last evaluation of a candidate has the key of round `num_rounds`, so the next one starts behind it.
         self.base += num_rounds + 1
-        self.round, self.selection, self.stopped, self.losses = 0, Selection(), False, ()
+        self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
         """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
