@@ -94,7 +94,7 @@ class Client:
         return not self.config.model.aggregation_layers
 
     def note_divergence(self) -> bool:
-        """Note that the training diverged; return whether it goes on nevertheless, because a race decides.
+        """Note that the training diverged; return whether the run continues, because a race decides.
 
         A candidate that diverges loses the race. Until the next evaluation says so to all roles, this client sends
         harmless values, so that the others need not wait for it.

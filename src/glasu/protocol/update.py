@@ -79,7 +79,7 @@ def local_update(
 
 
 def check_loss(client: Client, value: float, round_index: int) -> float:
-    """Return the loss; raise TrainingError if it is not finite, unless a race goes on."""
+    """Return the loss; raise TrainingError if it is not finite, except in a race."""
     if not math.isfinite(value) and not client.note_divergence():
         when = f"round {round_index}" if round_index >= 0 else f"warm start, {-round_index} steps before round 0"
         raise TrainingError(
