@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
+COLLAPSED = 1.0  # after the metrics of the test, if the selected model predicts one class
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -161,6 +162,8 @@ def client_evaluation(
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
     key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
+    if split == "test" and client.progress.best_is_collapsed:
+        values.append(COLLAPSED)
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
@@ -210,7 +213,9 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
 def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
     round_index, progress = server.config.train.num_rounds + 1, server.progress
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test, ensemble=progress.ensemble)
+    metrics = yield from server_evaluation(
+        server, round_index, server.sizes.num_test, is_test=True, ensemble=progress.ensemble
+    )
     best, selected_by = progress.selection.best_round, server.task.selected_by
     yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
@@ -218,11 +223,12 @@ def server_test(server: Server) -> Script[None]:
 
 
 def server_evaluation(
-    server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
+    server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
     """Server column: aggregate, and return the metrics. The caller broadcasts the verdict.
 
-    In a race, a client may say that the candidate diverged; then there are no metrics.
+    In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
+    a client may say that the selected model predicts one class.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
@@ -233,6 +239,13 @@ def server_evaluation(
     if server.progress.is_racing and any(message.values.tolist() == [DIVERGED] for message in found):
         server.progress.diverged = True
         return {}
+    if is_test:
+        count = len(server.task.metrics)
+        flags = [message.values[count:].tolist() == [COLLAPSED] for message in found]
+        if any(flags):
+            yield Collapsed()
+        pairs = zip(found, flags, strict=True)
+        found = [Metrics(each.key, each.values[:count]) if is_flagged else each for each, is_flagged in pairs]
     return compare_metrics(server, found)
 
 
