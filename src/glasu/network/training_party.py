@@ -25,7 +25,7 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
-from glasu.network.run_folder import CHECKPOINTS, check_same_secret, continues_part, read_report
+from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Event, RoundDone, Script
@@ -305,5 +305,5 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                     f"{out}: holds a finished run with other settings than those of --expect: "
                     f"{in_one_line(differences)}; for another training give another --out."
                 )
-        self.options.log.info("%s: this run is finished; --fresh takes part in another one.", out)
+        self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         return report

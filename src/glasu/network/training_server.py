@@ -14,7 +14,7 @@ from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
+from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, continues_run, open_serving
 from glasu.network.serve import ScriptPurpose, ServerPerformer
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
@@ -83,7 +83,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
         if self.is_finished:
             out = self.options.out
-            self.options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", out)
+            self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         if self.resumes:
             return
         if self.options.fresh:
