@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import numpy as np
 import pytest
 
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
+from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER
@@ -114,6 +118,23 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         resumed = simulate(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
         assert resumed.race == whole.race
+
+
+def test_a_resumed_race_names_the_candidate_and_its_rounds(tmp_path, caplog):
+    config, parties = race("another one wins")
+    seen: list = []
+
+    def crash(event):
+        seen.append(isinstance(event, CandidateStarted))
+        if sum(seen) == 2 and isinstance(event, RoundDone) and event.round == 2:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        simulate(parties, config, checkpoints=tmp_path, observer=crash)
+    with caplog.at_level(logging.INFO, "glasu.runtime.checkpointing"):
+        simulate(parties, config, checkpoints=tmp_path)
+    (line,) = [line for line in caplog.messages if line.startswith("resuming")]
+    assert re.fullmatch(r"resuming after round [23] of 6 of candidate 2 of 2 in the race\.", line)
 
 
 def test_a_client_that_returns_to_the_start_has_the_settings_and_weights_of_the_start():

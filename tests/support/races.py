@@ -22,7 +22,9 @@ DIVERGING = {
     "another one diverges": (GOOD, TOO_LARGE),
     "all diverge": (TOO_LARGE, 2e30),
 }
-WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in {**CASES, **DIVERGING}.items()}
+ALONE = {"one candidate": (GOOD,)}  # nothing is left to decide
+EVERYTHING = {**CASES, **DIVERGING, **ALONE}
+WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in EVERYTHING.items()}
 
 
 def candidate(rate: float) -> Candidate:
@@ -30,7 +32,7 @@ def candidate(rate: float) -> Candidate:
     return Candidate({"train": {"learning_rate": rate}}, {"model": layers})
 
 
-for _name, _rates in {**CASES, **DIVERGING}.items():
+for _name, _rates in EVERYTHING.items():
     preset = Preset(tuple(candidate(rate) for rate in _rates))
     registry.register("preset", _name.replace(" ", "-"), preset)
 

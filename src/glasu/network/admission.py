@@ -32,7 +32,7 @@ from glasu.network.roster import RestartAttempt
 from glasu.protocol.presence import check_present
 from glasu.records import to_plain
 
-OVER = {  # by purpose: the answer to a process that comes when all others have their results
+FINISHED_ANSWERS = {  # by purpose: the answer to a process that comes when all others have their results
     "training": "this run is finished; --fresh at the server starts another.",
     "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
     "alignment": "this alignment is complete; for another one, start `glasu serve --align` and all parties again.",
@@ -82,7 +82,7 @@ class Admission:
                 refuse_differences(party, stated.facts, self._others(party))
                 self._check_rounds(stated)
             elif stated.finished is None:
-                raise RefusalError(Code.RUN_FINISHED, OVER[self._facts.purpose])
+                raise RefusalError(Code.RUN_FINISHED, FINISHED_ANSWERS[self._facts.purpose])
             # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
             # and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)

@@ -22,6 +22,7 @@ from glasu.errors import ProtocolError
 from glasu.network.facts import Short
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
+from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
 PROTOCOL = 2  # of frames and control messages; other versions are refused
@@ -194,6 +195,8 @@ def refuse_control(message: object) -> ProtocolError:
     return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
 
 
-def describe_start(round_index: int) -> str:
-    """Return where an attempt begins."""
-    return f"continuing after round {round_index}" if round_index else "starting with the first round"
+def describe_start(progress: Progress | None) -> str:
+    """Return where an attempt begins; None: at the beginning."""
+    if progress is None or not progress.round:
+        return "starting with the first round"
+    return f"continuing after {progress.describe_position()}"

@@ -174,7 +174,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 self.telemetry.restore_cost(checkpoint.cost)
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
-        progress, start = client.progress, describe_start(client.progress.round)
+        progress, start = client.progress, describe_start(client.progress)
         if progress.warm_steps and not progress.round:
             start = f"continuing after warm step {progress.warm_steps} of {client.config.train.warm_start}"
         self.options.log.info("attempt %d: all parties are connected; %s.", attempt.number, start)

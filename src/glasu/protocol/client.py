@@ -83,7 +83,7 @@ class Client:
     def adopt_candidate(self) -> None:
         """Use the settings of the candidate that the progress names, with their first weights."""
         race = self.progress.race
-        self.identity.base = self.progress.base
+        self.identity.earlier_rounds = self.progress.earlier_rounds
         if len(self.candidates) > 1:  # also without a race: a new attempt may start before it
             self.config = self.candidates[0 if race is None else race.candidate]
             self.learner = self._make_learner()
