@@ -146,20 +146,30 @@ def forwarding(*ports: int) -> Iterator[int]:
             while chunk := source.recv(1 << 16):
                 target.sendall(chunk)
         with suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def relay(here: socket.socket, port: int) -> None:
+        with here, socket.create_connection(("localhost", port)) as there:
+            back = Thread(target=pump, args=(there, here))
+            back.start()
+            pump(here, there)
+            back.join()
 
     def accept() -> None:
         with suppress(OSError):
             for index in itertools.count():
                 here, _ = entrance.accept()
-                there = socket.create_connection(("localhost", ports[min(index, len(ports) - 1)]))
-                for pair in ((here, there), (there, here)):
-                    Thread(target=pump, args=pair, daemon=True).start()
+                relays.append(Thread(target=relay, args=(here, ports[min(index, len(ports) - 1)])))
+                relays[-1].start()
 
+    relays: list[Thread] = []
     with socket.create_server(("127.0.0.1", 0)) as entrance:
-        Thread(target=accept, daemon=True).start()
+        accepting = Thread(target=accept)
+        accepting.start()
         yield entrance.getsockname()[1]
         entrance.shutdown(socket.SHUT_RDWR)
+        for thread in (accepting, *relays):
+            thread.join(20)
 
 
 def key_of(kit: Kit) -> str:
