@@ -15,11 +15,12 @@ Hello, welcome, notices and last words are outside the numbered sequence and may
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
-from glasu.network.facts import Short
+from glasu.network.facts import MAX_PARTIES, Short
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
 from glasu.protocol.state import Progress
@@ -63,7 +64,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class StatementRequest:
-    """Server: another attempt is gathered, so the party states its settings and checkpoints again."""
+    """Server: another attempt is gathered, so the party states its settings and checkpoints again.
+
+    With shares, each party also states HMACs of its ids for the others (`glasu.network.id_keys`).
+    """
+
+    shares: Annotated[Mapping[str, Short], Length(MAX_PARTIES)] = field(default_factory=dict)  # by party
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
 from glasu.network.handshake import Payload, ResultPayload, StatementPayload, WelcomePayload, read_payload
+from glasu.network.id_keys import IdKeys
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
@@ -50,6 +51,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
         self.watch = self.telemetry.watch  # adds up the computing time of the script
+        self.id_keys = IdKeys()
 
     @abstractmethod
     def hello(self) -> Payload:
@@ -58,6 +60,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def welcome(self, welcome: Payload) -> None:
         """Take the offer of a server process, or raise GlasuError: the session declines it then."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
+
+    def take_shares(self, shares: Mapping[str, str]) -> None:
+        """Take the shares of all parties, to compare the ids with theirs."""
+        self.id_keys.take_shares(self.options.kit.name, shares)
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:

@@ -200,7 +200,9 @@ class PeerFrames:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        self._roster.log.write(f"{peer.name}: prepared.", peer.name)
+        if not peer.was_asked:  # it has logged this before
+            self._roster.log.write(f"{peer.name}: prepared.", peer.name)
+        peer.was_asked = False
         for line in lines:
             self._roster.announce(line, about=peer.name)
 

@@ -87,6 +87,7 @@ class Peer:
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
+    was_asked: bool = False  # to compare its ids; its next statement is not the first one
     result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property

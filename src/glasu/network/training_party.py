@@ -79,7 +79,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def facts(self) -> Facts:
         """Return the facts of this party for the settings of the run."""
         party = self.client.party
-        return party_facts(party, "training", parties=self.client.identity.num_clients, **label_facts(party))
+        parties = self.client.identity.num_clients
+        return party_facts(party, "training", self.id_keys, parties=parties, **label_facts(party))
 
     def rounds(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
@@ -97,7 +98,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
             HelloPayload(
-                facts=party_facts(self.party, "training"),
+                facts=party_facts(self.party, "training", self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,
