@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> None:
                 used = decided if report.race is None else report.config  # the settings that the preset chose
                 report = replace(report, baselines=train_baselines(used, load_parties))
             write_atomically(out / "report.json", report.to_json().encode())
-            for finished in checkpoints.glob("*.checkpoint"):
-                finished.unlink()
+            for path in checkpoints.glob("*.checkpoint"):
+                path.unlink()
     print(report.summary())
     if args.baselines:
         print(compare_baselines(report, report.baselines))

@@ -115,20 +115,27 @@ def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
 
     The value names the first party with these ids. Ids that were not compared yet count as equal.
     """
-    found = dict(parties)
-    for name in ("id_set", "id_order"):
-        values: dict[str, str] = {}
-        for party, own in parties.items():
-            if own.share is None:
-                continue
-            compared = {other: _have_equal_ids(parties, party, other, name) for other in values}
-            alike = [other for other, is_equal in compared.items() if is_equal]
-            if not alike and not any(is_equal is False for is_equal in compared.values()):
-                alike = list(compared)  # not compared yet
-            values[party] = values[alike[0]] if alike else f"as at {party}"
-        if len(values) > 1:
-            found |= {party: replace(found[party], **{name: value}) for party, value in values.items()}
-    return found
+    if len([facts for facts in parties.values() if facts.share is not None]) < 2:
+        return dict(parties)
+    sets, orders = (_name_equal_ids(parties, name) for name in ("id_set", "id_order"))
+    return {
+        party: replace(facts, id_set=sets[party], id_order=orders[party]) if party in sets else facts
+        for party, facts in parties.items()
+    }
+
+
+def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
+    """Return a value of one fact for every party that is not aligned: equal values for equal ids."""
+    values: dict[str, str] = {}
+    for party, facts in parties.items():
+        if facts.share is None:
+            continue
+        compared = {other: _have_equal_ids(parties, party, other, name) for other in values}
+        alike = [other for other, is_equal in compared.items() if is_equal]
+        if not alike and False not in compared.values():
+            alike = list(compared)  # not compared yet
+        values[party] = values[alike[0]] if alike else f"as at {party}"
+    return values
 
 
 def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str]]:
