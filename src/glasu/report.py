@@ -172,8 +172,9 @@ class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
     settings: Mapping[str, Any]  # in which it differs from the other candidates
-    score: float | None  # on validation, after the rounds of the race; None: there was no race
+    score: float | None  # on validation, after the rounds of the race; None: there was no race, or it diverged
     chosen: bool
+    diverged: bool | None = None  # True: it lost the race because its training diverged
 
 
 @dataclass(frozen=True)

@@ -450,13 +450,18 @@ def test_help_has_one_example_and_loads_nothing_heavy(command):
     assert result.stdout.count("example: glasu " + command) == 1
 
 
-def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path):
+def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = glasu("demo", "--rounds", "2", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4"):
         assert name in result.stdout
     for name in ("profile", "follower", "reading"):
         assert name in result.stdout
+    table = result.stdout.split("standalone is the mean")[0]
+    assert "…" not in table  # nothing is cut in a terminal of 80 columns
+    for heading in ("accuracy", "macro F1", "loss", "MB", "exchanges", "seconds", "best at"):
+        assert heading in table
     page = (tmp_path / "report.html").read_text()
     assert "<script src=" not in page
     assert "<link" not in page

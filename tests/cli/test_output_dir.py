@@ -86,13 +86,27 @@ def test_a_folder_of_another_role_or_kind_is_refused_and_left_as_it_is(world, co
     assert files(world) == before
 
 
-def test_the_same_command_may_write_to_its_own_folder_again_and_says_so(world):
-    before = json.loads((world / "trained" / "report.json").read_bytes())["weights_sha256"]
-    again = glasu("train", world / "run.toml", "--out", world / "trained")
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["", "quiet"])
+def test_a_finished_run_is_not_trained_again_and_the_command_says_so(quiet, world):
+    before = files(world / "trained")
+    again = glasu("train", world / "run.toml", "--out", world / "trained", *quiet)
     assert again.returncode == 0
-    assert f"{world / 'trained'}: holds a finished run with these settings; it runs again" in again.stderr
-    assert glasu("train", world / "run.toml", "--out", world / "trained", "--quiet").stderr == ""
-    assert json.loads((world / "trained" / "report.json").read_bytes())["weights_sha256"] == before
+    assert f"{world / 'trained'}: this run is finished, see report.json there; --fresh or another" in again.stdout
+    assert again.stderr == ""
+    assert files(world / "trained") == before
+
+
+@pytest.mark.parametrize("change", [["--fresh"], ["--baselines"], []], ids=["fresh", "baselines", "no model"])
+def test_a_finished_run_is_trained_again_where_something_is_missing_or_on_request(change, world, finished):
+    before = json.loads((finished / "report.json").read_bytes())
+    if not change:
+        shutil.rmtree(finished / "model")
+    assert glasu("train", world / "run.toml", "--out", finished, "--quiet", *change).returncode == 0
+    after = json.loads((finished / "report.json").read_bytes())
+    assert after["weights_sha256"] == before["weights_sha256"]
+    assert after["seconds"] != before["seconds"]
+    assert (finished / "model" / "model.toml").is_file()
+    assert bool(after["baselines"]) == ("--baselines" in change)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from glasu.data.presets import (
 from support.tiny import tiny_parties
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "paper.toml"
+SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 KEYS = sorted(
     {
         (section, key)
@@ -205,3 +207,18 @@ def test_a_party_with_constant_columns_only_has_no_features(form):
 )
 def test_a_race_is_short_and_ends_with_an_evaluation(num_rounds, every, expected):
     assert count_race_rounds(TrainConfig(num_rounds=num_rounds, evaluate_every=every)) == expected
+
+
+def test_the_tables_of_settings_mark_the_keys_that_the_default_preset_may_change():
+    auto, defaults = PRESETS["auto"], RunConfig()
+    candidates = [*auto.candidates, *([] if auto.deep is None else [auto.deep])]
+    changed = {
+        key
+        for candidate in candidates
+        for part in (candidate.structure, candidate.suggestions)
+        for section, keys in part.items()
+        for key, value in keys.items()
+        if value != getattr(getattr(defaults, section), key)
+    }
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \\\* \|", SETTINGS_PAGE.read_text(), re.MULTILINE)
+    assert {key for row in rows for key in re.findall(r"\w+", row)} == changed

@@ -162,8 +162,9 @@ def test_waiting_is_told_at_once_and_then_now_and_then():
     server = Server(*[(Disconnection(ConnectionCode.NOTHING_LISTENS),)] * 100)
     with pytest.raises(AbsenceError):
         server.session(wait=300.0, sleep=pause, clock=lambda: now[0]).open()
-    told = [line for line in server.log if line.startswith("waiting for the server at localhost:1")]
-    assert told[0] == "waiting for the server at localhost:1: nothing listens there."
+    told = [line for line in server.log if line.startswith("this party is waiting for the server at localhost:1")]
+    first = "this party is waiting for the server at localhost:1: nothing listens there. It tries again for 300 s."
+    assert told[0] == first
     assert 8 <= len(told) <= 11
     assert all(" since " in line for line in told[1:])
 

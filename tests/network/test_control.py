@@ -31,6 +31,7 @@ from glasu.network.control import (
 )
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code
+from glasu.protocol.state import Progress, Race
 from support import controls
 
 MESSAGES = [
@@ -93,5 +94,12 @@ def test_every_error_has_a_code_of_its_own_and_a_refusal_has_one_of_the_list():
 
 
 def test_a_run_at_its_beginning_does_not_continue():
-    assert describe_start(0) == "starting with the first round"
-    assert describe_start(4) == "continuing after round 4"
+    assert describe_start(None) == describe_start(Progress()) == "starting with the first round"
+    assert describe_start(Progress(round=4)) == "continuing after round 4"
+
+
+def test_a_run_that_continues_in_a_race_names_the_candidate():
+    racing = Progress(round=2, race=Race((1, 0, 2), finished=1), earlier_rounds=7)
+    assert describe_start(racing) == "continuing after round 2 of candidate 2 of 3 in the race"
+    decided = Progress(round=9, race=Race((1, 0, 2), finished=2, chosen=0), earlier_rounds=21)
+    assert describe_start(decided) == "continuing after round 9"

@@ -713,7 +713,9 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
     assert times[0] <= 15
     assert max(later - earlier for earlier, later in pairwise(times)) <= 65
     assert times[-1] > 1700
-    wait_for(lambda: any("waiting for b" in str(control.fields.get("line")) for control in a.controls()))
+    told = "the server is waiting for b to join since "
+    wait_for(lambda: any(told in str(control.fields.get("line")) for control in a.controls()))
+    assert all("(b: not connected, start it there)" in line for line in desk.log if told in line)
 
 
 def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,15 +11,17 @@ import ssl
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Condition, Event
+from threading import Condition, Event, Thread
 from types import SimpleNamespace
 
 import pytest
+from cryptography import x509
 
 from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
 from glasu.network.frames import MAX_PIECE, PIECE, WINDOW, pack_frame
@@ -33,8 +36,9 @@ from glasu.network.transport import (
     read_details,
     read_status,
 )
-from glasu.pki.kit import open_kit
-from glasu.pki.provision import provision, revoke
+from glasu.pki.fingerprint import fingerprint_key
+from glasu.pki.kit import Kit, open_kit
+from glasu.pki.provision import provision, renew, revoke
 from support.grpc_failures import scenarios
 from support.raw_party import Desk, answer, wait_for
 
@@ -131,6 +135,79 @@ def test_a_server_at_another_address_than_its_certificate_names_is_refused_with_
         listener.start()
         ended = answer(open_kit(tmp_path / "a"), listener.port)
     assert (ended.code, ended.hosts) == (ConnectionCode.SERVER_OF_OTHER_NAME, ("glasu.example.org",))
+
+
+@contextmanager
+def forwarding(*ports: int) -> Iterator[int]:
+    """Yield a port that passes its first connection on to the first of these ports, and so on; the last one stays."""
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(1 << 16):
+                target.sendall(chunk)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def relay(here: socket.socket, port: int) -> None:
+        with here, socket.create_connection(("localhost", port)) as there:
+            back = Thread(target=pump, args=(there, here))
+            back.start()
+            pump(here, there)
+            back.join()
+
+    def accept() -> None:
+        with suppress(OSError):
+            for index in itertools.count():
+                here, _ = entrance.accept()
+                relays.append(Thread(target=relay, args=(here, ports[min(index, len(ports) - 1)])))
+                relays[-1].start()
+
+    relays: list[Thread] = []
+    with socket.create_server(("127.0.0.1", 0)) as entrance:
+        accepting = Thread(target=accept)
+        accepting.start()
+        yield entrance.getsockname()[1]
+        entrance.shutdown(socket.SHUT_RDWR)
+        for thread in (accepting, *relays):
+            thread.join(20)
+
+
+def key_of(kit: Kit) -> str:
+    return fingerprint_key(x509.load_pem_x509_certificate(kit.certificate_pem).public_key())
+
+
+def test_a_party_that_pins_the_key_of_the_server_is_served_by_it_alone(desk, kits):
+    own = open_kit(kits / "a")
+    right = replace(own, pins={"server": key_of(open_kit(kits / "server"))[:24]})
+    assert isinstance(answer(right, desk.port), bytes)
+    wrong = replace(own, pins={"server": key_of(own)})
+    before = list(desk.log)
+    ended = answer(wrong, desk.port)
+    assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
+    assert ended.code.is_final
+    assert "but this kit pins" in describe(ended, f"localhost:{desk.port}", own.ca_fingerprint)
+    assert not [line for line in desk.log[len(before) :] if "connected." in line]  # no hello reached the server
+
+
+def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(tmp_path):
+    """The pinned server answers the first connection, and one with another key the second."""
+    provision(tmp_path, ["a", "b", "c"], ["localhost"])
+    pinned, own = open_kit(tmp_path / "server"), open_kit(tmp_path / "a")
+    (other,) = renew(tmp_path, ["server"])
+    own = replace(own, pins={"server": key_of(pinned)})
+    desks = [Desk("abc"), Desk("abc")]
+    with ExitStack() as stack:
+        ports = []
+        for desk, kit in zip(desks, (pinned, other), strict=True):
+            listener = stack.enter_context(Listener(desk.session.host, kit, "localhost:0"))
+            listener.start()
+            ports.append(listener.port)
+        with forwarding(*ports) as port:
+            ended = answer(own, port)
+        assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
+        assert not any(desks[1].session.connected().values())
+        with forwarding(ports[0]) as port:  # the forwarder itself changes nothing
+            assert isinstance(answer(own, port), bytes)
 
 
 def test_a_certificate_outside_the_roster_is_refused_and_does_not_learn_the_roster(kits, tmp_path):

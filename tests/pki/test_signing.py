@@ -195,7 +195,7 @@ def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path)
         (("glasu:party:a", "localhost"), "does not name one party"),
         (("glasu:party:%61",), "does not name one party"),
         (("https://a",), "does not name one party"),
-        (("glasu:server",), "the names ca, server, retired are reserved"),
+        (("glasu:server",), "a new CA needs the request of at least one party"),
         (("glasu:party:ca",), "the names ca, server, retired are reserved"),
         (("glasu:party:..%2Fca",), "name"),
         (("glasu:party:.a",), "name"),
@@ -264,7 +264,7 @@ def test_a_ca_either_makes_keys_or_signs_requests(federation, tmp_path):
     request = party(federation, "c") / REQUEST
     refused(lambda: sign_requests(tmp_path / "trial", [request], ()), "its CA makes trial kits")
     for action in (lambda: add(federation / "ca", ["d"]), lambda: renew(federation / "ca", ["a"])):
-        refused(action, "make their keys themselves; use `glasu provision request` there")
+        refused(action, "are made where they are used; use `glasu provision request` there")
     assert renew(federation / "ca", ["server"])[0].trial is False
 
 
@@ -272,6 +272,57 @@ def test_a_new_ca_needs_a_host_and_an_old_one_takes_none(federation, tmp_path):
     request = party(federation, "c") / REQUEST
     refused(lambda: sign_requests(tmp_path / "new", [request], ()), "--host: name the host")
     refused(lambda: sign_requests(federation / "ca", [request], ["localhost"]), "has a CA and a server already")
+
+
+# The key of the server
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Path:
+    """Return a folder with a CA that has no private key of a role: the server made its key itself, too."""
+    sign(tmp_path, party(tmp_path, "a"), party(tmp_path, "server"), party(tmp_path, "b"), hosts=("localhost",))
+    return tmp_path
+
+
+def test_a_server_sends_a_request_and_keeps_its_key(own_server):
+    kit, ca = own_server / "server-kit", own_server / "ca"
+    assert not (kit / SECRET).exists()
+    assert not list((ca / "server").glob(KEY))
+    opened = open_kit(kit, "server")
+    assert (opened.roster, opened.hosts, opened.trial) == (("a", "b"), ("localhost",), False)
+    shown = openssl("x509", "-in", kit / CERTIFICATE, "-noout", "-ext", "subjectAltName,extendedKeyUsage").decode()
+    assert "URI:glasu:server, DNS:localhost" in shown
+    assert "TLS Web Server Authentication" in shown
+    for name in "ab":
+        party_kit = open_kit(own_server / f"{name}-kit")
+        assert find_refusal(party_kit.certificate_pem, opened) == ""
+        assert find_refusal(opened.certificate_pem, party_kit) == ""
+
+
+def test_the_same_request_renews_the_certificate_of_the_server_with_other_hosts(own_server):
+    kit = own_server / "server-kit"
+    before = open_kit(kit)
+    sign(own_server, kit, party(own_server, "c"), hosts=("glasu.example.org",))
+    renewed = open_kit(kit)
+    assert renewed.key_pem == before.key_pem
+    assert renewed.serial != before.serial
+    assert (renewed.hosts, renewed.roster) == (("glasu.example.org",), ("a", "b", "c"))
+
+
+def test_the_ca_makes_no_key_for_a_server_that_made_its_own(own_server):
+    refused(lambda: renew(own_server / "ca", ["server"]), "server: the keys for .* are made where they are used")
+    make_request(own_server / "other", "server")
+    words = "'server' has a certificate for another key, valid until .*; if that key is lost, make a new CA"
+    refused(lambda: sign(own_server, own_server / "other"), words)
+
+
+def test_a_server_replaces_the_key_that_the_ca_made(federation):
+    before = open_kit(federation / "ca" / "server")
+    sign(federation, party(federation, "server"))
+    after = open_kit(federation / "server-kit", "server")
+    assert after.key_pem != before.key_pem
+    assert (after.roster, after.hosts) == (before.roster, before.hosts)
+    assert not (federation / "ca" / "server" / KEY).exists()  # the former kit is retired
 
 
 # Pins

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import numpy as np
 import pytest
 
-from glasu.errors import ProtocolError
+from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
+from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER
-from support.races import CASES, GOOD, USELESS, WINNERS, decided, race
+from support.races import CASES, DIVERGING, GOOD, TOO_LARGE, USELESS, WINNERS, decided, race
 from support.tiny import assert_same_end, simulate
 
 
@@ -39,11 +43,54 @@ def test_the_scores_of_all_candidates_are_in_the_report():
     assert summary.rounds == 6
 
 
+ELSEWHERE = [
+    {},
+    {"precision": "int8", "evaluate_every": 1},
+    {"backward": "joint", "num_local_steps": 1, "optimizer": "sgd"},
+    {"labels": "b", "sampler": "neighbor", "fanout": 2, "batch_size": 6, "prefetch": 3},
+    {"labels": "b", "backward": "joint", "precision": "bf16"},
+]
+
+
+@pytest.mark.parametrize("keys", ELSEWHERE, ids=str)
+@pytest.mark.parametrize("name", [name for name in DIVERGING if name != "all diverge"])
+def test_a_candidate_that_diverges_loses_the_race(name, keys):
+    config, parties = race(name, **keys)
+    report = simulate(parties, config).report
+    assert report.config.train.learning_rate == GOOD
+    by_rate = {each.settings["train.learning_rate"]: each for each in report.race.candidates}
+    assert (by_rate[TOO_LARGE].diverged, by_rate[TOO_LARGE].score) == (True, None)
+    assert by_rate[GOOD].diverged is None
+    assert by_rate[GOOD].score is not None
+    if config.wire.precision != "int8":  # rounding is drawn from the number of the message
+        assert_same_end(report, simulate(parties, decided(config, GOOD)).report)
+
+
+@pytest.mark.parametrize("keys", ELSEWHERE[:3], ids=str)
+def test_a_race_in_which_all_candidates_diverge_fails_and_names_the_keys_to_set(keys):
+    config, parties = race("all diverge", **keys)
+    with pytest.raises(TrainingError, match=r'all candidates.*train\.learning_rate yourself.*preset = "none"'):
+        simulate(parties, config)
+
+
+def test_a_training_that_diverges_after_the_race_fails():
+    config, parties = race("another one diverges")
+    with pytest.raises(TrainingError, match="diverged"):
+        simulate(parties, decided(config, TOO_LARGE))
+
+
 STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates stop within the race
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"), [("another one wins", {}), ("the second of three wins", {}), ("another one wins", STOPPING)]
+    ("name", "keys"),
+    [
+        ("another one wins", {}),
+        ("the second of three wins", {}),
+        ("another one wins", STOPPING),
+        ("the preferred one diverges", {}),
+        ("another one diverges", STOPPING),
+    ],
 )
 def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(name, keys, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: None)  # no test here cuts the power of the machine
@@ -71,6 +118,23 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         resumed = simulate(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
         assert resumed.race == whole.race
+
+
+def test_a_resumed_race_names_the_candidate_and_its_rounds(tmp_path, caplog):
+    config, parties = race("another one wins")
+    seen: list = []
+
+    def crash(event):
+        seen.append(isinstance(event, CandidateStarted))
+        if sum(seen) == 2 and isinstance(event, RoundDone) and event.round == 2:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        simulate(parties, config, checkpoints=tmp_path, observer=crash)
+    with caplog.at_level(logging.INFO, "glasu.runtime.checkpointing"):
+        simulate(parties, config, checkpoints=tmp_path)
+    (line,) = [line for line in caplog.messages if line.startswith("resuming")]
+    assert re.fullmatch(r"resuming after round [23] of 6 of candidate 2 of 2 in the race\.", line)
 
 
 def test_a_client_that_returns_to_the_start_has_the_settings_and_weights_of_the_start():

@@ -10,6 +10,7 @@ import pytest
 from glasu.cli.main import main
 from glasu.report import Baseline, SplitScores
 from glasu.runtime.baselines import BASELINES, compare_baselines, train_baselines
+from support.races import GOOD
 from support.small import SMALL
 from support.tiny import settings, simulate, tiny_parties
 
@@ -75,3 +76,20 @@ def test_the_command_stores_the_baselines_and_ends_with_the_line(asked, tmp_path
     assert list(report["baselines"]) == list(BASELINES)
     assert report["baselines"]["ensemble"]["bytes"] > 0 == report["baselines"]["standalone"]["bytes"]
     assert re.match(r"glasu .*; baselines: standalone [\d.]+ % .*, ensemble .*, smooth .* on validation$", last)
+
+
+@pytest.mark.parametrize(("preset", "rounds"), [("one-candidate", 20), ("the-preferred-one-wins", 3)])
+def test_the_baselines_have_the_settings_of_the_only_candidate_of_a_preset(preset, rounds, tmp_path):
+    """A preset with one candidate, and a run that is too short for a race, so that the rules decide."""
+
+    def train(name: str, keys: str, *options: str) -> dict:
+        settings = f"aggregation_layers = [0, 1]\n[train]\nnum_rounds = {rounds}\n{keys}\n"
+        (tmp_path / f"{name}.toml").write_text(SMALL + settings)
+        words = ["train", str(tmp_path / f"{name}.toml"), "--out", str(tmp_path / name), "--quiet", *options]
+        assert main(words) == 0
+        return json.loads((tmp_path / name / "report.json").read_text())
+
+    found = train("preset", f'preset = "{preset}"', "--baselines")
+    assert found["config"]["train"]["learning_rate"] == GOOD
+    alone = train("alone", f'preset = "none"\nlearning_rate = {GOOD}\nmethod = "standalone"')
+    assert found["baselines"]["standalone"]["test"] == alone["test"]

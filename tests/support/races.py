@@ -10,14 +10,21 @@ from glasu.data.party import PartyData
 from glasu.data.presets import Candidate, Preset
 from support.tiny import settings, tiny_parties
 
-GOOD, USELESS = 0.1, 1e-12
+GOOD, USELESS, TOO_LARGE = 0.1, 1e-12, 1e30  # training diverges after one step of TOO_LARGE
 CASES = {
     "the preferred one wins": (GOOD, USELESS),
     "another one wins": (USELESS, GOOD),
     "the second of three wins": (USELESS, GOOD, 2e-12),
     "a tie keeps the preferred one": (USELESS, 2e-12),
 }
-WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in CASES.items()}
+DIVERGING = {
+    "the preferred one diverges": (TOO_LARGE, GOOD),
+    "another one diverges": (GOOD, TOO_LARGE),
+    "all diverge": (TOO_LARGE, 2e30),
+}
+ALONE = {"one candidate": (GOOD,)}  # nothing is left to decide
+EVERYTHING = {**CASES, **DIVERGING, **ALONE}
+WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in EVERYTHING.items()}
 
 
 def candidate(rate: float) -> Candidate:
@@ -25,7 +32,7 @@ def candidate(rate: float) -> Candidate:
     return Candidate({"train": {"learning_rate": rate}}, {"model": layers})
 
 
-for _name, _rates in CASES.items():
+for _name, _rates in EVERYTHING.items():
     preset = Preset(tuple(candidate(rate) for rate in _rates))
     registry.register("preset", _name.replace(" ", "-"), preset)
 

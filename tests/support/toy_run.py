@@ -107,6 +107,9 @@ class ToyServerHandshake:
     def withdraw(self, party: str) -> None:
         self.withdrawn.append(party)
 
+    def find_shares(self, present: Sequence[str]) -> dict[str, str]:
+        return {}
+
     def settle(self) -> None:
         pass
 
@@ -130,6 +133,9 @@ class ToyClientHandshake:
         if self.decline is not None:
             raise self.decline
         self.welcomed.append(welcome)
+
+    def take_shares(self, shares: Mapping[str, str]) -> None:
+        raise AssertionError("the toy server has no shares")
 
     def statement(self) -> Payload:
         return {"rounds": {str(index): digest(value) for index, value in self.checkpoints.items()}}

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
     base = demo_config(args.rounds, args.seed)
     out = make_output_folder(args.out)
 
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
             reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
         write_atomically(out / method / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
-    table, task = Table(title=TITLE), task_of(base.train)
+    task = task_of(base.train)
+    table = Table(title=TITLE, box=SIMPLE, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for heading in list_headings(task):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for name, report in reports.items():

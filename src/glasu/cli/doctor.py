@@ -3,6 +3,7 @@
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
 certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same diagnosis everywhere and
 exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
+With --align everywhere it checks instead that the ids of all parties can be aligned (`glasu align`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
+from glasu.cli.align import add_max_ids
 from glasu.cli.arguments import add_overrides, add_party_options, add_role_options, add_server_options, parse_path
 from glasu.errors import ConfigError, GlasuError
 
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--server", metavar="HOST:PORT", help="at a party: the address of the server")
     where.add_argument("--listen", metavar="HOST:PORT", help="at the server: address that the parties connect to")
+    parser.add_argument("--align", action="store_true", help="check an alignment of the ids, not a training")
+    add_max_ids(parser, "with --align: ")
     add_party_options(parser, "at a party: ")
     add_server_options(parser, "at the server: ")
     add_role_options(parser)
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     diagnosis = _at_party(args) if args.server else _at_server(args)
     for line in diagnosis.lines():
         print(line)
-    print(diagnosis.summary())
+    print(diagnosis.summary("align their ids" if args.align else "train together"))
     return 0 if diagnosis.is_ready else 1
 
 
@@ -54,7 +58,7 @@ def _at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.address import check_address
-    from glasu.network.doctor.machine import check_kit
+    from glasu.network.doctor.machine import check_group, check_kit
     from glasu.network.doctor.server import DryRunServer
     from glasu.network.findings import Diagnosis
     from glasu.network.options import ServeOptions
@@ -69,6 +73,8 @@ def _at_server(args: argparse.Namespace) -> Diagnosis:
         if kit is None:
             return Diagnosis({"server": tuple(own)})
         options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, fresh=args.fresh, wait=args.wait)
+        if args.align:
+            return serve(DryRunServer(options, [*own, check_group(options.log)], "dry run of an alignment"))
         return serve(DryRunServer(options, own))
 
 
@@ -105,24 +111,28 @@ def _at_party(args: argparse.Namespace) -> Diagnosis:
         kit, certificate = check_kit(args.kit, "party", log)
         refuse_contents_of_others(args.out, "party", None if kit is None else kit.name)
         own = [certificate]
-        try:
-            party = read_party_once(args.subject, args.missing)
-        except GlasuError as error:
-            own.append(explain_error("data", error, log, "its files cannot be used; see that party's log"))
+        if not args.align:
+            try:
+                party = read_party_once(args.subject, args.missing)
+            except GlasuError as error:
+                own.append(explain_error("data", error, log, "its files cannot be used; see that party's log"))
         if kit is None:
             return Diagnosis({folder_name: tuple(own)})
 
+        from glasu.network.doctor.alignment import AlignmentDryRunParty
         from glasu.network.doctor.party import DryRunParty, join_dry_run
         from glasu.network.options import JoinOptions
 
         options = JoinOptions(
             kit=kit,
             server=address,
-            out=args.out,
+            out=args.subject if args.align else args.out,
             expect=expect,
             run=args.only,
             fresh=args.fresh,
             wait=args.wait,
             max_memory=args.max_memory,
         )
+        if args.align:
+            return join_dry_run(AlignmentDryRunParty(options, args.max_ids, own))
         return join_dry_run(DryRunParty(options, party, own))

@@ -4,8 +4,8 @@ A private CA signs one certificate for the server and one for each party. Nothin
 removed kits move to KITS/retired.
 
 With --parties, all keys are made on one machine. These are trial kits: give KITS/server to the server and KITS/<party>
-to that party, and keep KITS/ca here. Otherwise each party makes its own key with `request`, the CA signs the requests
-with `sign`, and `pin` records the fingerprints of the peers' keys.
+to that party, and keep KITS/ca here. Otherwise the server and each party make their own keys with `request`, the CA
+signs the requests with `sign`, and `pin` records the fingerprints of the peers' keys.
 """
 
 from __future__ import annotations
@@ -63,11 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action")
-    request = actions.add_parser("request", help="at a party: make a key, a secret and a signing request")
-    request.add_argument("--party", required=True, metavar="NAME", help="the name in party.toml")
+    request = actions.add_parser("request", help="at a party or the server: make a key and a signing request")
+    owner = request.add_mutually_exclusive_group(required=True)
+    owner.add_argument("--party", metavar="NAME", help="the name in party.toml; a secret is made, too")
+    owner.add_argument("--server", action="store_true", help="for the server")
     request.add_argument("--out", type=parse_path, required=True, metavar="KIT", help="folder for the kit")
-    sign = actions.add_parser("sign", help="at the CA: sign the requests of parties")
-    sign.add_argument("requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party")
+    sign = actions.add_parser("sign", help="at the CA: sign the requests of parties and the server")
+    sign.add_argument(
+        "requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party or the server"
+    )
     sign.add_argument("--ca", type=parse_path, required=True, metavar="KITS", help="folder of the CA")
     sign.add_argument(
         "--host",
@@ -75,7 +79,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="HOST",
-        help="a DNS name or IP address of the server; only with a new CA",
+        help="a DNS name or IP address of the server; with a new CA or a request of the server",
     )
     sign.add_argument("--days", type=int, help="validity of the certificates (365)")
     pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")
@@ -111,24 +115,34 @@ def run(args: argparse.Namespace) -> None:
 
 def _request(args: argparse.Namespace) -> None:
     from glasu.pki.fingerprint import format_fingerprint
+    from glasu.pki.identity import SERVER_NAME, check_roster
     from glasu.pki.request import make_request
 
-    made = make_request(args.out, args.party)
-    print(f"{args.out}: key, secret and request of party {made.name}; only {made.source} leaves this machine.")
+    if not args.server:
+        check_roster([args.party])
+    made = make_request(args.out, SERVER_NAME if args.server else args.party)
+    held = "key and request of the server" if args.server else f"key, secret and request of party {made.name}"
+    print(f"{args.out}: {held}; only {made.source} leaves this machine.")
     print(f"Send it to the CA, and copy the returned files to {args.out}.")
-    print(f"Fingerprint of the key, to read out to the other parties: {format_fingerprint(made.fingerprint)}")
+    readers = "parties" if args.server else "other parties"
+    print(f"Fingerprint of the key, to read out to the {readers}: {format_fingerprint(made.fingerprint)}")
 
 
 def _sign(args: argparse.Namespace) -> None:
     from glasu.pki.authority import KIT_DAYS
     from glasu.pki.fingerprint import format_fingerprint
+    from glasu.pki.identity import SERVER_NAME
+    from glasu.pki.kit import KEY
     from glasu.pki.signing import sign_requests
 
     days = KIT_DAYS if args.days is None else args.days
     for each in sign_requests(args.ca, args.requests, args.host, days=days):
         shown = format_fingerprint(each.key_fingerprint)
-        print(f"{each.folder}: for party {each.name}, expires {each.expires:%Y-%m-%d}, key {shown}; send it back.")
-    print(f"{args.ca / 'server'}: the kit of the server; its kit.toml lists the parties, copy it there.")
+        owner = "the server" if each.name == SERVER_NAME else f"party {each.name}"
+        print(f"{each.folder}: for {owner}, expires {each.expires:%Y-%m-%d}, key {shown}; send it back.")
+    server = args.ca / SERVER_NAME
+    held = "the kit of the server" if (server / KEY).is_file() else "for the server"
+    print(f"{server}: {held}; its kit.toml lists the parties, copy it there.")
 
 
 def _pin(folder: Path, peers: list[tuple[str, str]]) -> None:

@@ -2,9 +2,9 @@
 
 It writes report.json (metrics, traffic, time, releases), model/ (the selected weights) and ledger/ (every release of
 every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
-them. They are removed at the end. A finished run with other settings is replaced only with --fresh. With --baselines it
-also trains the parties alone, and compares the result with theirs, with averaged predictions, and with averages that
-are smoothed over the edges.
+them. They are removed at the end. A finished run is replaced only with --fresh; the same command without it trains
+nothing. With --baselines it also trains the parties alone, and compares the result with theirs, with averaged
+predictions, and with averages that are smoothed over the edges.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import LineLog
     from glasu.cli.progress import show_progress
-    from glasu.runtime.output_dir import refuse_contents_of_others, refuse_other_finished_run, remove_finished_run
+    from glasu.runtime.output_dir import find_finished_run, refuse_contents_of_others, remove_finished_run
 
     refuse_contents_of_others(args.out, "train")
     with LineLog("glasu train: ", quiet=args.quiet):
-        if not args.fresh:
-            refuse_other_finished_run(args.out, config)
+        finished = None if args.fresh else find_finished_run(args.out, config)
+        if finished is not None and (finished.baselines or not args.baselines):
+            print(f"{args.out}: this run is finished, see report.json there; --fresh or another --out trains again.")
+            return
         out = make_output_folder(args.out)
 
         from glasu.config import resolve
@@ -80,8 +82,8 @@ def run(args: argparse.Namespace) -> None:
                 used = decided if report.race is None else report.config  # the settings that the preset chose
                 report = replace(report, baselines=train_baselines(used, load_parties))
             write_atomically(out / "report.json", report.to_json().encode())
-            for finished in checkpoints.glob("*.checkpoint"):
-                finished.unlink()
+            for path in checkpoints.glob("*.checkpoint"):
+                path.unlink()
     print(report.summary())
     if args.baselines:
         print(compare_baselines(report, report.baselines))

@@ -15,7 +15,7 @@ from glasu.network.compatibility import (
     refuse_missing_facts,
     refuse_settings,
 )
-from glasu.network.facts import Facts
+from glasu.network.facts import Facts, list_pairs_without_tags, resolve_tags
 from glasu.network.fencing import Fence
 from glasu.network.handshake import (
     SAME_VERSION,
@@ -33,7 +33,7 @@ from glasu.network.witness import Witness
 from glasu.protocol.presence import check_present
 from glasu.records import to_plain
 
-OVER = {  # by purpose: the answer to a process that comes when all others have their results
+FINISHED_ANSWERS = {  # by purpose: the answer to a process that comes when all others have their results
     "training": "this run is finished; --fresh at the server starts another.",
     "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
     "alignment": "this alignment is complete; for another one, start `glasu serve --align` and all parties again.",
@@ -71,6 +71,7 @@ class Admission:
         self._fence, self._rounds, self._witness = fence, rounds, witness
         self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
         self.statements: dict[str, StatementPayload] = {}  # by party
+        self._asked: dict[str, str] = {}  # the shares of the parties that were asked to compare their ids
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process, durably, and return its welcome, or raise RefusalError."""
@@ -85,7 +86,7 @@ class Admission:
                 refuse_differences(party, stated.facts, self._others(party))
                 self._check_rounds(stated)
             elif stated.finished is None:
-                raise RefusalError(Code.RUN_FINISHED, OVER[self._facts.purpose])
+                raise RefusalError(Code.RUN_FINISHED, FINISHED_ANSWERS[self._facts.purpose])
             # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
             # and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)
@@ -106,8 +107,11 @@ class Admission:
         stated = read_payload(StatementPayload, statement, f"the statement of party {party!r}")
         lines: Sequence[str] = ()
         if self._fence is not None:
-            refuse_differences(party, stated.facts, self._others(party))
+            others = resolve_tags({**self._others(party), party: stated.facts})
+            refuse_differences(party, others.pop(party), others)
             refuse_missing_facts(party, stated.facts, self._facts)
+        self._refuse_missing_tags(party, stated.facts)
+        if self._fence is not None:
             self._check_settings(party, stated)
             if stated.ledger is None:
                 raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
@@ -137,6 +141,13 @@ class Admission:
         if self._fence is not None:
             self._fence.withdraw(party)
 
+    def find_shares(self, present: Sequence[str]) -> Mapping[str, str]:
+        """Return the shares of the parties that are not aligned, in the order of their first admission."""
+        known = {name: facts for name, facts in self._stated.items() if name in present}
+        pairs = list_pairs_without_tags(known)
+        self._asked = {name: facts.share for name, facts in known.items() if facts.share is not None} if pairs else {}
+        return self._asked
+
     def settle(self) -> None:
         """Note that an attempt begins with the admitted processes."""
         if self._fence is not None:
@@ -154,6 +165,15 @@ class Admission:
 
     def _others(self, party: str) -> dict[str, Facts]:
         return {THE_SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}
+
+    def _refuse_missing_tags(self, party: str, facts: Facts) -> None:
+        """Refuse a party that got the shares of the others and states no HMAC for one of them."""
+        if facts.share is None or self._asked.get(party) != facts.share:
+            return
+        stated = {(tag.party, tag.share) for tag in facts.id_tags}
+        if missing := [name for name, share in self._asked.items() if name != party and (name, share) not in stated]:
+            listed = ", ".join(missing)
+            raise RefusalError(Code.DIFFERENT_FACTS, f"it does not compare its ids with {listed}; {SAME_VERSION}")
 
     def _check_run(self, hello: HelloPayload) -> None:
         if hello.only not in (None, self._run):

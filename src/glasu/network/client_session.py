@@ -195,8 +195,10 @@ class ClientSession:
             case ProposedAttempt():
                 self._machine.advance(PeerEvent.PROPOSE)
                 raise NewAttempt(message)
-            case control.StatementRequest():
+            case control.StatementRequest(shares):
                 self._machine.advance(PeerEvent.REGATHER)
+                if shares:
+                    self._handshake.take_shares(shares)
                 if self._check_limits is not None:
                     self._state_again()
             case control.Goodbye(payload):

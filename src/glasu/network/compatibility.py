@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 from glasu.config import RunConfig, refuse_other_count
 from glasu.data.methods import has_server, method_of, override_settings
 from glasu.errors import ConfigError
-from glasu.network.facts import ALIGNING_PARTY_STATES, EVERY_PARTY_STATES, LABELS, Facts
+from glasu.network.facts import (
+    ALIGNED_PARTY_STATES,
+    ALIGNING_PARTY_STATES,
+    EVERY_PARTY_STATES,
+    LABELS,
+    NOT_ALIGNED,
+    OTHER_PARTY_STATES,
+    Facts,
+    list_pairs_without_tags,
+    resolve_tags,
+)
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
 from glasu.network.log_lines import MAX_REASON, printable
@@ -129,7 +139,8 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
 
 def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
     """Raise RefusalError if a prepared party leaves out a fact that must be compared."""
-    own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else EVERY_PARTY_STATES
+    ids = OTHER_PARTY_STATES if facts.alignment == NOT_ALIGNED else ALIGNED_PARTY_STATES
+    own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else (*EVERY_PARTY_STATES, *ids)
     required = [*(name for name in LABELS if getattr(server, name) is not None), *own]
     missing = [name for name in dict.fromkeys(required) if getattr(facts, name) is None]
     if missing:
@@ -154,6 +165,7 @@ def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> li
 def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Finding]:
     """Policy `collect`: return a finding for each check that needs the facts of all roles."""
     broken: dict[str, list[Difference]] = {}
+    parties = resolve_tags(parties)
     for item in compare_facts({"server": server, **parties}):
         group = broken.setdefault(item.rule.check, [])
         if not group or group[0].rule is item.rule:
@@ -166,9 +178,11 @@ def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Findin
             found.append(Finding(check, rule.level, f"{in_one_line(broken[check])}{remedy}"))
         elif check in good:
             found.append(Finding(check, "good", good[check]))
-    missing = [name for name, facts in parties.items() if facts.id_order is None]
-    if missing:
+    unread = [name for name, facts in parties.items() if facts.nodes is None]
+    if missing := [] if server.purpose == "dry run of an alignment" else unread:
         found.append(Finding("ids", "warning", f"not checked at {', '.join(missing)}: the data cannot be read"))
+    if apart := sorted({name for pair in list_pairs_without_tags(parties) for name in pair}):
+        found.append(Finding("ids", "warning", f"not compared at {', '.join(apart)}: not all parties are connected"))
     return found
 
 
@@ -179,6 +193,7 @@ def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str
     equal = ", ".join((f"glasu {server.glasu}", f"numpy {server.numpy}", *torch, *loaded))
     said = {"versions": f"equal: {equal}"}
     with_ids = {name: facts.nodes or 0 for name, facts in parties.items() if facts.id_order is not None}
+    with_ids = {} if list_pairs_without_tags(parties) else with_ids
     if len(with_ids) > 1:
         said["ids"] = f"{min(with_ids.values())} common ids, in the same order at {', '.join(with_ids)}"
     with_labels = {name: facts.classes for name, facts in parties.items() if facts.classes is not None}

@@ -101,7 +101,14 @@ class Connection:
             waited = dialing.clock() - since
             if ended != said or dialing.clock() - at >= TOLD_EVERY:
                 long = f" since {waited:.0f} s" if waited >= TOLD_EVERY else ""
-                dialing.log.info("waiting for the server at %s%s: %s.", address, long, why)
+                left = max(0.0, dialing.wait - waited)
+                dialing.log.info(
+                    "this party is waiting for the server at %s%s: %s. It tries again for %.0f s.",
+                    address,
+                    long,
+                    why,
+                    left,
+                )
                 said, at = ended, dialing.clock()
             if ended.code is ConnectionCode.CLOSED:
                 self._delay = FIRST_DELAY  # a flood may hold all places at the server: the next attempt may get one

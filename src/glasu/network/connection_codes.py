@@ -18,6 +18,7 @@ class ConnectionCode(enum.Enum):
     SERVER_NOT_YET_VALID = "server_not_yet_valid"
     SERVER_OF_OTHER_CA = "server_of_other_ca"
     SERVER_OF_OTHER_NAME = "server_of_other_name"
+    SERVER_OF_OTHER_KEY = "server_of_other_key"  # than the one that the party pins
     OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # it seems: a server that is stopping looks the same
     REFUSED = "refused"  # by the server, in words
     BUSY = "busy"  # this party has too many connections
@@ -41,6 +42,7 @@ _FINAL = {
     _C.SERVER_NOT_YET_VALID,
     _C.SERVER_OF_OTHER_CA,
     _C.SERVER_OF_OTHER_NAME,
+    _C.SERVER_OF_OTHER_KEY,
     _C.REFUSED,
 }
 
@@ -68,6 +70,7 @@ SENTENCES: dict[ConnectionCode, str] = {
         "the server's certificate does not name {host}; use a name in --server for which its kit was made with --host, "
         "or ask for `glasu provision --renew server --host {hosts}` (list all names: --host replaces them)"
     ),
+    _C.SERVER_OF_OTHER_KEY: "{detail}; compare the fingerprints over the telephone before you change the pin",
     _C.OWN_CERTIFICATE_REJECTED: (
         "it closed the connection after the TLS handshake, as it does when it rejects a party's certificate; use a kit "
         "of the same `glasu provision` as the server's. With GRPC_VERBOSITY=INFO, glasu serve prints the reason"

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
-from glasu.network.facts import Short
+from glasu.network.facts import MAX_PARTIES, Short
 from glasu.network.handshake import Payload
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
 from glasu.privacy.ledger import LedgerHead
+from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
 PROTOCOL = 3  # of frames and control messages; other versions are refused
@@ -64,7 +65,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class StatementRequest:
-    """Server: another attempt is gathered, so the party states its settings and checkpoints again."""
+    """Server: another attempt is gathered, so the party states its settings and checkpoints again.
+
+    With shares, each party also states HMACs of its ids for the others (`glasu.network.id_keys`).
+    """
+
+    shares: Annotated[Mapping[str, Short], Length(MAX_PARTIES)] = field(default_factory=dict)  # by party
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,8 @@ def refuse_control(message: object) -> ProtocolError:
     return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
 
 
-def describe_start(round_index: int) -> str:
-    """Return where an attempt begins."""
-    return f"continuing after round {round_index}" if round_index else "starting with the first round"
+def describe_start(progress: Progress | None) -> str:
+    """Return where an attempt begins; None: at the beginning."""
+    if progress is None or not progress.round:
+        return "starting with the first round"
+    return f"continuing after {progress.describe_position()}"

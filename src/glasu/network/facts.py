@@ -1,19 +1,21 @@
 """Facts: what a role states about itself in the handshake, so that the server can compare all roles.
 
 Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
-single id could be guessed. Digests of ids are HMACs where the parties are aligned. Torch is not loaded here.
+single id could be guessed. Digests of ids are HMACs under keys that the server lacks: that of the alignment, or those
+of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from glasu.data.party import have_labels, measure_labels, sign_ids
+from glasu.network.id_keys import IdKeys, IdTag
 from glasu.protocol.message_bytes import format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
@@ -22,10 +24,10 @@ from glasu.report import versions
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
 
-Purpose = Literal["training", "prediction", "dry run", "alignment"]
+Purpose = Literal["training", "prediction", "dry run", "alignment", "dry run of an alignment"]
 NonNegative = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
-MAX_EXTENSIONS = 64
+MAX_EXTENSIONS, MAX_PARTIES = 64, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,10 @@ class Facts:
     id_rules: Short | None = field(default=None, metadata={"label": "rules for ids"})  # alignment
     alignment: Short | None = None  # an HMAC that names the alignment, or NOT_ALIGNED
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
-    id_set: Short | None = field(default=None, metadata={"label": "set of ids (SHA-256)"})
-    id_order: Short | None = field(default=None, metadata={"label": "ids (SHA-256)"})
+    id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC, of aligned parties
+    id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
+    share: Short | None = None  # of other parties: the public key of this process, and HMACs for the others
+    id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
     label_scale: Short | None = field(default=None, metadata={"label": "mean and deviation of labels (SHA-256)"})
@@ -59,7 +63,8 @@ class Facts:
 
 NOT_ALIGNED = "none"
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}
-EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind", "id_set", "id_order")  # besides the server's facts
+EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind")  # besides the server's facts
+ALIGNED_PARTY_STATES, OTHER_PARTY_STATES = ("id_set", "id_order"), ("share",)
 ALIGNING_PARTY_STATES = ("id_rules",)
 
 
@@ -78,12 +83,13 @@ def server_facts(purpose: Purpose, **more: Any) -> Facts:
     )
 
 
-def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts:
+def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | None = None, **more: Any) -> Facts:
     """Return the facts of a party.
 
     Args:
         party: its data; None if the data could not be read.
         purpose: of the session.
+        id_keys: the keys of this process, for ids of a party that is not aligned.
         more: facts that depend on the settings, such as those of `label_facts`.
     """
     torch = versions()["torch"]
@@ -91,19 +97,68 @@ def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts
         more |= {
             "nodes": party.num_nodes,
             "id_kind": "numbers" if party.ids.dtype.kind == "i" else "strings",
-            "alignment": NOT_ALIGNED if party.alignment_key is None else _sign(party, "alignment", ""),
-            "id_set": _sign(party, "set of ids", party.set_digest),
-            "id_order": _sign(party, "order of ids", party.ids_digest()),
+            "alignment": NOT_ALIGNED,
         }
+        if (key := party.alignment_key) is not None:  # the server could test guesses of a digest, but not of an HMAC
+            more |= {
+                "alignment": sign_ids(key, "alignment", ""),
+                "id_set": sign_ids(key, "set of ids", party.set_digest),
+                "id_order": sign_ids(key, "order of ids", party.ids_digest()),
+            }
+        elif id_keys is not None:
+            more |= {"share": id_keys.share, "id_tags": id_keys.make_tags(party)}
     return server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
 
 
-def _sign(party: PartyData, purpose: str, digest: str) -> str:
-    """Return an HMAC of a digest under the key of the alignment, which the server lacks; without one, the digest.
+def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Replace the HMACs for single parties by facts that can be compared: equal ids get equal values.
 
-    The server could compute the digest of any list of ids that it guesses, but not the HMAC.
+    The value names the first party with these ids. Ids that were not compared yet count as equal.
     """
-    return digest if party.alignment_key is None else sign_ids(party.alignment_key, purpose, digest)
+    if len([facts for facts in parties.values() if facts.share is not None]) < 2:
+        return dict(parties)
+    sets, orders = (_name_equal_ids(parties, name) for name in ("id_set", "id_order"))
+    return {
+        party: replace(facts, id_set=sets[party], id_order=orders[party]) if party in sets else facts
+        for party, facts in parties.items()
+    }
+
+
+def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
+    """Return a value of one fact for every party that is not aligned: equal values for equal ids."""
+    values: dict[str, str] = {}
+    for party, facts in parties.items():
+        if facts.share is None:
+            continue
+        compared = {other: _have_equal_ids(parties, party, other, name) for other in values}
+        alike = [other for other, is_equal in compared.items() if is_equal]
+        if not alike and False not in compared.values():
+            alike = list(compared)  # not compared yet
+        values[party] = values[alike[0]] if alike else f"as at {party}"
+    return values
+
+
+def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str]]:
+    """Return the pairs (party, other) of parties that are not aligned in which the party has no valid tag."""
+    shares = {name: facts.share for name, facts in parties.items() if facts.share is not None}
+    return [
+        (party, other)
+        for party in shares
+        for other in shares
+        if party != other and _find_tag(parties, party, other) is None
+    ]
+
+
+def _find_tag(parties: Mapping[str, Facts], party: str, other: str) -> IdTag | None:
+    """Return the tag that a party has made for the present process of another one."""
+    tags = (tag for tag in parties[party].id_tags if tag.party == other and tag.share == parties[other].share)
+    return next(tags, None)
+
+
+def _have_equal_ids(parties: Mapping[str, Facts], one: str, other: str, name: str) -> bool | None:
+    """Return whether two parties have equal ids; None if they have not compared them yet."""
+    here, there = _find_tag(parties, one, other), _find_tag(parties, other, one)
+    return None if here is None or there is None else bool(getattr(here, name) == getattr(there, name))
 
 
 def label_facts(party: PartyData) -> dict[str, Any]:

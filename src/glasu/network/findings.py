@@ -49,13 +49,13 @@ class Diagnosis:
             for finding in found
         ]
 
-    def summary(self) -> str:
-        """Return the diagnosis in one or two sentences."""
+    def summary(self, what: str = "train together") -> str:
+        """Return the diagnosis in one or two sentences; `what` the roles can do if they are ready."""
         bad, warnings = self._select("bad"), len(self._select("warning"))
         noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
         if not bad:
             roles = ", ".join(role for role in self.findings if role not in ("server", TOGETHER))
-            return f"ready: the server and {roles} can train together.{noted}"
+            return f"ready: the server and {roles} can {what}.{noted}"
         listed = "; ".join(f"{role}: {finding.check}: {finding.said}" for role, finding in bad)
         text = f"not ready, {len(bad)} problem{'s' * (len(bad) > 1)}: {listed}"
         return f"{text}{'' if text.endswith('?') else '.'}{noted}"

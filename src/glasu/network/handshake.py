@@ -176,6 +176,13 @@ class ServerHandshake(Protocol):
         """Forget a party's admitted process: it declined, `prepare` refused it, or the others continue without it."""
         ...
 
+    def find_shares(self, present: Sequence[str]) -> Mapping[str, str]:
+        """Return the shares that these parties need to compare their ids, in the order in which to ask them.
+
+        Empty: nothing is missing. The session asks when all parties are prepared, and sends them the shares.
+        """
+        ...
+
     def settle(self) -> None:
         """Note that an attempt begins. From now on the admitted processes keep their places."""
         ...
@@ -200,6 +207,10 @@ class ClientHandshake(Protocol):
 
         Raise a `GlasuError` to end the session, for example where the server now offers other settings.
         """
+        ...
+
+    def take_shares(self, shares: Mapping[str, str]) -> None:
+        """Take the shares of all parties; the next statement compares the ids with theirs."""
         ...
 
     def statement(self) -> Payload:

@@ -29,6 +29,7 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
+from glasu.network.id_keys import IdKeys
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
@@ -66,6 +67,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         self._stated = self.ledger.head
         self._begun = ""  # the run of the last start in the ledger
         self.watch = self.telemetry.watch  # adds up the computing time of the script
+        self.id_keys = IdKeys()
 
     @abstractmethod
     def hello(self) -> Payload:
@@ -74,6 +76,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def welcome(self, welcome: Payload) -> None:
         """Take the offer of a server process, or raise GlasuError: the session declines it then."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
+
+    def take_shares(self, shares: Mapping[str, str]) -> None:
+        """Take the shares of all parties, to compare the ids with theirs."""
+        self.id_keys.take_shares(self.options.kit.name, shares)
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:

@@ -200,7 +200,9 @@ class PeerFrames:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        self._roster.log.write(f"{peer.name}: prepared.", peer.name)
+        if not peer.was_asked:  # it has logged this before
+            self._roster.log.write(f"{peer.name}: prepared.", peer.name)
+        peer.was_asked = False
         for line in lines:
             self._roster.announce(line, about=peer.name)
 
@@ -289,6 +291,7 @@ class PeerFrames:
         if peer.stream is stream:
             peer.stream, peer.away_since = None, self._roster.clock()
             if self._roster.run.state not in (RunState.CLOSED, RunState.LEAVING, RunState.FAILED):
-                line = f"{peer.name}: the connection ended; waiting for it to return."
+                waits = "the server is waiting for it to return. If it has stopped, start it again."
+                line = f"{peer.name}: the connection ended; {waits}"
                 self._roster.announce(line, about=peer.name)
         self._roster.changed.notify_all()

@@ -90,7 +90,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         about_classes = {} if self.party.labels is None else class_facts(self.model.classes)
         if self.model.config.train.warm_start:
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
-        return party_facts(self.party, "prediction", training=self.state.value.run, **about_classes)
+        return party_facts(self.party, "prediction", self.id_keys, training=self.state.value.run, **about_classes)
 
     def scope(self) -> tuple[str, str]:
         """Return the id of this prediction, and the training of the model."""

@@ -30,6 +30,7 @@ from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
+CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
 NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less often, but
 NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
 GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
@@ -87,6 +88,7 @@ class Peer:
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
+    was_asked: bool = False  # to compare its ids; its next statement is not the first one
     result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
@@ -236,8 +238,8 @@ class Roster:
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
             if now - since >= named:
-                states = "; ".join(f"{peer.name}: {'' if peer.is_connected else 'not '}connected" for peer in owing)
-                self.announce(f"waiting for {names} {what} since {now - since:.0f} s ({states}).")
+                states = "; ".join(f"{peer.name}: {CONNECTION_WORDS[peer.is_connected]}" for peer in owing)
+                self.announce(f"the server is waiting for {names} {what} since {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
 

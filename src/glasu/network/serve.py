@@ -34,6 +34,7 @@ from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.protocol.server import Server, Sizes
+from glasu.protocol.state import Progress
 from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
 from glasu.runtime.drive import drive
@@ -114,6 +115,11 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
 class ScriptPurpose(ServerPurpose[ReportT]):
     """A purpose that runs a script with the parties, in attempts: training, prediction, alignment."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """The progress with which the planned attempt begins; None: it begins at the beginning."""
+        return None
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
         """Run attempts until one succeeds."""
@@ -215,7 +221,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
     with Listener(session.host, options.kit, options.listen) as listener:
         purpose.begin()  # after the address is bound: a bad --listen changes no folder
         listener.start()
-        parties = ", ".join(options.kit.roster)
+        parties = f"{', '.join(options.kit.roster)} to connect within {options.wait:.0f} s"
         whom = "parties that still need the result of the finished run" if purpose.is_finished else parties
         options.log.info("listening on %s:%d, waiting for %s", options.listen.rpartition(":")[0], listener.port, whom)
         options.emit(Listening(listener.port))
@@ -247,7 +253,7 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
                 session.begin_attempt(attempt)
             missing = ", ".join(name for name in purpose.options.kit.roster if name not in attempt.present)
             who = f"all parties except {missing}" if missing else "all parties"
-            log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(attempt.round))
+            log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(purpose.progress))
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
                 results = session.collect_results()

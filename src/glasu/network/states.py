@@ -86,7 +86,7 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.ABSENT, _E.FAIL): _P.ABSENT,
     # A restarted process takes the place of the earlier one, whatever that had reached.
     **{(state, _E.ADMIT): _P.CONNECTED for state in _P},
-    **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PROPOSED, _P.RUNNING, _P.FINISHED)},
+    **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)},
     **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
     **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.FAIL): _P.FAILED for state in (_P.AWAY, *_ADMITTED, _P.REFUSED, _P.FAILED)},

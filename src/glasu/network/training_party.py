@@ -25,7 +25,7 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
-from glasu.network.run_folder import CHECKPOINTS, check_same_secret, continues_part, read_report
+from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.key_agreement import needs_keys
@@ -82,7 +82,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def facts(self) -> Facts:
         """Return the facts of this party for the settings of the run."""
         party = self.client.party
-        return party_facts(party, "training", parties=self.client.identity.num_clients, **label_facts(party))
+        parties = self.client.identity.num_clients
+        return party_facts(party, "training", self.id_keys, parties=parties, **label_facts(party))
 
     def scope(self) -> tuple[str, str]:
         """Return the id of the run, twice: it is the training."""
@@ -105,7 +106,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
             HelloPayload(
-                facts=party_facts(self.party, "training"),
+                facts=party_facts(self.party, "training", self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,
@@ -185,7 +186,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         self.telemetry.rewind(TelemetryState(evaluations=evaluations))
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
-        progress, start = client.progress, describe_start(client.progress.round)
+        progress, start = client.progress, describe_start(client.progress)
         if progress.warm_steps and not progress.round:
             start = f"continuing after warm step {progress.warm_steps} of {client.config.train.warm_start}"
         self.options.log.info("attempt %d: all parties are connected; %s.", attempt.number, start)
@@ -325,5 +326,5 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                     f"{out}: holds a finished run with other settings than those of --expect: "
                     f"{in_one_line(differences)}; for another training give another --out."
                 )
-        self.options.log.info("%s: this run is finished; --fresh takes part in another one.", out)
+        self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         return report

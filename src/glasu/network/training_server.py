@@ -14,14 +14,14 @@ from glasu.network.facts import server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import CHECKPOINTS, continues_run, open_serving
+from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, continues_run, open_serving
 from glasu.network.serve import ScriptPurpose, ServerPerformer
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
-from glasu.protocol.state import ServerState
+from glasu.protocol.state import Progress, ServerState
 from glasu.report import SIGNED, MaskSummary, PartySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState, summarize_race
@@ -67,13 +67,18 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         if saved and not self.is_finished:
             checkpoint = self.saver.store.load(saved, ServerCheckpoint)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
-            last = checkpoint.server.progress.round
-            self.options.log.info("resuming after round %d or the one before, once all parties are connected.", last)
+            last = checkpoint.server.progress.describe_position()
+            self.options.log.info("resuming after %s, or one round before, once all parties are connected.", last)
 
     @property
     def is_finished(self) -> bool:
         """Whether the folder holds the results of this run."""
         return self.resumes and self.state.value.closed
+
+    @property
+    def progress(self) -> Progress | None:
+        """The progress of the server in the present attempt."""
+        return None if self._server is None else self._server.progress
 
     @property
     def starts_over(self) -> bool:
@@ -84,7 +89,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
         if self.is_finished:
             out = self.options.out
-            self.options.log.info("%s: this run is finished, see report.json there; --fresh starts another one.", out)
+            self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         if self.resumes:
             return
         if self.options.fresh:

@@ -21,8 +21,9 @@ from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.probe import probe
-from glasu.pki.kit import Kit, reload_revocations
-from glasu.pki.refusal import find_refusal, read_peer_name
+from glasu.pki.identity import SERVER_NAME
+from glasu.pki.kit import Kit, pem, reload_revocations
+from glasu.pki.refusal import find_pin_error, find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 ONLY_TLS_1_3 = require_tls_1_3()
@@ -302,14 +303,51 @@ class Line:
         """
         _refuse_older_tls()
         self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
-        credentials = grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
-        options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        self._channel = grpc.secure_channel(address, credentials, options)
-        self._call = self._channel.stream_stream(METHOD)(stream.outgoing())
+        self._opening = threading.Lock()  # of the channel, against `close`
+        self._channel: Any = None
         self._ended = threading.Event()
-        threading.Thread(target=self._read, name="glasu-line", daemon=True).start()
+        self._is_pinned = SERVER_NAME in kit.pins
+        if not self._is_pinned:
+            self._open_channel(kit.ca_pem)
+        threading.Thread(target=self._run, name="glasu-line", daemon=True).start()
 
-    def _read(self) -> None:
+    def _open_channel(self, roots: bytes) -> None:
+        """Connect to a server whose certificate is one of these, or is signed by one of them."""
+        with self._opening:
+            if self._ended.is_set():
+                return
+            credentials = grpc.ssl_channel_credentials(roots, self._kit.key_pem, self._kit.certificate_pem)
+            options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+            self._channel = grpc.secure_channel(self._address, credentials, options)
+            self._call = self._channel.stream_stream(METHOD)(self.stream.outgoing())
+
+    def _run(self) -> None:
+        """Read until the stream ends. With a pin, find the server's certificate first."""
+        ended = self._open_pinned() if self._is_pinned else None
+        if ended is None:
+            ended = Disconnection(ConnectionCode.CLOSED) if self._channel is None else self._read()
+        self.stream.close()
+        self._ended.set()
+        self._arrive(self, ended)
+
+    def _open_pinned(self) -> Disconnection | None:
+        """Connect to the server whose key this kit pins; return why not, or None.
+
+        gRPC does not show the certificate of a server. So a first connection fetches it, and its key is compared with
+        the pin. Then gRPC accepts this certificate only. Even if two servers answer the two connections, gRPC
+        completes its handshake only with the owner of the pinned key.
+        """
+        found = probe(self._kit, self._address)
+        if isinstance(found, Disconnection):
+            return found
+        named = "" if found.name == SERVER_NAME else "the certificate at that address is not the server's"
+        if error := named or find_pin_error(found, self._kit):
+            return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, error)
+        self._open_channel(pem(found.certificate))
+        return None
+
+    def _read(self) -> Disconnection:
+        """Pass frames on until the stream ends; return the reason."""
         ended = Disconnection(ConnectionCode.CLOSED)
         served = False
         try:
@@ -323,18 +361,20 @@ class Line:
             found = probe(self._kit, self._address)
             if isinstance(found, Disconnection) and found.code not in VAGUE:
                 ended = found
-        self.stream.close()
-        self._ended.set()
-        self._arrive(self, ended)
+        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # not the pinned one, that is
+            return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections found two certificates")
+        return ended
 
     def close(self, seconds: float = 0.0) -> None:
         """End the stream, after up to `seconds` for frames that wait."""
         self.stream.close()
         if seconds:
             self._ended.wait(seconds)
-        self._ended.set()
-        self._call.cancel()
-        self._channel.close()
+        with self._opening:
+            self._ended.set()
+        if self._channel is not None:
+            self._call.cancel()
+            self._channel.close()
 
 
 # gRPC's own words, and the only place that reads them. The first match counts. Recorded with 1.70 to 1.85

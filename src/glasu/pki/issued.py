@@ -24,7 +24,7 @@ class Issued:
     name: str
     serial: str  # hexadecimal
     expires: datetime
-    key: str | None = None  # SHA-256 of a public key that a party made itself, see glasu.pki.fingerprint
+    key: str | None = None  # SHA-256 of a public key that was made where it is used, see glasu.pki.fingerprint
     revoked: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -48,6 +48,11 @@ class IssuedCertificates:
             replace(item, revoked=now) if item.name in names and not item.revoked else item for item in self.issued
         )
         return replace(self, issued=tuple(issued))
+
+    def has_own_key(self, name: str) -> bool:
+        """Return whether the last certificate of this name is for a key that was made where it is used."""
+        keys = [item.key for item in self.issued if item.name == name]
+        return bool(keys) and keys[-1] is not None
 
     def has_other_valid(self, name: str, serial: str, now: datetime) -> bool:
         """Return True if a certificate of this name with another serial number is valid and not revoked."""

@@ -6,7 +6,7 @@ key.pem           its private key, readable by its owner only
 secret.hex        at a party, from its first use: its secret, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
 pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
-request.pem       at a party that made its key itself: its signing request, see glasu.pki.request
+request.pem       where the key was made here: its signing request, see glasu.pki.request
 revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
@@ -188,7 +188,7 @@ def _check_folder(folder: Path) -> None:
         if (folder / REQUEST).exists():
             raise TransportError(
                 f"{folder}: waits for its certificate; send {REQUEST} to the CA (`glasu provision sign`) and copy the "
-                f"returned {CA}, {CERTIFICATE} and {MANIFEST} here."
+                "returned files here."
             )
         raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
 

@@ -110,7 +110,7 @@ def make_federation(
         hosts: of the server.
         days: validity.
         now: the time.
-        keys: of all parties, if they made them themselves; None: make trial kits.
+        keys: of all parties, if they made them themselves, and perhaps of the server; None: make trial kits.
     """
     parse_hosts(hosts)
     own, names = make_authority(now), (SERVER_NAME, *parties)
@@ -171,7 +171,7 @@ def renew(
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
         _check_known(authority, names, (SERVER_NAME, *authority.state.roster))
-        _refuse_making_keys(authority, [name for name in names if name != SERVER_NAME])
+        _refuse_making_keys(authority, names)
         if hosts and SERVER_NAME not in names:
             raise ConfigError(f"--host {hosts[0]}: only the certificate of the server names hosts; use --renew server.")
         state = replace(authority.state, hosts=tuple(hosts) or authority.state.hosts)
@@ -278,7 +278,7 @@ def _issue(
             signed = issue(*signing, authority.state.hosts, authority.now, days)
             certificate, private = signed.certificate, {KEY: _key_pem(signed)}
         else:
-            certificate = certify(*signing, key, (), authority.now, days)
+            certificate = certify(*signing, key, authority.state.hosts, authority.now, days)
         own = read_certificate(pem(certificate))
         assert own is not None
         public = {
@@ -300,10 +300,12 @@ def _publish_kits(authority: CertificateAuthority, names: Sequence[str]) -> list
     return [open_kit(folder, now=authority.now) for folder in complete]
 
 
-def _refuse_making_keys(authority: CertificateAuthority, parties: Sequence[str]) -> None:
-    if parties and not authority.state.trial:
+def _refuse_making_keys(authority: CertificateAuthority, names: Sequence[str]) -> None:
+    """Refuse to make keys for names that make them themselves: the parties, and the server if it sent a request."""
+    own = [name for name in names if name != SERVER_NAME or authority.state.has_own_key(SERVER_NAME)]
+    if own and not authority.state.trial:
         raise ConfigError(
-            f"{', '.join(parties)}: the parties of {authority.out} make their keys themselves; use `glasu provision "
+            f"{', '.join(own)}: the keys for {authority.out} are made where they are used; use `glasu provision "
             "request` there, and `glasu provision sign` here."
         )
 

@@ -1,10 +1,11 @@
-"""Signing requests: a party makes its key and a request; the key stays in its kit, and the CA signs the request.
+"""Signing requests: a party or the server makes its key and a request. The key stays there; the CA signs the request.
 
 KIT/key.pem       the private key, readable by its owner only
-KIT/secret.hex    the party's secret
+KIT/secret.hex    at a party: its secret
 KIT/request.pem   the request (PKCS #10) to send to the CA; not secret
 
-The CA returns ca.pem, certificate.pem and kit.toml. With these beside the key, the folder is a kit.
+The CA returns ca.pem, certificate.pem and kit.toml, to the server also revoked.pem. With these beside the key, the
+folder is a kit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import sync_folder, write_atomically
 from glasu.pki.fingerprint import fingerprint_key
-from glasu.pki.identity import check_roster, identity_uri, name_in_uri
+from glasu.pki.identity import SERVER_NAME, check_roster, identity_uri, name_in_uri, role_of
 from glasu.pki.kit import KEY, REQUEST
 from glasu.pki.secret_file import make_secret
 
@@ -44,11 +45,16 @@ class SigningRequest:
 
 
 def make_request(folder: Path, name: str) -> SigningRequest:
-    """Make the key, the secret and the signing request of a party in a new folder."""
-    check_roster([name])
-    key = ec.generate_private_key(ec.SECP256R1())
+    """Make the key and the signing request of a party or the server in a new folder, and the secret of a party.
+
+    Args:
+        folder: for the kit.
+        name: of the party, or SERVER_NAME. The CA adds the hosts of the server.
+    """
+    _check_name(name)
+    key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {role_of(name)}"
     request = (
-        x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "GLASU party")]))
+        x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity_uri(name))]), False)
         .sign(key, SHA256())
     )
@@ -58,7 +64,8 @@ def make_request(folder: Path, name: str) -> SigningRequest:
             raise ConfigError(f"--out {folder}: is not empty ({taken[0]}); nothing was changed. Choose another folder.")
         folder.chmod(0o700)
         write_atomically(folder / KEY, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-        make_secret(folder)
+        if name != SERVER_NAME:
+            make_secret(folder)
         write_atomically(folder / REQUEST, request.public_bytes(Encoding.PEM))
         sync_folder(folder)
     except OSError as error:
@@ -83,22 +90,27 @@ def read_request(path: Path) -> SigningRequest:
         uris = _list_names(request)
         is_signed = request.is_signature_valid and isinstance(request.signature_hash_algorithm, SHA256)
     except Exception:  # the parser raises many types for invalid input
-        raise TransportError(f"{path}: holds no signing request in PEM form; ask the party for request.pem.") from None
+        raise TransportError(f"{path}: holds no signing request in PEM form; ask for the right request.pem.") from None
     if not isinstance(found, ec.EllipticCurvePublicKey) or not isinstance(found.curve, ec.SECP256R1):
         raise TransportError(f"{path}: its key is not ECDSA on P-256; make it with `glasu provision request`.")
     if not is_signed:
         raise TransportError(
-            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was changed on its way; ask the party to "
-            "send it again."
+            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was changed on its way; ask for it again."
         )
     name = name_in_uri(uris[0]) if len(uris) == 1 else None
     if name is None:
-        raise TransportError(f"{path}: does not name one party; make it with `glasu provision request`.")
+        raise TransportError(f"{path}: does not name one party or the server; make it with `glasu provision request`.")
     try:
-        check_roster([name])
+        _check_name(name)
     except GlasuError as error:
         raise TransportError(f"{path}: {error}") from None
     return SigningRequest(name, found, str(path))
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that no party can have; the server has its own."""
+    if name != SERVER_NAME:
+        check_roster([name])
 
 
 def _list_names(request: x509.CertificateSigningRequest) -> list[str]:

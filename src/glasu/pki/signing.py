@@ -1,7 +1,7 @@
-"""Sign the requests of parties at the CA. The private keys of the parties are never here.
+"""Sign the requests of parties and of the server at the CA. The private keys of requests are never here.
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
-KITS/server/    the server's kit, with its key, made here
+KITS/server/    after a request of the server: what goes back to it; otherwise its kit, with a key made here
 KITS/<party>/   what goes back to the party: ca.pem, certificate.pem, kit.toml; nothing in it is secret
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glasu.errors import ConfigError
 from glasu.pki.authority import KIT_DAYS
-from glasu.pki.identity import check_roster
+from glasu.pki.identity import SERVER_NAME, check_roster
 from glasu.pki.issued import IssuedCertificates
 from glasu.pki.kit import CERTIFICATE, open_certificate
 from glasu.pki.provision import (
@@ -30,27 +30,27 @@ from glasu.pki.request import SigningRequest, read_request
 
 
 @dataclass(frozen=True)
-class SignedParty:
-    """A certificate that the CA made for the key of a party."""
+class SignedRequest:
+    """A certificate that the CA made for the key in a request."""
 
-    name: str
-    folder: Path  # to be sent to the party
+    name: str  # of the party, or SERVER_NAME
+    folder: Path  # to be sent back
     expires: datetime
     key_fingerprint: str
 
 
 def sign_requests(
     out: Path, requests: Sequence[Path], hosts: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None
-) -> list[SignedParty]:
-    """Sign requests; the parties are appended to the roster in this order.
+) -> list[SignedRequest]:
+    """Sign requests; the parties are appended to the roster in this order. One request may be the server's.
 
-    A request of the same key renews the certificate of a party. Another key for the same name is refused until the
-    earlier certificate is revoked or has expired.
+    A request of the same key renews a certificate. Another key for the same name is refused until the earlier
+    certificate is revoked or has expired. The server may replace a key that the CA made.
 
     Args:
         out: the folder of the CA. If it holds none, a CA and the kit of the server are made there first.
         requests: files that `glasu provision request` made.
-        hosts: the DNS names and IP addresses of the server; only for a new CA.
+        hosts: the DNS names and IP addresses of the server; for a new CA, or with a request of the server.
         days: validity of the certificates.
         now: the present by default.
     """
@@ -61,38 +61,57 @@ def sign_requests(
         if names.count(request.name) > 1:
             others = ", ".join(each.source for each in found if each.name == request.name)
             raise ConfigError(f"{others}: are requests for one name, {request.name!r}; sign the one that is right.")
-    check_roster(names)
+    parties = [name for name in names if name != SERVER_NAME]
     keys = {request.name: request.key for request in found}
     if not (out / AUTHORITY).is_dir():
-        make_federation(out, names, hosts, days, now, keys)
-    elif hosts:
-        raise ConfigError(f"--host {hosts[0]}: {out} has a CA and a server already; use --renew server to change it.")
+        if not parties:
+            raise ConfigError(
+                f"{out}: a new CA needs the request of at least one party; sign it together with this one."
+            )
+        check_roster(parties)
+        make_federation(out, parties, hosts, days, now, keys)
+    elif hosts and SERVER_NAME not in names:
+        raise ConfigError(
+            f"--host {hosts[0]}: {out} has a CA and a server already; to change it, sign a request of the server, or "
+            "use --renew server if its key was made here."
+        )
     else:
         with open_authority(out, now) as authority:
-            _sign_more(authority, found, keys, days)
+            _sign_more(authority, found, keys, hosts, days)
     return [
-        SignedParty(name, out / name, open_certificate(out / name / CERTIFICATE).expires, request.fingerprint)
+        SignedRequest(name, out / name, open_certificate(out / name / CERTIFICATE).expires, request.fingerprint)
         for name, request in zip(names, found, strict=True)
     ]
 
 
-def _sign_more(authority: CertificateAuthority, found: Sequence[SigningRequest], keys: PublicKeys, days: int) -> None:
+def _sign_more(
+    authority: CertificateAuthority,
+    found: Sequence[SigningRequest],
+    keys: PublicKeys,
+    hosts: Sequence[str],
+    days: int,
+) -> None:
     state = authority.state
     if state.trial:
         raise ConfigError(f"{authority.out}: its CA makes trial kits, with all private keys; choose another --ca.")
     for request in found:
         _refuse_second_key(state, request, authority.now)
-    roster = (*state.roster, *(name for name in keys if name not in state.roster))
+    roster = (*state.roster, *(name for name in keys if name not in (SERVER_NAME, *state.roster)))
     check_roster(roster)
-    names = list(keys)
-    change_authority(authority, replace(state, roster=roster), issued=names, retired=names, days=days, keys=keys)
+    names, state = list(keys), replace(state, roster=roster, hosts=tuple(hosts) or state.hosts)
+    change_authority(authority, state, issued=names, retired=names, days=days, keys=keys)
 
 
 def _refuse_second_key(state: IssuedCertificates, request: SigningRequest, now: datetime) -> None:
     for item in state.issued:
         is_valid = item.name == request.name and not item.revoked and item.expires > now
+        if request.name == SERVER_NAME and item.key is None:
+            continue  # the CA made that key; the server now replaces it by its own
         if is_valid and item.key != request.fingerprint:
+            remedy = f"if the party asked for a new key, use --revoke {request.name} first."
+            if request.name == SERVER_NAME:  # parties read no revocation list
+                remedy = "if that key is lost, make a new CA and new kits in another --ca."
             raise ConfigError(
                 f"{request.source}: {request.name!r} has a certificate for another key, valid until "
-                f"{item.expires:%Y-%m-%d}; if the party asked for a new key, use --revoke {request.name} first."
+                f"{item.expires:%Y-%m-%d}; {remedy}"
             )

@@ -55,7 +55,7 @@ def client_average(
     """
     import torch
 
-    sent = None if own is None else client.release.tensor("probabilities", torch.from_numpy(own), key)
+    sent = None if own is None else client.release_tensor("probabilities", torch.from_numpy(own), key)
     shape = num_rows, num_columns if own is None else own.shape[1]
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
     task = client.learner.task

@@ -128,7 +128,7 @@ def share_gradient(
         rows: of the answer.
         widening: the width of the answer, in multiples of the width of a partial.
     """
-    sent = None if gradient is None else client.release.tensor("gradient", gradient, key)
+    sent = None if gradient is None else client.release_tensor("gradient", gradient, key)
     shape = rows, client.config.model.hidden * widening
     return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 

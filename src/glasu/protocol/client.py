@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from glasu.config import RunConfig, list_candidates
@@ -15,13 +16,15 @@ from glasu.errors import ConfigError, ProtocolError
 from glasu.model.layers import Convolution
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.masking import PairwiseMasks, Signer
-from glasu.privacy.release import Release
+from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
 from glasu.wire.encodings import Array, Kind, Ring, encodings_of, use_for_all_kinds
 from glasu.wire.message_key import RUN_BYTES, Key
+
+LARGEST_SENT = 1e30  # in a race; a sum of such values over all clients is finite in every encoding
 
 
 class Client:
@@ -126,7 +129,7 @@ class Client:
     def adopt_candidate(self) -> None:
         """Use the settings of the candidate that the progress names, with their first weights."""
         race = self.progress.race
-        self.identity.base = self.progress.base
+        self.identity.earlier_rounds = self.progress.earlier_rounds
         if len(self.candidates) > 1:  # also without a race: a new attempt may start before it
             self.config = self.candidates[0 if race is None else race.candidate]
             self.learner = self._make_learner()
@@ -135,6 +138,22 @@ class Client:
     def is_alone(self) -> bool:
         """Whether no layer aggregates: then this client selects its model and records its losses."""
         return not self.config.model.aggregation_layers
+
+    def note_divergence(self) -> bool:
+        """Note that the training diverged; return whether the run continues, because a race decides.
+
+        A candidate that diverges loses the race. Until the next evaluation says so to all roles, this client sends
+        harmless values, so that the others need not wait for it.
+        """
+        self.progress.diverged = self.progress.is_racing
+        return self.progress.diverged
+
+    def release_tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
+        """Release a tensor. In a race, one that no other role can use is replaced, and the candidate has diverged."""
+        if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
+            self.note_divergence()
+            value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
+        return self.release.tensor(kind, value, key)
 
     def place_among(self, present: Sequence[str]) -> None:
         """Predict with these parties only: they are the clients from now on, in this order."""

@@ -17,6 +17,7 @@ from glasu.protocol.prediction import client_prediction, client_scores, server_p
 from glasu.protocol.presence import list_subsets
 from glasu.protocol.requests import (
     Broadcast,
+    CandidateDiverged,
     Collapsed,
     Evaluated,
     Propagated,
@@ -27,6 +28,7 @@ from glasu.protocol.requests import (
     Timed,
 )
 from glasu.protocol.sampling import agree, owner_leads, unite
+from glasu.protocol.state import DIVERGED
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
+COLLAPSED = 1.0  # after the metrics of the test, if the selected model predicts one class
 
 
 def sends_scores(config: RunConfig) -> bool:
@@ -190,8 +193,10 @@ def client_evaluation(
         found = evaluate(client, probabilities, examples)
     if not sends_scores(client.config):
         return found, None
-    key = key.at(METRICS_LAYER)
-    yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
+    key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
+    if split == "test" and client.progress.best_is_collapsed:
+        values.append(COLLAPSED)
+    yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
 
@@ -202,10 +207,15 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
-    """Return the metrics of predictions in the unit of the labels; refuse predictions that are not finite."""
+    """Return the metrics of predictions in the unit of the labels.
+
+    Predictions that are not finite have none. They end the training, or the race of this candidate.
+    """
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
+        if client.note_divergence():
+            return {}
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
@@ -223,18 +233,25 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
         decision = yield from server_announce(server, key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
-    improved, last = progress.judge(task.selection_score(metrics), server.config.train)
-    if improved:
-        progress.ensemble = ensemble
-    found = progress.round, "validation", metrics, task.selected_by, loss, improved
-    yield Evaluated(*found, last=last, ensemble=ensemble)
+    improved = False
+    if progress.diverged:
+        progress.stopped = True
+        yield CandidateDiverged(progress.round)
+    else:
+        improved, last = progress.judge(task.selection_score(metrics), server.config.train)
+        if improved:
+            progress.ensemble = ensemble
+        found = progress.round, "validation", metrics, task.selected_by, loss, improved
+        yield Evaluated(*found, last=last, ensemble=ensemble)
     yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
 
 
 def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
     round_index, progress = server.config.train.num_rounds + 1, server.progress
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_test, ensemble=progress.ensemble)
+    metrics = yield from server_evaluation(
+        server, round_index, server.sizes.num_test, is_test=True, ensemble=progress.ensemble
+    )
     if not sends_scores(server.config):
         return
     best, selected_by = progress.selection.best_round, server.task.selected_by
@@ -244,9 +261,13 @@ def server_test(server: Server) -> Script[None]:
 
 
 def server_evaluation(
-    server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
+    server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics (none with masks). The caller broadcasts the verdict."""
+    """Server column: aggregate, and return the metrics (none with masks). The caller broadcasts the verdict.
+
+    In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
+    a client may say that the selected model predicts one class.
+    """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
@@ -255,6 +276,16 @@ def server_evaluation(
     if not sends_scores(server.config):
         return {}
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
+    if server.progress.is_racing and any(message.values.tolist() == [DIVERGED] for message in found):
+        server.progress.diverged = True
+        return {}
+    if is_test:
+        count = len(server.task.metrics)
+        flags = [message.values[count:].tolist() == [COLLAPSED] for message in found]
+        if any(flags):
+            yield Collapsed()
+        pairs = zip(found, flags, strict=True)
+        found = [Metrics(each.key, each.values[:count]) if is_flagged else each for each, is_flagged in pairs]
     return compare_metrics(server, found)
 
 

@@ -97,7 +97,7 @@ def exchange_partial(
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
     kinds = representation_messages(client.config, key)
-    sent = client.release.tensor(kinds[0].content().kind, partial, key)
+    sent = client.release_tensor(kinds[0].content().kind, partial, key)
     shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
     joint = yield from exchange_rows(client, key, kinds, sent, shape, upcoming=upcoming)
     return joint, sent

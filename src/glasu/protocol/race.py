@@ -22,7 +22,7 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, CandidateStarted, Receive, Script, Send
-from glasu.protocol.state import Race
+from glasu.protocol.state import DIVERGED, Race
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -79,11 +79,23 @@ def choose_winner(server: Server, race: Race) -> int:
     """Return the preferred candidate, unless another one is better by more than one standard error.
 
     Scores are those of the best evaluation of each candidate. NaN, without validation nodes, keeps the preferred one.
+    Candidates that diverged do not count.
+
+    Raises:
+        TrainingError: all candidates diverged.
     """
-    *others, preferred = race.scores
-    challenger = max(range(len(others)), key=lambda each: others[each])
-    error = server.task.selected_by.standard_error(preferred, server.sizes.num_validation)
-    return race.order[-1 - challenger] if others[challenger] > preferred + error else race.order[0]
+    scores = dict(zip(race.order, reversed(race.scores), strict=True))
+    left = [each for each in race.order if scores[each] != DIVERGED]
+    if not left:
+        listed = ", ".join(list_chosen(server.candidates, race.candidate))
+        raise TrainingError(
+            "training diverged with all candidates of train.preset. Lower train.learning_rate, check the features, or "
+            f'set {listed} yourself, with train.preset = "none".'
+        )
+    preferred = left[0]
+    challenger = max(left, key=lambda each: scores[each])
+    error = server.task.selected_by.standard_error(scores[preferred], server.sizes.num_validation)
+    return challenger if scores[challenger] > scores[preferred] + error else preferred
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
@@ -95,13 +107,7 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
             yield _describe_candidate(role)
         if progress.race.chosen is not None:
             return
-        try:
-            yield from train(role)
-        except TrainingError as error:
-            listed = ", ".join(list_chosen(role.candidates, progress.race.candidate))
-            raise TrainingError(
-                f'{error} This was a candidate of train.preset; set {listed} yourself, or train.preset = "none".'
-            ) from error
+        yield from train(role)
         if progress.race.is_last:
             return
         score = _score(role)
@@ -112,6 +118,8 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 def _score(role: Client | Server) -> float:
     """Return the best validation score of the present candidate; NaN at a client, which does not know it."""
+    if role.progress.diverged:
+        return DIVERGED
     best = role.progress.selection.best
     return math.nan if best is None else best
 

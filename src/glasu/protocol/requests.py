@@ -7,6 +7,7 @@ they were sent, at the server per client.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -149,9 +150,19 @@ class CandidateStarted(Event):
             return f"race: {self.num_rounds} rounds with {listed}"
         if self.score is None:
             return f"the preset chose {listed}"
-        others = ", ".join(f"{each:.4f}" for each in self.other_scores)
+        others = ", ".join("diverged" if math.isinf(each) else f"{each:.4f}" for each in self.other_scores)
         start = "it starts again from round 0" if self.restarts else "it continues"
         return f"the preset chose {listed}: validation score {self.score:.4f} in the race, the others {others}; {start}"
+
+
+@dataclass(frozen=True)
+class CandidateDiverged(Event):
+    """Event: a candidate of the preset diverged in the race, so it loses."""
+
+    round: int  # rounds that it ran
+
+    def __str__(self) -> str:
+        return f"race: training diverged within {self.round} rounds; this candidate loses"
 
 
 @dataclass(frozen=True)

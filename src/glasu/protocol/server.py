@@ -63,7 +63,7 @@ class Server:
     def adopt_candidate(self) -> None:
         """Use the settings of the candidate that the progress names."""
         race = self.progress.race
-        self.identity.base = self.progress.base
+        self.identity.earlier_rounds = self.progress.earlier_rounds
         self.config = self.candidates[0 if race is None else race.candidate]
 
     def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from glasu.config import TrainConfig
 
 NO_OWNER = -1  # the index of the label owner when all clients have the labels
+DIVERGED = -math.inf  # in place of a score: worse than every other one
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Identity:
     run: bytes
     incarnation: int = 0  # number of this process among the starts of this party
     attempt: int = 0
-    base: int = 0  # added to the rounds in keys: the candidates of a race repeat rounds under different keys
+    earlier_rounds: int = 0  # rounds in the keys of earlier candidates of a race; those of this one follow them
     owner: int = field(init=False)  # index of the label owner, or NO_OWNER
 
     def __post_init__(self) -> None:
@@ -50,11 +51,13 @@ class Identity:
 
     def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
         """Return the key of a message of this role."""
-        return Key(self.run, phase, self.index, self.base + round_index, layer, 0, self.incarnation, self.attempt)
+        return Key(
+            self.run, phase, self.index, self.earlier_rounds + round_index, layer, 0, self.incarnation, self.attempt
+        )
 
     def round_of(self, key: Key) -> int:
         """Return the round that a key of this role is about."""
-        return key.round - self.base
+        return key.round - self.earlier_rounds
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Race:
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
     finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
-    scores: tuple[float, ...] = ()  # of the finished candidates, then of the preferred one; only at the server
+    # Of the finished candidates, then of the preferred one; only at the server. DIVERGED: the candidate diverged.
+    scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
 
     @property
@@ -115,23 +119,35 @@ class Progress:
     losses: tuple[float, ...] = ()  # the mean loss of every round
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
     race: Race | None = None  # None where the preset leaves nothing to decide
-    base: int = 0  # of `Identity.base`
+    earlier_rounds: int = 0  # as in `Identity`
+    diverged: bool = False  # in a race: at this client, or at the server if any client said so
+
+    @property
+    def is_racing(self) -> bool:
+        """Whether the present candidate can still lose a race."""
+        return self.race is not None and self.race.chosen is None
+
+    def describe_position(self, num_rounds: int | None = None) -> str:
+        """Return the rounds so far for a line of the log; in a race, those of the present candidate."""
+        done = f"round {self.round}" if num_rounds is None else f"round {self.round} of {num_rounds}"
+        if self.race is None or self.race.chosen is not None:
+            return done
+        return f"{done} of candidate {self.race.finished + 1} of {len(self.race.order)} in the race"
 
     @property
     def position(self) -> int:
         """The rounds so far, those of other candidates included. Checkpoints are numbered by it."""
-        return self.base + self.round
+        return self.earlier_rounds + self.round
 
     def end(self, train: TrainConfig) -> int:
         """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
-        racing = self.race is not None and self.race.chosen is None
-        return count_race_rounds(train) if racing else train.num_rounds
+        return count_race_rounds(train) if self.is_racing else train.num_rounds
 
     def start_over(self, num_rounds: int) -> None:
         """Begin with another candidate, after one that had at most this number of rounds."""
         # The last evaluation of a candidate has the key of round `num_rounds`, so the next one starts behind it.
-        self.base += num_rounds + 1
-        self.round, self.selection, self.stopped, self.losses = 0, Selection(), False, ()
+        self.earlier_rounds += num_rounds + 1
+        self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
         """Add a validation score to the selection; return whether the model is the best so far, and the last one."""

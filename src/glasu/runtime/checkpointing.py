@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
 from glasu.errors import CheckpointError, ConfigError, DataError, TrainingError
 from glasu.files import hold_folder, retry_without_descriptors, write_atomically
 from glasu.protocol.state import ClientState, ServerState
@@ -395,6 +395,7 @@ class SimulationCheckpoints:
             secrets: commitments of the parties' secrets, by party; None: none were given.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
+        self._candidates = list_candidates(config)
         self._run = RunFile(config.flatten(), data, secrets or {})
         owner = f"a run with settings {config.digest()}"
         self.store = Store(folder, owner, config.extensions())
@@ -427,7 +428,9 @@ class SimulationCheckpoints:
         if self._saved:
             state = self.store.load(self._saved, SimulationState)
             progress = next(iter(state.clients.values())).progress
-            log.info("resuming after round %d of %d.", progress.round, progress.end(self.train))
+            # Candidates of a preset differ in the number of rounds.
+            train = self._candidates[progress.race.candidate].train if progress.race is not None else self.train
+            log.info("resuming after %s.", progress.describe_position(progress.end(train)))
         elif warm:
             self._saved_steps, state = warm, self._warm_store.load(warm, SimulationState)
             log.info("resuming after warm step %d of %d.", warm, self.train.warm_start)
@@ -483,9 +486,9 @@ class SimulationCheckpoints:
                 return
             newest = max(each.progress.position for each in self._latest.values())
             # A role that has stopped saves no more, unless it left a candidate of a race and starts the next one.
-            base = max(each.progress.base for each in self._latest.values())
+            earlier = max(each.progress.earlier_rounds for each in self._latest.values())
             complete = all(
-                each.progress.position == newest or (each.progress.stopped and each.progress.base == base)
+                each.progress.position == newest or (each.progress.stopped and each.progress.earlier_rounds == earlier)
                 for each in self._latest.values()
             )
             if not complete or newest <= self._saved:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from glasu.report import PartySummary
 
 Writer = Literal["train", "server", "party", "provision"]
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
-REPORT = "report.json"
+REPORT, MODEL = "report.json", "model/model.toml"
 PARTY, KIT = "party.toml", "kit.toml"
 KITS = "the CA and the kits of `glasu provision`"
 OTHER_DATA = (
@@ -24,7 +23,6 @@ OTHER_DATA = (
     "restore them, or start over with --fresh at the server and at every party"
 )
 SHOWN_DIFFERENCES = 4
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class FinishedRun:
     config: Mapping[str, Mapping[str, Any]]
     overridden: Mapping[str, UsedSetting]
     parties: tuple[PartySummary, ...]
+    baselines: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.parties:
@@ -66,16 +65,17 @@ def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = Non
         )
 
 
-def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
-    """Refuse to replace the report and model of a finished run by those of other settings.
+def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
+    """Return the finished run with these settings that a folder holds; None if it holds none.
 
-    The same settings may run again: they give the same results.
+    Raises:
+        ConfigError: the folder holds a finished run with other settings, which must not be replaced.
     """
     path = out / REPORT
     try:
         run = _read_finished_run(path)
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from None
     except RecordError as error:
@@ -86,7 +86,7 @@ def refuse_other_finished_run(out: Path, config: RunConfig) -> None:
             f"--out {out}: holds a finished run with other settings: {list_differences(differences)}. Choose another "
             "--out, or replace that run with --fresh."
         )
-    log.info("%s: holds a finished run with these settings; it runs again, and its results are replaced.", out)
+    return run if (out / MODEL).is_file() else None
 
 
 def remove_finished_run(out: Path) -> None:
@@ -153,7 +153,7 @@ def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
         found.append(("server", "results of a server (glasu serve)"))
     if (out / JOINING).is_file():
         found.append(("party", _describe_results(_find_party(out))))
-    traces = (REPORT, "model/model.toml", "checkpoints/run.json")
+    traces = (REPORT, MODEL, "checkpoints/run.json")
     if not found and any((out / trace).is_file() for trace in traces):
         found.append(("train", "results of glasu train"))
     return found

@@ -17,9 +17,17 @@ from glasu.config import Override, RunConfig
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
-from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, Propagated, SubsetScored
+from glasu.protocol.requests import (
+    CandidateDiverged,
+    CandidateStarted,
+    Collapsed,
+    Evaluated,
+    Event,
+    Propagated,
+    SubsetScored,
+)
 from glasu.protocol.server import Server
-from glasu.protocol.state import Identity
+from glasu.protocol.state import DIVERGED, Identity
 from glasu.report import (
     GIVEN,
     CandidateSummary,
@@ -196,6 +204,8 @@ class Telemetry:
             log.info("%s; %.1f MB sent so far.", event, self.traffic.total_bytes / 1e6)
             if event.restarts:
                 self.evaluations.clear()  # they belong to another candidate
+        elif isinstance(event, CandidateDiverged):
+            log.info("%s.", event)
         elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
             self.warnings.append(f"{event}.")
             log.warning("%s.", event)
@@ -364,9 +374,15 @@ def summarize_race(server: Server) -> RaceSummary | None:
     race = server.progress.race
     if race is None:
         return None
-    scores = dict(zip(reversed(race.order), race.scores, strict=False))
+    scores: dict[int, float | None] = dict(zip(reversed(race.order), race.scores, strict=False))
+    diverged = {each for each, score in scores.items() if score == DIVERGED}
     entries = tuple(
-        CandidateSummary(list_chosen(server.candidates, each), scores.get(each), chosen=each == race.chosen)
+        CandidateSummary(
+            list_chosen(server.candidates, each),
+            None if each in diverged else scores.get(each),
+            chosen=each == race.chosen,
+            diverged=each in diverged or None,
+        )
         for each in race.order
     )
     rounds = count_race_rounds(server.config.train) if len(entries) > 1 else 0

@@ -28,6 +28,7 @@ from glasu.network.state_file import JoiningRecord, ServingRecord
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.refusal import find_pin_error
+from glasu.privacy.blinding import load_group
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
@@ -55,6 +56,15 @@ def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | Non
         return None, explain_error("certificate", error, log, "its kit cannot be used; see that role's log")
     bearer = f"the server at {', '.join(kit.hosts)}" if kit.role == "server" else f"party {kit.name}"
     return kit, _judge_validity("certificate", f"of {bearer}", kit.expires, now)
+
+
+def check_group(log: logging.Logger) -> Finding:
+    """Check that the extra of alignments is installed."""
+    try:
+        load_group()
+    except GlasuError as error:
+        return explain_error("extra", error, log)
+    return Finding("extra", "good", "the package of alignments (glasu[psi]) is installed")
 
 
 def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) -> Finding:

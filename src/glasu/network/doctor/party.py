@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any, ClassVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -13,7 +14,7 @@ from glasu.errors import GlasuError
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import check_connection, check_joining_folder, explain_error, judge_clock
-from glasu.network.facts import party_facts
+from glasu.network.facts import Facts, Purpose, party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
@@ -26,6 +27,8 @@ from glasu.records import to_plain
 
 class DryRunParty(PartyPurpose[Diagnosis]):
     """A party in a dry run. It takes no incarnation and writes no state."""
+
+    purpose: ClassVar[Purpose] = "dry run"
 
     def __init__(
         self,
@@ -47,14 +50,14 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
         self._party, self._now = party, now
-        self._facts = party_facts(party, "dry run")
+        self._labels: dict[str, Any] = {}  # facts about labels, once the settings are known
         self._asked = math.nan  # when the hello was sent
         self._diagnosis: Diagnosis | None = None
 
     def hello(self) -> Payload:
         """Return the versions of this party; its data is part of the statement."""
         self._asked = self._now()
-        return to_plain(HelloPayload(facts=party_facts(None, "dry run"), process=None))
+        return to_plain(HelloPayload(facts=party_facts(None, self.purpose), process=None))
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check the clock and the settings that the server offers."""
@@ -76,9 +79,8 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:
-            found, labels = check_settings(config, self._party, offered, options)
+            found, self._labels = check_settings(config, self._party, offered, options)
             self.findings += found
-            self._facts = party_facts(self._party, "dry run", **labels)
 
     def _compare_expected(self, config: RunConfig, expect: RunConfig) -> Finding:
         """Compare the server's settings with those of --expect."""
@@ -88,9 +90,13 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         said = f"the server's differ from --expect: {in_one_line(differences)}; agree on one run file"
         return Finding("agreed settings", "bad", said)
 
+    def facts(self) -> Facts:
+        """Return the facts of this party."""
+        return party_facts(self._party, self.purpose, self.id_keys, **self._labels)
+
     def statement(self) -> Payload:
         """Return the facts and findings of this party."""
-        return to_plain(StatementPayload(facts=self._facts, findings=tuple(self.findings)))
+        return to_plain(StatementPayload(facts=self.facts(), findings=tuple(self.findings)))
 
     def take_farewell(self, farewell: Payload) -> None:
         """Take the diagnosis, as it may be printed."""

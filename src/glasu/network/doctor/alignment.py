@@ -1,0 +1,51 @@
+"""A dry run of an alignment: the extra, the ids of each party, their rules, and the sizes of the sets. Nothing is sent.
+
+The findings of a party hold the number of its ids, which an alignment tells all roles, and no id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from glasu.data.folders import read_normalized_ids
+from glasu.errors import GlasuError
+from glasu.network.doctor.machine import check_group, explain_error
+from glasu.network.doctor.party import DryRunParty
+from glasu.network.facts import Facts, server_facts
+from glasu.network.findings import Finding
+from glasu.network.options import JoinOptions
+
+
+def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding, str | None]:
+    """Check that the ids of a party can be aligned; return the finding, and the rules that normalise them.
+
+    Args:
+        folder: of the party.
+        max_ids: the size of the largest set that is accepted.
+        log: of this party; it gets the whole error.
+    """
+    try:
+        manifest, ids = read_normalized_ids(folder)
+    except GlasuError as error:
+        return explain_error("ids", error, log, "its ids cannot be aligned; see that party's log"), None
+    rules = str(manifest.id_rules)
+    if len(ids) > max_ids:
+        return Finding("ids", "bad", f"{len(ids)} ids, and --max-ids here is {max_ids}; raise it at all roles"), rules
+    return Finding("ids", "good", f"{len(ids)} different ids, none of them empty; rules: {rules}"), rules
+
+
+class AlignmentDryRunParty(DryRunParty):
+    """A party in a dry run of an alignment."""
+
+    purpose = "dry run of an alignment"
+
+    def __init__(self, options: JoinOptions, max_ids: int, own: Sequence[Finding] = ()) -> None:
+        """Check the ids of the party whose folder is `options.out`."""
+        finding, self._rules = check_ids(options.out, max_ids, options.log)
+        super().__init__(options, None, (*own, check_group(options.log), finding))
+
+    def facts(self) -> Facts:
+        """Return the facts of this party. They hold nothing about its ids but the rules that normalise them."""
+        return server_facts(self.purpose, id_rules=self._rules)

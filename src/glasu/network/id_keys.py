@@ -1,0 +1,70 @@
+"""Compare lists of ids between parties without showing the server anything that it can test a guess with.
+
+Aligned parties have a common key that the server lacks (`glasu.data.alignment_file`). Other parties agree on one key
+for each pair. Every process makes a key of X25519 and states its public share. The server passes the shares on, and
+every party states HMACs of its ids under the keys that it has with the others. Two parties that have the same ids state
+the same HMACs.
+
+This holds against a server that follows the protocol and reads everything. A server that exchanges the shares for its
+own could test guesses of a whole list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from glasu.data.party import sign_ids
+from glasu.errors import ProtocolError
+from glasu.records import Length
+
+if TYPE_CHECKING:
+    from glasu.data.party import PartyData
+
+Hex = Annotated[str, Length(200)]
+PURPOSE = b"glasu: key of two parties for their ids"
+
+
+@dataclass(frozen=True)
+class IdTag:
+    """What a party states about its ids to another one."""
+
+    party: Hex  # the other one
+    share: Hex  # of the other one's process
+    id_set: Hex  # an HMAC of the sorted ids
+    id_order: Hex  # an HMAC of the ids in their order
+
+
+class IdKeys:
+    """The keys that one process of a party shares with the others."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.share = self._private.public_key().public_bytes_raw().hex()
+        self._shares: dict[str, str] = {}  # of the others, by name
+
+    def take_shares(self, own: str, shares: Mapping[str, str]) -> None:
+        """Take the shares of all parties, as the server passes them on; `own` is the name of this party."""
+        self._shares = {name: share for name, share in shares.items() if name != own}
+
+    def make_tags(self, party: PartyData) -> tuple[IdTag, ...]:
+        """Return a tag of the party's ids for each party whose share is known."""
+        tags = []
+        for name, share in self._shares.items():
+            key = self._derive_key(name, share)
+            id_set = sign_ids(key, "set of ids", party.set_digest)
+            tags.append(IdTag(name, share, id_set, sign_ids(key, "order of ids", party.ids_digest())))
+        return tuple(tags)
+
+    def _derive_key(self, name: str, share: str) -> bytes:
+        try:
+            common = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(share)))
+        except ValueError:
+            raise ProtocolError(f"the share of party {name!r} is no key of X25519; check the server.") from None
+        both = "|".join(sorted((self.share, share))).encode()
+        return HKDF(SHA256(), 32, salt=None, info=PURPOSE + both).derive(common)

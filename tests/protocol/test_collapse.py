@@ -1,0 +1,54 @@
+"""A selected model that predicts one class is reported, and nothing more about it reaches the server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from glasu.errors import ProtocolError
+from glasu.protocol.messages import Metrics
+from support.collapsed import collapsing
+from support.tiny import settings, simulate, tiny_parties
+
+WARNING = "predicts one class for all validation nodes"
+
+
+@pytest.mark.parametrize("labels", ["all", "b"])
+def test_the_report_warns_of_a_model_that_predicts_one_class(labels):
+    config, parties = collapsing(labels=labels)
+    sent: list = []
+
+    def keep(message):
+        sent.append(message)
+        return message
+
+    (note,) = simulate(parties, config, carry=keep).report.notes
+    assert WARNING in note
+    owners = 3 if labels == "all" else 1
+    longer = [message for message in sent if isinstance(message, Metrics) and len(message.values) == 4]
+    assert len(longer) == owners  # accuracy, macro_f1, loss and the flag, once, with the test
+    assert {message.key.round for message in longer} == {config.train.num_rounds + 1}
+
+
+def test_a_model_that_predicts_several_classes_sends_no_flag():
+    sent: list = []
+
+    def keep(message):
+        sent.append(message)
+        return message
+
+    config = settings(num_rounds=2, evaluate_every=1)
+    assert simulate(tiny_parties(num_nodes=100), config, carry=keep).report.notes == ()
+    assert {len(message.values) for message in sent if isinstance(message, Metrics)} == {3}
+
+
+def test_another_number_than_the_flag_is_refused():
+    config, parties = collapsing()
+
+    def change(message):
+        if isinstance(message, Metrics) and len(message.values) == 4:
+            return Metrics(message.key, np.array([*message.values[:3], 2.0]))
+        return message
+
+    with pytest.raises(ProtocolError, match="expected the metrics"):
+        simulate(parties, config, carry=change)
