@@ -10,8 +10,7 @@ features. It then guesses X at the other nodes. The penalty is chosen on a fifth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,8 @@ def guess_features(observed: Values, features: Values, known: NDArray[np.bool_])
     scaled = _standardize(observed, inside)
     errors = []
     for penalty in PENALTIES:
-        guesses = _fit(scaled[fitted], features[fitted], penalty)(scaled[held_out])
-        errors.append(float(np.square(guesses - features[held_out]).mean()))
+        tried = _fit(scaled[fitted], features[fitted], penalty)(scaled[held_out])
+        errors.append(float(np.square(tried - features[held_out]).mean()))
     best = PENALTIES[int(np.argmin(errors))]
     guesses: Values = _fit(scaled[inside], features[inside], best)(scaled[~known])
     return guesses
@@ -57,7 +56,7 @@ def _standardize(observed: Values, rows: NDArray[np.int64]) -> Values:
     return scaled.astype(np.float64)
 
 
-def _fit(observed: Values, features: Values, penalty: float) -> Any:
+def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values], Values]:
     """Return the fitted function from rows of Z to rows of X."""
     mean = features.mean(axis=0, dtype=np.float64)
     if not observed.shape[1]:
