@@ -10,10 +10,9 @@ import pytest
 
 from glasu.errors import ConfigError, DataError
 from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Losses, Partial, Proposal
-from glasu.runtime.attack import attack_folder, format_results
 from glasu.runtime.transcript import MANIFEST_FILE, MESSAGE_FILE, RECORD, RecordedRun
 from glasu.wire.message_key import ALL_CLIENTS, SERVER, Phase
-from support.commands import SMALL_RUN, glasu
+from support.commands import SMALL_RUN, glasu, refused
 from support.tiny import simulate, tiny
 
 SECRETS = {"a": b"\x11" * 32, "b": b"\x22" * 32, "c": b"\x33" * 32}
@@ -153,13 +152,17 @@ def test_a_folder_without_a_transcript_names_the_option_that_records_one(tmp_pat
         RecordedRun(tmp_path / "nothing")
 
 
-def test_the_command_records_only_on_request(tmp_path):
+def test_the_command_records_only_on_request_and_an_audit_attacks_the_record(tmp_path):
     run = tmp_path / "run.toml"
     run.write_text(SMALL_RUN)
     assert glasu("train", run, "--out", tmp_path / "plain", "--quiet").returncode == 0
     assert not (tmp_path / "plain" / "transcript").exists()
     assert glasu("train", run, "--out", tmp_path / "recorded", "--quiet", "--transcript").returncode == 0
     assert RecordedRun(tmp_path / "recorded" / "transcript").view("a").matrices(Joint)
-    table = format_results(attack_folder(tmp_path / "recorded"))
+    audit = glasu("audit", tmp_path / "recorded", "--attack")
+    assert audit.returncode == 0, audit.stderr
     for words in ("features: one evaluation", "training nodes from predictions", "edges from index sets"):
-        assert words in table
+        assert words in audit.stdout
+    found = json.loads(glasu("audit", tmp_path / "recorded", "--attack", "--json").stdout)
+    assert {"server", "c"} <= {each["role"] for each in found["attacks"]}
+    refused(glasu("audit", tmp_path / "plain", "--attack"), "record one with glasu train --transcript")
