@@ -22,6 +22,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ def list_findings(
     """Yield the findings of every run, or why it was refused."""
     work: dict[str, tuple[Sections, Callable[[RunConfig], list[AttackResult]]]] = {}
     for name, sections in RUNS.items():
-        attacks = KEPT[name.partition(",")[0]]
-        work[name] = sections, lambda config, attacks=attacks: attack_recorded(config, attacks)
+        work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition(",")[0]])
     work["split"] = {"train": {"num_rounds": 1, "batch_size": 0, "sampler": "full"}}, attack_split
     for name, (sections, attack) in work.items():
         if name.partition(",")[0] not in runs:

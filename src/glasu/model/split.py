@@ -110,10 +110,10 @@ class ClientModel(nn.Module):
     def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
         """Return the logits f_m(H[L], W_m[L]): Z = ReLU(Linear(Z)) for each layer of the head, then the classifier."""
         assert self.classifier is not None
-        hidden = self.layer_input(self.config.num_layers, hidden, dropout)
+        read = self.layer_input(self.config.num_layers, hidden, dropout)
         for layer, dense in enumerate(self.head, start=self.config.num_layers + 1):
-            hidden = dropout(nn.functional.relu(dense(hidden)), layer)
-        logits: Tensor = self.classifier(hidden)
+            read = dropout(nn.functional.relu(dense(read)), layer)
+        logits: Tensor = self.classifier(read)
         return logits
 
 

@@ -119,7 +119,7 @@ def attack_run(
         raise ConfigError(f"the transcript is of the parties {', '.join(names)}; pass their data in this order.")
     labelled = next((party for party in parties if party.splits is not None), None)
     owner = transcript.config.train.labels
-    found = []
+    found: list[AttackResult] = []
     for role in roles or ("server", names[-1]):
         others = [name for name in names if name != role]
         target = owner if owner in others else others[0] if others else names[0]
@@ -135,13 +135,13 @@ def attack_run(
 
 def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
     """Edges from index sets."""
-    count, graph = attacker.seen.num_nodes, attacker.victim.graph
-    truth = edges.encode_edges(*graph.edge_index(), count)
+    count = attacker.seen.num_nodes
+    truth = _list_edges(attacker.victim)
     if not len(truth):
         return
     own = np.empty(0, np.int64)
     if attacker.own is not None:
-        own = edges.encode_edges(*attacker.own.graph.edge_index(), count)
+        own = _list_edges(attacker.own)
     draws = attacker.seen.list_draws(attacker.target)
     chance = len(truth) / (count * (count - 1) / 2)
     baseline = max(chance, edges.share_of_edges(own, truth))
@@ -328,6 +328,11 @@ def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
     members = np.arange(len(nodes)) < len(splits.train)
     score = membership.area_under_curve(membership.certainty(probabilities[nodes]), members)
     return AttackResult("training nodes from predictions", "requester", "all", "ROC AUC", score, 0.5, 0.5)
+
+
+def _list_edges(party: PartyData) -> edges.NodeIds:
+    source, target = party.graph.edge_index()
+    return edges.encode_edges(source, target, party.num_nodes)
 
 
 def _read_features(party: PartyData) -> Values:

@@ -48,8 +48,8 @@ class Observation:
         for entry, message in view.messages(Proposal, Phase.SAMPLING):
             for index, nodes in enumerate(message.node_sets):
                 self.proposed[entry.sender][entry.key.round + index, entry.key.layer] = nodes.astype(np.int64)
-        for entry, message in view.messages(Agreed, Phase.SAMPLING):
-            for index, nodes in enumerate(message.node_sets):
+        for entry, answer in view.messages(Agreed, Phase.SAMPLING):
+            for index, nodes in enumerate(answer.node_sets):
                 self.agreed[entry.key.round + index, entry.key.layer] = nodes.astype(np.int64)
 
     @property

@@ -63,7 +63,8 @@ def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values)
     for label in range(weight.shape[1]):
         expected = (probabilities - np.eye(weight.shape[1])[label]) @ weight.T
         errors.append(np.square(seen - directions(np.where(kept, expected, 0.0))).sum(axis=1))
-    return np.argmin(errors, axis=0)
+    best: Classes = np.argmin(errors, axis=0)
+    return best
 
 
 def match_gradients(gradients: Values, joint: Values, num_classes: int, seed: int) -> Classes:
@@ -101,7 +102,7 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
             scores = hidden @ weight + bias
             expected = (scores.softmax(dim=1) - target) @ weight.t() * kept
             loss = (expected - seen).square().sum() / len(seen)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     return weight.detach().numpy(), bias.detach().numpy()
 
