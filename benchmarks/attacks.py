@@ -7,7 +7,7 @@ applied to every run, such as privacy.toml. Four runs are recorded and attacked:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
-    owner     labels at one party, 30 rounds, with 0, 1 and 2 owner layers: labels
+    owner-N   labels at one party, 30 rounds, with N = 0, 1 and 2 owner layers: labels
     pair      two parties: the representation of the other one
 
 and one round is run with a server that splits the view. Parties have secrets, as over a network. A setting that the
@@ -47,7 +47,7 @@ RUNS: dict[str, Sections] = {
         "train": {**SAMPLED, "num_rounds": 1000, "num_local_steps": 1, "evaluate_every": 1000},
     },
     **{
-        f"owner, {layers} layers": {
+        f"owner-{layers}": {
             "model": {"owner_layers": layers},
             "train": {"labels": "a", "num_rounds": 30, "evaluate_every": 30, "batch_size": 0, "sampler": "full"},
         }
@@ -113,10 +113,10 @@ def list_findings(
     """Yield the findings of every run, or why it was refused."""
     work: dict[str, tuple[Sections, Callable[[RunConfig], list[AttackResult]]]] = {}
     for name, sections in RUNS.items():
-        work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition(",")[0]])
+        work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition("-")[0]])
     work["split"] = {"train": {"num_rounds": 1, "batch_size": 0, "sampler": "full"}}, attack_split
     for name, (sections, attack) in work.items():
-        if name.partition(",")[0] not in runs:
+        if name not in runs and name.partition("-")[0] not in runs:
             continue
         try:
             yield name, attack(configure(dataset, seed, sections, column))

@@ -55,6 +55,8 @@ def test_features_are_recovered_from_one_evaluation_from_several_and_from_rounds
     assert abs(one.baseline) < 0.1
     assert min(one.score, three.score) > 0.3
     assert found["features: training rounds", "server"].score > 0.3
+    sums = found["features: aggregates of 3 evaluations", "server"].score
+    assert one.baseline < sums < three.score  # what a server learns if parts are masked and sums are not
 
 
 def test_with_two_parties_the_mean_shows_the_other_part_exactly(tmp_path):
@@ -123,13 +125,13 @@ def cora(**sections):
 
 
 @pytest.mark.slow
-def test_on_cora_nine_evaluations_name_most_words_and_one_fewer(tmp_path):
+def test_on_cora_nine_evaluations_name_most_words_one_fewer_and_rounds_few(tmp_path):
     train = {"preset": "none", "sampler": "neighbor", "batch_size": 16, "num_rounds": 90, "patience": 0}
     config, parties = cora(train=train)
     found = attack(tmp_path, parties, config, ["server"])
     assert found["features: 9 evaluations", "server"].score == pytest.approx(0.64, abs=0.06)
-    assert found["features: one evaluation", "server"].score == pytest.approx(0.40, abs=0.06)
-    assert found["features: one evaluation", "server"].baseline == pytest.approx(0.16, abs=0.06)
+    assert found["features: one evaluation", "server"].score == pytest.approx(0.40, abs=0.08)
+    assert found["features: training rounds", "server"].score == pytest.approx(0.16, abs=0.06)
 
 
 @pytest.mark.slow

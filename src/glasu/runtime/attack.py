@@ -153,65 +153,59 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
 
 def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     """Labels from the gradient at H[L] and from H[L], if one party has the labels."""
-    seen, train = attacker.seen, attacker.seen.config.train
-    known = attacker.victim.labels
-    if train.labels != attacker.victim.name or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
+    seen, known = attacker.seen, attacker.victim.labels
+    is_owner = seen.config.train.labels == attacker.victim.name
+    if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
         return
     gradients, joints = seen.list_gradients(attacker.target), seen.list_joints()
-    if not gradients:
+    if not (gradients or joints):  # the role reads neither
         return
-    first = gradients[0]
-    nodes, summed = _sum_directions(gradients, seen.num_nodes)
-    truth, classes = known[nodes].astype(np.int64), len(attacker.victim.classes)
-    at_first = known[first.nodes].astype(np.int64)
-    joint = next((each for each in joints if each.round == first.round), None)
+    nodes, classes = (
+        np.unique(np.concatenate([each.nodes for each in gradients or joints])),
+        len(attacker.victim.classes),
+    )
+    truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
     own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
-    key = Stream(attacker.seed, "shuffled labels").key()
-    shuffled = truth[draw_distinct(key, len(truth), len(truth))]
+    shuffled = truth[draw_distinct(Stream(attacker.seed, "shuffled labels").key(), len(truth), len(truth))]
     chance = labels.match_classes(shuffled, truth, classes)
     alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
     baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
 
-    def match(guesses: Classes, labelled: Classes) -> float:
-        return labels.match_classes(guesses, labelled, classes)
+    def report(name: str, guesses: Classes, nodes: Classes) -> AttackResult:
+        score = labels.match_classes(guesses, known[nodes], classes)
+        return attacker.report(f"labels: {name}", LABEL_SHARE, score, chance, baseline, f"{len(nodes)} nodes")
 
-    one = labels.cluster_rows(labels.directions(first.rows), classes, attacker.seed)
-    yield attacker.report(
-        "labels: k-means of G, first round",
-        LABEL_SHARE,
-        match(one, at_first),
-        chance,
-        baseline,
-        f"{len(at_first)} nodes",
-    )
-    every = labels.cluster_rows(labels.directions(summed), classes, attacker.seed)
-    detail = f"{len(gradients)} rounds"
-    yield attacker.report(
-        "labels: k-means of G, all rounds", LABEL_SHARE, match(every, truth), chance, baseline, detail
-    )
-    last = joints[-1] if joints else None
-    if last is not None:
-        grouped = labels.cluster_rows(labels.directions(last.rows), classes, attacker.seed)
-        score = match(grouped, known[last.nodes].astype(np.int64))
-        yield attacker.report("labels: k-means of H[L], last round", LABEL_SHARE, score, chance, baseline)
-    if joint is not None:
-        matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
-        name = "labels: gradient matching, first round"
-        yield attacker.report(name, LABEL_SHARE, match(matched, at_first), chance, baseline)
-        solved = _solve_with_public_seed(attacker, first, joint, classes)
-        share = float((solved == at_first).mean())
-        most = float(np.bincount(at_first).max() / len(at_first))
-        yield attacker.report("labels: classifier of the public seed", LABEL_SHARE, share, 1 / classes, most)
-    yield from _complete(attacker, nodes, truth, summed, last, own)
+    def cluster(rows: Values) -> Classes:
+        return labels.cluster_rows(labels.directions(rows), classes, attacker.seed)
+
+    inputs: list[Values] = []
+    if gradients:
+        first, summed = gradients[0], _sum_directions(gradients, nodes)
+        yield report("k-means of G, first round", cluster(first.rows), first.nodes)
+        yield report("k-means of G, all rounds", cluster(summed), nodes)
+        inputs.append(labels.directions(summed))
+        joint = next((each for each in joints if each.round == first.round), None)
+        if joint is not None:
+            matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
+            yield report("gradient matching, first round", matched, first.nodes)
+            solved, right = _solve_with_public_seed(attacker, first, joint, classes), known[first.nodes]
+            most = float(np.bincount(right).max() / len(right))
+            score = float((solved == right).mean())
+            yield attacker.report("labels: classifier of the public seed", LABEL_SHARE, score, 1 / classes, most)
+    if joints:
+        last = joints[-1]
+        yield report("k-means of H[L], last round", cluster(last.rows), last.nodes)
+        if np.array_equal(last.nodes, nodes):
+            inputs.append(last.rows / max(float(np.abs(last.rows).mean()), 1e-30))
+    yield from _complete(attacker, truth, inputs, own)
 
 
-def _sum_directions(gradients: Sequence[NodeRows], num_nodes: int) -> tuple[Classes, Values]:
-    """Return the nodes with a gradient, and the sum of the directions of each node's gradients."""
-    total, seen = np.zeros((num_nodes, gradients[0].rows.shape[1])), np.zeros(num_nodes, bool)
+def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
+    """Return the sum of the directions of each node's gradients."""
+    total = np.zeros((len(nodes), gradients[0].rows.shape[1]))
     for each in gradients:
-        total[each.nodes] += labels.directions(each.rows)
-        seen[each.nodes] = True
-    return np.flatnonzero(seen), total[seen]
+        total[np.searchsorted(nodes, each.nodes)] += labels.directions(each.rows)
+    return total
 
 
 def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows, classes: int) -> Classes:
@@ -225,13 +219,8 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
     return labels.solve_labels(first.rows, joint.rows, weight, np.zeros(classes))
 
 
-def _complete(
-    attacker: Attacker, nodes: Classes, truth: Classes, summed: Values, last: NodeRows | None, own: Values
-) -> Iterator[AttackResult]:
-    """Labels by model completion: a few labels of each class are known."""
-    inputs = [labels.directions(summed)]
-    if last is not None and np.array_equal(last.nodes, nodes):
-        inputs.append(last.rows / max(float(np.abs(last.rows).mean()), 1e-30))
+def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
+    """Labels by model completion: a few labels of each class are known. The better one of the inputs counts."""
     for count in KNOWN_LABELS:
         known = labels.choose_labelled(truth, count, attacker.seed)
         if known.all() or len(np.unique(truth[known])) < 2:
@@ -241,7 +230,7 @@ def _complete(
         def score(rows: Values, known: NDArray[np.bool_] = known, unknown: Classes = unknown) -> float:
             return float((labels.complete_model(rows, truth, known) == unknown).mean())
 
-        best = max(score(rows) for rows in inputs)
+        best = max((score(rows) for rows in inputs), default=0.0)
         most = float(np.bincount(unknown).max() / len(unknown))
         baseline = max(most, score(own)) if own.size else most
         name = f"labels: model completion, {count} known per class"
@@ -277,6 +266,9 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
         variants["one evaluation"] = [evaluations[0].rows]
     if len(evaluations) > 1:
         variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
+    if evaluations and attacker.seen.is_server:  # all that it can read if parts are masked
+        sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
+        variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
     for name, blocks in variants.items():
         detail = f"{int(known.sum())} of {len(nodes)} rows known"
         yield attacker.report(f"features: {name}", measure, score(*blocks), chance, baseline, detail)

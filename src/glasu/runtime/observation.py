@@ -113,13 +113,16 @@ class Observation:
             if nodes is not None and len(nodes) == len(each.rows):
                 yield NodeRows(each.key.round, each.key.layer, nodes, each.rows.astype(np.float64))
 
-    def list_evaluations(self, target: int) -> list[NodeRows]:
+    def list_evaluations(self, target: int, *, aggregates: bool = False) -> list[NodeRows]:
         """Return what the role knows of a client's representations in exact evaluations on validation nodes.
 
         The rows are those of the lowest layer that aggregates: all nodes, or with one aggregation the validation
-        nodes. The server reads the client's own part; a party reads the mean of all others.
+        nodes. The server reads the client's own part, or the aggregate of all clients; a party reads the mean of all
+        others.
         """
-        found = list(self._list_parts(target, Phase.EVALUATION))
+        found = self.view.matrices(Joint, Phase.EVALUATION)
+        if not aggregates:
+            found = list(self._list_parts(target, Phase.EVALUATION))
         lowest = min((each.key.layer for each in found), default=0)
         validation = np.empty(0, np.int64) if self.splits is None else self.splits.validation
         result = []
