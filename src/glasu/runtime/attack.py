@@ -24,7 +24,6 @@ from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
 from glasu.protocol.learner import classifier_stream
 from glasu.protocol.messages import Partial
-from glasu.randomness import Stream, draw_distinct
 from glasu.runtime.observation import NodeRows, Observation
 from glasu.runtime.trained_model import TrainedModel
 from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
@@ -166,8 +165,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     )
     truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
     own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
-    shuffled = truth[draw_distinct(Stream(attacker.seed, "shuffled labels").key(), len(truth), len(truth))]
-    chance = labels.match_classes(shuffled, truth, classes)
+    chance = labels.match_classes(labels.shuffle(truth, attacker.seed), truth, classes)
     alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
     baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
 

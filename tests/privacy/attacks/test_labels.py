@@ -13,6 +13,7 @@ from glasu.privacy.attacks.labels import (
     directions,
     match_classes,
     match_gradients,
+    shuffle,
     solve_labels,
 )
 
@@ -72,6 +73,13 @@ def test_labels_at_unknown_nodes_are_not_read():
     hidden = np.where(known, labels, 0)
     expected = complete_model(directions(gradients), labels, known)
     assert np.array_equal(complete_model(directions(gradients), hidden, known), expected)
+
+
+def test_a_random_order_is_chance():
+    labels = np.arange(300) % CLASSES
+    shuffled = shuffle(labels, 0)
+    assert np.array_equal(np.bincount(shuffled), np.bincount(labels))
+    assert match_classes(shuffled, labels, CLASSES) < 0.45
 
 
 def test_the_best_assignment_of_names_counts():

@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 
 from glasu.privacy.attacks.result import Classes, Values
-from glasu.randomness import Stream, draw_distinct
+from glasu.randomness import Stream, draw_distinct, draw_words
 
 MATCHING_STEPS, MATCHING_ROUNDS = 150, 6
 
@@ -39,6 +39,12 @@ def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
     np.add.at(table, (guesses, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
     return float(table[rows, columns].sum() / max(1, len(labels)))
+
+
+def shuffle(labels: Classes, seed: int) -> Classes:
+    """Return the labels in a random order: a guess that knows only how many nodes each class has."""
+    words = draw_words(*Stream(seed, "shuffled labels").key_halves(), np.arange(len(labels)))
+    return labels[np.argsort(words)]
 
 
 def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values) -> Classes:
