@@ -102,6 +102,7 @@ class ModelConfig(Checked):
     theta: Positive = 0.5  # gcnii: the paper's lambda
     heads: Count = 4  # gat
     residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
+    owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
     def _check(self) -> None:
         layers, last = self.aggregation_layers, self.num_layers - 1
@@ -247,6 +248,11 @@ class RunConfig:
                     f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
                     'be missing; use aggregation = "mean".'
                 )
+        if self.model.owner_layers and self.train.labels == "all" and not method.prescribes("train", "labels"):
+            raise ConfigError(
+                f"model.owner_layers={self.model.owner_layers}: the layers belong to one party with labels, and "
+                'train.labels="all"; name that party in train.labels, or remove the key.'
+            )
         if self.train.warm_start and not method.prescribes("train", "warm_start"):
             self._check_warm_start()
         if self.privacy.secure_aggregation == "masks" and (not silent or method.averages):

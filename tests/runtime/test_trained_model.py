@@ -20,6 +20,7 @@ KINDS = {
     "mean": {"aggregation_layers": (1, 3)},
     "concat": {"aggregation_layers": (1, 3), "aggregation": "concat", "backbone": "gcnii", "normalization": "layer"},
     "labels at one party": {"aggregation_layers": (3,), "labels": "b", "backbone": "sage"},
+    "deep head": {"aggregation_layers": (1, 3), "labels": "b", "owner_layers": 2},
     "standalone": {"method": "standalone"},
     "centralized": {"method": "centralized"},
     "simulated": {"method": "simulated", "backbone": "gat"},

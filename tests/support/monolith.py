@@ -133,6 +133,8 @@ class Monolith:
     def logits(self, m: int, H: Tensor) -> Tensor:
         """Return f_m(H[L], W_m[L])."""
         H = self._normalised(m, self.model.num_layers, H)
+        for layer in range(self.model.owner_layers):
+            H = torch.relu(H @ self.weights[m][f"head.{layer}.weight"] + self.weights[m][f"head.{layer}.bias"])
         return H @ self.weights[m]["classifier.weight"] + self.weights[m]["classifier.bias"]
 
     def loss(self, m: int, H: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
 `glasu align`. It verifies their hash chains, compares them with report.json and with the memory of other parties, and
-writes a page for a privacy officer. The exit code is 1 if a check fails.
+writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks the messages
+that `glasu train --transcript` recorded, and prints the share of the data that the server and a party recover.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of other parties, or of the server: compare the ledgers with their memory",
     )
     parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page (RUN_DIR/audit.html)")
+    parser.add_argument(
+        "--attack", action="store_true", help="attack the transcript in RUN_DIR; the data of the run is read again"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")
 
 
 def run(args: argparse.Namespace) -> None:
     import json
+    from dataclasses import asdict
     from datetime import UTC, datetime
 
     from glasu.cli.arguments import make_output_folder
@@ -47,9 +52,16 @@ def run(args: argparse.Namespace) -> None:
     if page.is_dir():
         raise ConfigError(f"--out {page}: is a folder; give the name of a page, for example audit.html.")
     audit = audit_folder(args.run_dir, args.peers)
+    found, text = dict(to_json_value(audit)), render_text(audit)
+    if args.attack:
+        from glasu.runtime.attack import attack_folder, format_results
+
+        results = attack_folder(args.run_dir)
+        found["attacks"] = [to_json_value(asdict(each)) for each in results]
+        text = f"{text}\n{format_results(results)}"
     make_output_folder(page.parent)
     write_atomically(page, render_page(audit, datetime.now(UTC)).encode())
-    print(json.dumps(to_json_value(audit), indent=2) if args.json else f"{render_text(audit)}\n{page}")
+    print(json.dumps(found, indent=2) if args.json else f"{text}\n{page}")
     if audit.failures:
         listed = "; ".join(f"{check.check}: {check.said}" for check in audit.failures)
         raise LedgerError(f"{listed}. Ask the party for the file as it was, and compare with --peers.")

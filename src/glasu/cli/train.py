@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baselines", action="store_true", help="also train standalone, ensemble and smooth, and compare them"
     )
     add_policy(parser, "of each party's folder")
+    parser.add_argument(
+        "--transcript", action="store_true", help="record every message in DIR/transcript, to attack the run later"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
         from glasu.runtime.policy_file import find_policies
         from glasu.runtime.simulation import SimulationOptions, simulate
         from glasu.runtime.trained_model import TrainedModel, remove_model
+        from glasu.runtime.transcript import TRANSCRIPT
 
         loaded = load_data(config)
         policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
@@ -73,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
                     fresh=args.fresh,
                     ledgers=out / LEDGERS,
                     policies=policies,
+                    transcript=out / TRANSCRIPT if args.transcript else None,
                 )
                 simulation = simulate(loaded.parties, config, options)
             TrainedModel.of(simulation.clients).save(out / "model")

@@ -1,4 +1,7 @@
-"""ClientModel: the layers W_m[0..L-1] of one client and, if it has labels, its classifier W_m[L]."""
+"""ClientModel: the layers W_m[0..L-1] of one client and, if it has labels, its head: the classifier W_m[L].
+
+With `model.owner_layers`, the head of the label owner has dense layers before the classifier.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,14 @@ class ClientModel(nn.Module):
                 seed_torch_generator(stream("weights", layer))
                 inner, residual = self.backbone.build_layer(layer, widths[layer]), config.residual
                 self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
+            self.head = nn.ModuleList()
+            width = widths[-1]
+            for layer in range(config.owner_layers if num_outputs is not None else 0):
+                seed_torch_generator(stream("head", layer))
+                self.head.append(Projection(width, config.hidden))
+                width = config.hidden
             seed_torch_generator(stream("classifier", config.num_layers))
-            self.classifier = None if num_outputs is None else Projection(widths[-1], num_outputs)
+            self.classifier = None if num_outputs is None else Projection(width, num_outputs)
         normalized, read = config.normalization == "layer", widths[1:] if num_outputs is not None else widths[1:-1]
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in read) if normalized else None
         self.activation: Callable[[Tensor], Tensor] = self.backbone.activation
@@ -99,10 +108,20 @@ class ClientModel(nn.Module):
         return self.activation(module(hidden, initial, block, partial(dropout.attention, layer=layer)))
 
     def classify(self, hidden: Tensor, dropout: Dropout) -> Tensor:
-        """Return the logits f_m(H[L], W_m[L])."""
+        """Return the logits f_m(H[L], W_m[L]): Z = ReLU(Linear(Z)) for each layer of the head, then the classifier."""
         assert self.classifier is not None
-        logits: Tensor = self.classifier(self.layer_input(self.config.num_layers, hidden, dropout))
+        read = self.layer_input(self.config.num_layers, hidden, dropout)
+        for layer, dense in enumerate(self.head, start=self.config.num_layers + 1):
+            read = dropout(nn.functional.relu(dense(read)), layer)
+        logits: Tensor = self.classifier(read)
         return logits
+
+
+def draw_classifier(stream: Stream, width: int, num_outputs: int) -> Projection:
+    """Return the first classifier as `ClientModel` draws it. With the stream of a public seed, anybody can."""
+    with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
+        seed_torch_generator(stream)
+        return Projection(width, num_outputs)
 
 
 def input_scale(config: ModelConfig, mean_length: float) -> float:

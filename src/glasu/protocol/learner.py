@@ -241,8 +241,8 @@ class Learner:
         self.optimizer.learning_rate = self.config.train.learning_rate * schedule_factor(self.config, round_index)
 
     def classifier_weights(self) -> dict[str, Tensor]:
-        """Return a copy of the weights that turn H_m[L] into logits: the classifier and the norm before it."""
-        own = ("classifier.", f"norms.{self.config.model.num_layers - 1}.")
+        """Return a copy of the weights that turn H_m[L] into logits: the head and the norm before it."""
+        own = ("head.", "classifier.", f"norms.{self.config.model.num_layers - 1}.")
         return {name: tensor for name, tensor in self.weights().items() if name.startswith(own)}
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:

@@ -16,10 +16,13 @@ from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, 
 from glasu.runtime.drive import Actions, Finished, advance, check_contribution, resolve
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
+from glasu.wire.message_key import ALL_CLIENTS, SERVER
 
 MESSAGING = (Send, Receive, Broadcast, Scatter)
 Perform = Callable[[Save | Event], None]  # carries out Save requests and events
 Carry = Callable[[Message], Message]
+Deliver = Callable[[Message, int], Message]  # (a message of the server, client) -> the message that the client gets
+Record = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CLIENTS or SERVER
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
 
@@ -110,6 +113,8 @@ def run_together(
     each: Map = map,
     before_sending: Callable[[], None] | None = None,
     carry: Carry | None = None,
+    deliver: Deliver | None = None,
+    record: Record | None = None,
 ) -> None:
     """Run the server and all clients to the end.
 
@@ -120,6 +125,9 @@ def run_together(
         each: `map`, or a `map` that runs clients in parallel.
         before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
         carry: maps every message to the one that is delivered; None: no change.
+        deliver: replaces a message of the server to one client. A server that sends different messages to different
+            clients is simulated in this way.
+        record: called with every message that is delivered; a message to all clients once.
     """
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, one per client
     outboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, to each client
@@ -130,7 +138,10 @@ def run_together(
         if before_sending is not None:  # a checkpoint is durable before the messages after it are delivered
             before_sending()
         for inbox, messages in zip(inboxes, sent, strict=True):
-            inbox.extend(messages if carry is None else map(carry, messages))
+            for message in messages if carry is None else map(carry, messages):
+                if record is not None:
+                    record(message, SERVER)
+                inbox.append(message)
 
     def receive(request: Receive) -> list[Message]:
         if not all(inboxes):
@@ -142,9 +153,17 @@ def run_together(
         return messages
 
     def send(messages: Sequence[Message], *, rides: bool) -> None:
-        for outbox, message in zip(outboxes, messages, strict=True):
+        for message in messages:
             traffic.sent_to_clients(message)
-            outbox.append(message if carry is None else carry(message))
+        delivered = list(messages) if carry is None else list(map(carry, messages))
+        if deliver is not None:
+            delivered = [deliver(message, client) for client, message in enumerate(delivered)]
+        if record is not None:
+            is_broadcast = delivered[0].key.client == SERVER and all(each is delivered[0] for each in delivered)
+            for client, message in enumerate(delivered[:1] if is_broadcast else delivered):
+                record(message, ALL_CLIENTS if is_broadcast else client)
+        for outbox, message in zip(outboxes, delivered, strict=True):
+            outbox.append(message)
         traffic.exchange(messages[0].key, rides=rides)
 
     action = server.advance()

@@ -35,6 +35,7 @@ def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int
     model, size = config.model, compute_dtype(config).itemsize
     copies = 5 if config.train.optimizer == "adam" else 3
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
+    weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
     nodes = sum(party.num_nodes for party in parties)
     needed = size * (copies * weights + 2 * nodes * model.hidden)
     settings = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}: the model needs"

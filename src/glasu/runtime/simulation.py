@@ -25,15 +25,27 @@ from glasu.protocol.key_agreement import derive_run_key, needs_keys
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
+from glasu.protocol.state import Progress
 from glasu.protocol.warm_start import take_warm_steps
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
-from glasu.runtime.inprocess import Carry, Map, Running, cores, one_thread_each, run_alone, run_together
+from glasu.runtime.inprocess import (
+    Carry,
+    Deliver,
+    Map,
+    Record,
+    Running,
+    cores,
+    one_thread_each,
+    run_alone,
+    run_together,
+)
 from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
+from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
@@ -54,6 +66,8 @@ class SimulationOptions:
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message, in place of a network
+    deliver: Deliver | None = None  # replaces messages of the server for single clients: a dishonest server
+    transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
     secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
@@ -97,8 +111,9 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         with (
             _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
             _keep_ledgers(options, clients),
+            _open_transcript(options, clients, server) as record,
         ):
-            _run_scripts(clients, server, telemetry, checkpoints, options, each)
+            _run_scripts(clients, server, telemetry, checkpoints, options, each, record)
     report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
 
@@ -274,6 +289,22 @@ def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Abst
     return keep_ledgers(clients, folder, options.policies, "training", fresh=options.fresh)
 
 
+@contextmanager
+def _open_transcript(
+    options: SimulationOptions, clients: Sequence[Client], server: Server | None
+) -> Iterator[Record | None]:
+    """Record the messages while the block runs, if the options name a folder and there is a server."""
+    if options.transcript is None or server is None:
+        yield None
+        return
+    about = clients[0].requested, server.roster, server.identity.run, server.sizes.num_nodes
+    writer = TranscriptWriter(options.transcript, *about, fresh=server.progress == Progress())
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
 def _run_scripts(
     clients: Sequence[Client],
     server: Server | None,
@@ -281,6 +312,7 @@ def _run_scripts(
     checkpoints: SimulationCheckpoints | None,
     options: SimulationOptions,
     each: Map,
+    record: Record | None = None,
 ) -> None:
     """Run the scripts of all roles to their end."""
     alone = not clients[0].config.model.aggregation_layers
@@ -321,7 +353,7 @@ def _run_scripts(
             checkpoints.settle()
         sync_ledgers(clients)
 
-    run_together(serving, running, telemetry.traffic, each, settle, options.carry)
+    run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:

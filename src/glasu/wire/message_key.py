@@ -7,6 +7,7 @@ import struct
 from typing import NamedTuple
 
 SERVER = 0xFFFF  # the sender's index in a message of the server to all clients
+ALL_CLIENTS = 0xFFFE  # the receiver of a message of the server to all clients, in a transcript
 TO_ONE = 0x8000  # added to the receiver's index in a message of the server to one client
 RUN_BYTES = 12
 ATTEMPTS = 2**16  # attempt numbers in keys wrap around here

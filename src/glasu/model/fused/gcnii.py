@@ -81,7 +81,7 @@ class FusedWeights:
 
     @classmethod
     def of(cls, model: ClientModel, *, in_place: bool = False) -> FusedWeights | None:
-        """Return the weights, or None if a layer is not a plain gcnii layer.
+        """Return the weights, or None if a layer is not a plain gcnii layer or the head has dense layers.
 
         Args:
             model: the network.
@@ -91,6 +91,8 @@ class FusedWeights:
         layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
         # With alpha >= 1/2, or a projection in front, `GCNIILayer` adds in another order.
         if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
+            return None
+        if len(model.head):  # its gradients come from autograd
             return None
         assert model.encoder is not None
         changed = [model.encoder.weight, *(layer.linear.weight for layer in layers)]

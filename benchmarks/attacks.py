@@ -1,0 +1,158 @@
+"""What do the server and a party recover from the messages of a run, and how much do protected settings help?
+
+    python benchmarks/attacks.py off --datasets cora,minesweeper
+
+Every argument is a column of the table: `off`, the name of a privacy profile, or a TOML file with settings that are
+applied to every run, such as privacy.toml. Four runs are recorded and attacked:
+
+    rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
+    sets      1,000 rounds with a tiny network: edges from index sets
+    owner-N   labels at one party, 30 rounds, with N = 0, 1 and 2 owner layers: labels
+    pair      two parties: the representation of the other one
+
+and one round is run with a server that splits the view. Parties have secrets, as over a network. A setting that the
+column refuses is shown as "refused".
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from glasu.config import RunConfig
+from glasu.data.methods import apply_method
+from glasu.data.sources.catalog import load_parties
+from glasu.errors import ConfigError
+from glasu.privacy.attacks.result import AttackResult
+from glasu.runtime.attack import attack_run
+from glasu.runtime.simulation import SimulationOptions, simulate
+from glasu.runtime.split_view import attack_by_splitting
+from glasu.runtime.trained_model import TrainedModel
+from glasu.runtime.transcript import RecordedRun
+from tables import markdown, place, show
+
+Sections = Mapping[str, Mapping[str, Any]]
+SAMPLED = {"sampler": "neighbor", "batch_size": 16}
+RUNS: dict[str, Sections] = {
+    "rounds": {"train": {**SAMPLED, "num_rounds": 90, "evaluate_every": 10}},
+    "sets": {
+        "model": {"hidden": 4},
+        "train": {**SAMPLED, "num_rounds": 1000, "num_local_steps": 1, "evaluate_every": 1000},
+    },
+    **{
+        f"owner-{layers}": {
+            "model": {"owner_layers": layers},
+            "train": {"labels": "a", "num_rounds": 30, "evaluate_every": 30, "batch_size": 0, "sampler": "full"},
+        }
+        for layers in (0, 1, 2)
+    },
+    "pair": {"data": {"num_clients": 2}, "train": {"num_rounds": 10, "evaluate_every": 10, **SAMPLED}},
+}
+KEPT = {  # run -> the attacks that it is made for
+    "rounds": ("features", "training nodes"),
+    "sets": ("edges",),
+    "owner": ("labels", "training nodes from index sets"),
+    "pair": ("representation",),
+}
+
+
+def read_column(text: str) -> Sections:
+    """Return the settings of a column."""
+    if text == "off":
+        return {}
+    if text.endswith(".toml"):
+        return tomllib.loads(Path(text).read_text())
+    return {"privacy": {"profile": text}}
+
+
+def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunConfig:
+    """Return the settings of a run; the column has the last word."""
+    base: dict[str, dict[str, Any]] = {
+        "data": {"name": dataset},
+        "train": {"preset": "none", "patience": 0, "seed": seed},
+    }
+    for sections in (run, column):
+        for name, keys in sections.items():
+            base.setdefault(name, {}).update(keys)
+    return RunConfig.from_dict(base, f"the settings of {dataset}")
+
+
+def make_secrets(names: list[str]) -> dict[str, bytes]:
+    """Return fixed secrets, so that the figures can be repeated."""
+    return {name: hashlib.sha256(f"secret of {name}".encode()).digest() for name in names}
+
+
+def attack_recorded(config: RunConfig, attacks: tuple[str, ...]) -> list[AttackResult]:
+    """Record a run and attack it."""
+    parties = apply_method(config, load_parties(config)).parties
+    with tempfile.TemporaryDirectory() as folder:
+        options = SimulationOptions(transcript=Path(folder), secrets=make_secrets([party.name for party in parties]))
+        model = TrainedModel.of(simulate(parties, config, options).clients)
+        probabilities = model.predict_proba(parties) if "training nodes" in attacks else None
+        transcript = RecordedRun(Path(folder))
+        found = attack_run(transcript, parties, probabilities=probabilities, only=attacks)
+    return found
+
+
+def attack_split(config: RunConfig) -> list[AttackResult]:
+    """Attack one round with a server that splits the view."""
+    parties = apply_method(config, load_parties(config)).parties
+    return attack_by_splitting(parties, config, "a", make_secrets([party.name for party in parties]))
+
+
+def list_findings(
+    dataset: str, seed: int, column: Sections, runs: list[str]
+) -> Iterator[tuple[str, list[AttackResult] | str]]:
+    """Yield the findings of every run, or why it was refused."""
+    work: dict[str, tuple[Sections, Callable[[RunConfig], list[AttackResult]]]] = {}
+    for name, sections in RUNS.items():
+        work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition("-")[0]])
+    work["split"] = {"train": {"num_rounds": 1, "batch_size": 0, "sampler": "full"}}, attack_split
+    for name, (sections, attack) in work.items():
+        if name not in runs and name.partition("-")[0] not in runs:
+            continue
+        try:
+            yield name, attack(configure(dataset, seed, sections, column))
+        except ConfigError as error:
+            yield name, f"refused: {error}"
+
+
+def main() -> None:
+    """Print one table per data set: a row per attack and role, the score of every column."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("columns", nargs="+", metavar="COLUMN", help="off, a profile, or a TOML file")
+    parser.add_argument("--datasets", default="cora,minesweeper")
+    parser.add_argument("--runs", default="rounds,sets,owner,pair,split", help="some of the runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=place, help="also write the tables to this file")
+    args = parser.parse_args()
+    tables = []
+    for dataset in args.datasets.split(","):
+        rows: dict[tuple[str, str, str], dict[str, str]] = {}
+        for column in args.columns:
+            for run, found in list_findings(dataset, args.seed, read_column(column), args.runs.split(",")):
+                print(f"{dataset}, {column}, {run}: {found}", file=sys.stderr, flush=True)
+                if isinstance(found, str):
+                    rows.setdefault((run, "every attack", "-"), {})[column] = "refused"
+                    continue
+                for each in found:
+                    row = rows.setdefault((run, each.attack, each.role), {})
+                    row[column] = f"{each.score:.3f}"
+                    row.setdefault("chance", f"{each.chance:.3f}")
+                    row.setdefault("own data", f"{each.baseline:.3f}")
+                    row.setdefault("measure", each.measure)
+        names = ("measure", "chance", "own data", *args.columns)
+        body = [[*row, *(values.get(name, "-") for name in names)] for row, values in rows.items()]
+        tables.append(f"{dataset}\n\n{markdown(['run', 'attack', 'role', *names], body)}")
+    show("\n\n".join(tables), args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Features from representations: a ridge regression from released rows to the rows of a party's features.
+
+The attacker knows the features of some nodes, for example because half of the customers are also its own, and fits
+
+    X ~ Z B,   B = (Z^T Z + penalty I)^-1 Z^T X     at the known nodes
+
+where Z holds everything that it has about a node: the released rows of one or several evaluations, and its own
+features. It then guesses X at the other nodes. The penalty is chosen on a fifth of the known nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.privacy.attacks.result import Values
+from glasu.randomness import Stream, draw_distinct
+
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # times the number of known rows / 1000
+
+
+def choose_known(num_nodes: int, share: float, seed: int) -> NDArray[np.bool_]:
+    """Draw the nodes whose features the attacker knows."""
+    known = np.zeros(num_nodes, bool)
+    known[draw_distinct(Stream(seed, "known rows").key(), num_nodes, round(share * num_nodes))] = True
+    return known
+
+
+def guess_features(observed: Values, features: Values, known: NDArray[np.bool_]) -> Values:
+    """Return the guesses at the nodes that are not known, in their order.
+
+    Args:
+        observed: Z, a row per node.
+        features: X; only rows at known nodes are read.
+        known: which nodes the attacker knows.
+    """
+    inside = np.flatnonzero(known)
+    held_out = inside[::5]
+    fitted = np.setdiff1d(inside, held_out)
+    scaled = _standardize(observed, inside)
+    errors = []
+    for penalty in PENALTIES:
+        tried = _fit(scaled[fitted], features[fitted], penalty)(scaled[held_out])
+        errors.append(float(np.square(tried - features[held_out]).mean()))
+    best = PENALTIES[int(np.argmin(errors))]
+    guesses: Values = _fit(scaled[inside], features[inside], best)(scaled[~known])
+    return guesses
+
+
+def _standardize(observed: Values, rows: NDArray[np.int64]) -> Values:
+    mean, deviation = observed[rows].mean(axis=0), observed[rows].std(axis=0)
+    varies = deviation > 1e-9
+    scaled: Values = (observed[:, varies] - mean[varies]) / deviation[varies]
+    return scaled.astype(np.float64)
+
+
+def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values], Values]:
+    """Return the fitted function from rows of Z to rows of X."""
+    mean = features.mean(axis=0, dtype=np.float64)
+    if not observed.shape[1]:
+        return lambda rows: np.broadcast_to(mean, (len(rows), len(mean)))
+    gram = observed.T @ observed
+    gram[np.diag_indices_from(gram)] += penalty * len(observed) / 1000
+    weights = np.linalg.solve(gram, observed.T @ (features - mean))
+    return lambda rows: rows @ weights + mean
+
+
+def share_of_words(guesses: Values, features: Values) -> float:
+    """Return the share of the nonzero columns that are among the highest guesses of their row.
+
+    A row with k words counts its k highest guesses. So chance is the density of the matrix.
+    """
+    present = features != 0
+    counts = present.sum(axis=1)
+    places = np.argsort(np.argsort(-guesses, axis=1, kind="stable"), axis=1, kind="stable")
+    return float((present & (places < counts[:, None])).sum() / max(1, counts.sum()))
+
+
+def explained_share(guesses: Values, features: Values) -> float:
+    """Return R^2, the mean over the columns that vary."""
+    spread = np.square(features - features.mean(axis=0)).sum(axis=0)
+    error = np.square(guesses - features).sum(axis=0)
+    varies = spread > 1e-12
+    return float((1 - error[varies] / spread[varies]).mean()) if varies.any() else 0.0
+
+
+def subtract_own(joint: Values, own: Values, num_clients: int) -> Values:
+    """Return the mean of the other clients' parts: (M H[l+1] - H_m^+[l]) / (M - 1). With M = 2 it is the other part."""
+    others: Values = (num_clients * joint - own) / (num_clients - 1)
+    return others
+
+
+def join_columns(*blocks: Values) -> Values:
+    """Put what the attacker has about every node side by side."""
+    return np.concatenate([np.asarray(block, np.float64) for block in blocks], axis=1)
+
+
+def first(blocks: Sequence[Values], count: int, num_nodes: int) -> Values:
+    """Return the first blocks side by side; a matrix without columns if there are none."""
+    return join_columns(*blocks[:count]) if blocks[:count] else np.empty((num_nodes, 0))

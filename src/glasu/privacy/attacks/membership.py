@@ -1,0 +1,47 @@
+"""Membership: which nodes were training nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.privacy.attacks.result import Values
+
+
+def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
+    """Return how often each node is in the sets of all clients of a round, relative to its other occurrences.
+
+    A batch is in the proposal of every client, and batches hold training nodes only.
+
+    Args:
+        node_sets: for each round, one set per client.
+        num_nodes: N.
+    """
+    common, any_set = np.zeros(num_nodes), np.zeros(num_nodes)
+    for sets in node_sets:
+        found = np.bincount(np.concatenate(sets), minlength=num_nodes)
+        common += found == len(sets)
+        any_set += found > 0
+    scores: Values = common / (any_set + 1)
+    return scores
+
+
+def certainty(probabilities: Values) -> Values:
+    """Return the greatest class probability of each row: a model is often more certain at its training nodes."""
+    greatest: Values = probabilities.max(axis=1)
+    return greatest
+
+
+def area_under_curve(scores: Values, members: NDArray[np.bool_]) -> float:
+    """Return the probability that a member has a higher score than another node; equal scores count half."""
+    order = np.argsort(scores, kind="stable")
+    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(scores))
+    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
+    inside = int(members.sum())
+    outside = len(scores) - inside
+    if not inside or not outside:
+        return float("nan")
+    return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))

@@ -1,0 +1,31 @@
+"""The result of one attack by one role, and the types that attacks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values: TypeAlias = NDArray[Any]
+Classes: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """The share of a party's data that a role recovers, with the messages of a run and without them."""
+
+    attack: str  # the kind of data, and the method
+    role: str  # the attacker: "server", or the name of a party
+    target: str  # the party whose data is attacked
+    measure: str  # the meaning of the three numbers
+    score: float  # with the messages that the role sees
+    chance: float  # a guess without knowledge
+    baseline: float  # the same with the role's own data and public facts, without messages
+    detail: str = ""  # the size of the attacker's input
+
+    @property
+    def gain(self) -> float:
+        """How much the messages add to the baseline."""
+        return self.score - self.baseline

@@ -1,0 +1,351 @@
+"""Attack a recorded run: every attack for the server and for one party, beside chance and the role's own baseline.
+
+The caller has the data of all parties, as a simulation does. The attacks read only what their role has; the data of the
+target scores the guesses, and is the part that the attacker is assumed to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from glasu.data.methods import apply_method
+from glasu.data.party import PartyData, Splits
+from glasu.data.sources.catalog import load_parties
+from glasu.errors import ConfigError
+from glasu.model.split import draw_classifier
+from glasu.model.task import task_of
+from glasu.privacy.attacks import edges, features, labels, membership
+from glasu.privacy.attacks.result import AttackResult, Classes, Values
+from glasu.protocol.learner import classifier_stream
+from glasu.protocol.messages import Partial
+from glasu.runtime.observation import NodeRows, Observation
+from glasu.runtime.trained_model import TrainedModel
+from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
+from glasu.wire.message_key import Phase
+
+MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
+KNOWN_LABELS = (1, 4)  # per class, of model completion
+LABEL_SHARE, EDGE_SHARE, PART_R2 = "share of labels", "share of edges", "R2 of the part"
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """One role, its view, and the party that it attacks."""
+
+    role: str
+    seen: Observation
+    parties: Sequence[PartyData]
+    target: int
+    known_share: float
+    seed: int
+
+    @property
+    def own(self) -> PartyData | None:
+        """The attacker's own data; None at the server."""
+        return None if self.seen.is_server else self.parties[self.seen.view.index]
+
+    @property
+    def victim(self) -> PartyData:
+        return self.parties[self.target]
+
+    def report(
+        self, attack: str, measure: str, score: float, chance: float, baseline: float, detail: str = ""
+    ) -> AttackResult:
+        """Return a result of this role about its target."""
+        return AttackResult(attack, self.role, self.victim.name, measure, score, chance, baseline, detail)
+
+
+def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[AttackResult]:
+    """Attack the run in the output folder of `glasu train --transcript`. The data is read again to score the guesses.
+
+    Args:
+        folder: of the run.
+        roles: the attackers; None: the server and the last party.
+    """
+    transcript = RecordedRun(folder / TRANSCRIPT)
+    parties = apply_method(transcript.config, load_parties(transcript.config)).parties
+    probabilities = None
+    if (folder / "model").is_dir():
+        model = TrainedModel.load(folder)
+        probabilities = model.predict_proba(parties) if model.classes else None
+    return attack_run(transcript, parties, roles, probabilities=probabilities)
+
+
+def format_results(results: Sequence[AttackResult]) -> str:
+    """Return the results as a table for people: score, chance, and the score without messages."""
+    head = ("attack", "role", "target", "measure", "score", "chance", "own data")
+    body = []
+    for each in results:
+        numbers = (f"{number:.3f}" for number in (each.score, each.chance, each.baseline))
+        body.append((each.attack, each.role, each.target, each.measure, *numbers))
+    widths = [max(len(line[column]) for line in (head, *body)) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *body)
+    )
+
+
+def attack_run(
+    transcript: RecordedRun,
+    parties: Sequence[PartyData],
+    roles: Sequence[str] | None = None,
+    *,
+    only: Sequence[str] = ("",),
+    probabilities: Values | None = None,
+    known_share: float = 0.5,
+    seed: int = 0,
+) -> list[AttackResult]:
+    """Carry out every attack that the recorded run allows.
+
+    Args:
+        transcript: of the run.
+        parties: the data of all parties, in client order, as the run read them.
+        roles: the attackers; None: the server and the last party. A party attacks the label owner, or the first other
+            party.
+        only: the attacks whose names start with one of these words; by default all.
+        probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
+        known_share: the share of the nodes whose features the attacker knows.
+        seed: of the attacker's draws.
+    """
+    names = transcript.manifest.parties
+    if [party.name for party in parties] != list(names):
+        raise ConfigError(f"the transcript is of the parties {', '.join(names)}; pass their data in this order.")
+    labelled = next((party for party in parties if party.splits is not None), None)
+    owner = transcript.config.train.labels
+    found: list[AttackResult] = []
+    for role in roles or ("server", names[-1]):
+        others = [name for name in names if name != role]
+        target = owner if owner in others else others[0] if others else names[0]
+        seen = Observation(transcript.view(role), None if labelled is None else labelled.splits)
+        attacker = Attacker(role, seen, parties, names.index(target), known_share, seed)
+        for name, attack in ATTACKS.items():
+            if any(name.startswith(word) or word.startswith(name) for word in only):
+                found += attack(attacker)
+    if probabilities is not None and labelled is not None and labelled.splits is not None:
+        found.append(attack_predictions(probabilities, labelled.splits))
+    return [each for each in found if each.attack.startswith(tuple(only))]
+
+
+def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
+    """Edges from index sets."""
+    count = attacker.seen.num_nodes
+    truth = _list_edges(attacker.victim)
+    if not len(truth):
+        return
+    own = np.empty(0, np.int64)
+    if attacker.own is not None:
+        own = _list_edges(attacker.own)
+    draws = attacker.seen.list_draws(attacker.target)
+    chance = len(truth) / (count * (count - 1) / 2)
+    baseline = max(chance, edges.share_of_edges(own, truth))
+    ranked = edges.put_first(own, edges.rank_pairs(draws, count))
+    score = edges.share_of_edges(ranked, truth) if draws else baseline
+    detail = f"{len(draws[0].drawn)} rounds" if draws else "no index set was sent"
+    yield attacker.report("edges from index sets", EDGE_SHARE, score, chance, baseline, detail)
+
+
+def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
+    """Labels from the gradient at H[L] and from H[L], if one party has the labels."""
+    seen, known = attacker.seen, attacker.victim.labels
+    is_owner = seen.config.train.labels == attacker.victim.name
+    if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
+        return
+    gradients, joints = seen.list_gradients(attacker.target), seen.list_joints()
+    if not (gradients or joints):  # the role reads neither
+        return
+    nodes, classes = (
+        np.unique(np.concatenate([each.nodes for each in gradients or joints])),
+        len(attacker.victim.classes),
+    )
+    truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
+    own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
+    chance = labels.match_classes(labels.shuffle(truth, attacker.seed), truth, classes)
+    alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
+    baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
+
+    def report(name: str, guesses: Classes, nodes: Classes) -> AttackResult:
+        score = labels.match_classes(guesses, known[nodes], classes)
+        return attacker.report(f"labels: {name}", LABEL_SHARE, score, chance, baseline, f"{len(nodes)} nodes")
+
+    def cluster(rows: Values) -> Classes:
+        return labels.cluster_rows(labels.directions(rows), classes, attacker.seed)
+
+    inputs: list[Values] = []
+    if gradients:
+        first, summed = gradients[0], _sum_directions(gradients, nodes)
+        yield report("k-means of G, first round", cluster(first.rows), first.nodes)
+        yield report("k-means of G, all rounds", cluster(summed), nodes)
+        inputs.append(labels.directions(summed))
+        joint = next((each for each in joints if each.round == first.round), None)
+        if joint is not None:
+            matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
+            yield report("gradient matching, first round", matched, first.nodes)
+            solved, right = _solve_with_public_seed(attacker, first, joint, classes), known[first.nodes]
+            most = float(np.bincount(right).max() / len(right))
+            score = float((solved == right).mean())
+            yield attacker.report("labels: classifier of the public seed", LABEL_SHARE, score, 1 / classes, most)
+    if joints:
+        last = joints[-1]
+        yield report("k-means of H[L], last round", cluster(last.rows), last.nodes)
+        if np.array_equal(last.nodes, nodes):
+            inputs.append(last.rows / max(float(np.abs(last.rows).mean()), 1e-30))
+    yield from _complete(attacker, truth, inputs, own)
+
+
+def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
+    """Return the sum of the directions of each node's gradients."""
+    total = np.zeros((len(nodes), gradients[0].rows.shape[1]))
+    for each in gradients:
+        total[np.searchsorted(nodes, each.nodes)] += labels.directions(each.rows)
+    return total
+
+
+def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows, classes: int) -> Classes:
+    """Guess the labels with the classifier that would follow from `train.seed` alone."""
+    config = attacker.seen.config
+    width = task_of(config.train).head_width(attacker.victim.classes)
+    drawn = draw_classifier(classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width)
+    weight = drawn.weight.detach().numpy().astype(np.float64)
+    if width == 1 and classes == 2:  # one logit: that of the second class
+        weight = np.concatenate([np.zeros_like(weight), weight], axis=1)
+    return labels.solve_labels(first.rows, joint.rows, weight, np.zeros(classes))
+
+
+def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
+    """Labels by model completion: a few labels of each class are known. The better one of the inputs counts."""
+    for count in KNOWN_LABELS:
+        known = labels.choose_labelled(truth, count, attacker.seed)
+        if known.all() or len(np.unique(truth[known])) < 2:
+            continue
+        unknown = truth[~known]
+
+        def score(rows: Values, known: NDArray[np.bool_] = known, unknown: Classes = unknown) -> float:
+            return float((labels.complete_model(rows, truth, known) == unknown).mean())
+
+        best = max((score(rows) for rows in inputs), default=0.0)
+        most = float(np.bincount(unknown).max() / len(unknown))
+        baseline = max(most, score(own)) if own.size else most
+        name = f"labels: model completion, {count} known per class"
+        yield attacker.report(name, LABEL_SHARE, best, most, baseline)
+
+
+def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
+    """Features from representations: the rounds, one evaluation, all evaluations."""
+    evaluations = attacker.seen.list_evaluations(attacker.target)
+    nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
+    truth = _read_features(attacker.victim)[nodes]
+    varies = truth.std(axis=0) > 0
+    if not varies.any():
+        return
+    truth = truth[:, varies]
+    words = float((truth != 0).mean()) < MANY_WORDS
+    known = features.choose_known(len(nodes), attacker.known_share, attacker.seed)
+    own = np.empty((len(nodes), 0))
+    if attacker.own is not None:
+        own = features.join_columns(_read_features(attacker.own), _smooth_features(attacker.own))[nodes]
+
+    def score(*blocks: Values) -> float:
+        guesses = features.guess_features(features.join_columns(own, *blocks), truth, known)
+        measured = features.share_of_words if words else features.explained_share
+        return measured(guesses, truth[~known])
+
+    measure = "share of words" if words else "R2 of the columns"
+    chance = float((truth != 0).mean()) if words else 0.0
+    baseline = score()
+    rounds = attacker.seen.average_rounds(attacker.target)[nodes]
+    variants: dict[str, list[Values]] = {"training rounds": [rounds]} if rounds.size and rounds.any() else {}
+    if evaluations:
+        variants["one evaluation"] = [evaluations[0].rows]
+    if len(evaluations) > 1:
+        variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
+    if evaluations and attacker.seen.is_server:  # all that it can read if parts are masked
+        sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
+        variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
+    for name, blocks in variants.items():
+        detail = f"{int(known.sum())} of {len(nodes)} rows known"
+        yield attacker.report(f"features: {name}", measure, score(*blocks), chance, baseline, detail)
+
+
+def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
+    """The representation of another party through the mean: a party subtracts its own part. Exact if M = 2."""
+    if attacker.own is None:
+        return
+    evaluations = attacker.seen.list_evaluations(attacker.target)
+    if not evaluations:
+        return
+    guessed = evaluations[-1]
+    whole = attacker.seen.view.transcript.view("server").matrices(Partial, Phase.EVALUATION)
+
+    def part(sender: int) -> Values:
+        place = guessed.round, guessed.layer
+        return next(each.rows for each in whole if each.sender == sender and (each.key.round, each.key.layer) == place)
+
+    truth, own = part(attacker.target), part(attacker.seen.view.index)
+    score, baseline = (max(0.0, features.explained_share(each, truth)) for each in (guessed.rows, own))
+    detail = f"M = {attacker.seen.num_clients}"
+    yield attacker.report("representation through the mean", PART_R2, score, 0.0, baseline, detail)
+
+
+def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
+    """Training nodes from index sets."""
+    splits, seen = attacker.seen.splits, attacker.seen
+    if splits is None:
+        return
+    members = np.zeros(seen.num_nodes, bool)
+    members[splits.train] = True
+    batches, proposals = seen.list_batches(), seen.list_proposals()
+    if not batches and not seen.is_server:
+        return  # every party with labels knows the training nodes
+    score, detail = 0.5, "no index set was sent"
+    if batches:
+        scores = np.bincount(np.concatenate(list(batches.values())), minlength=seen.num_nodes)
+        score, detail = membership.area_under_curve(scores, members), "batches"
+    elif proposals:
+        score = membership.area_under_curve(membership.count_common(proposals, seen.num_nodes), members)
+        detail = f"{len(proposals)} rounds"
+    yield attacker.report("training nodes from index sets", "ROC AUC", score, 0.5, 0.5, detail)
+
+
+def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
+    """Training nodes from the certainty of predictions, against test nodes."""
+    nodes = np.concatenate([splits.train, splits.test])
+    members = np.arange(len(nodes)) < len(splits.train)
+    score = membership.area_under_curve(membership.certainty(probabilities[nodes]), members)
+    return AttackResult("training nodes from predictions", "requester", "all", "ROC AUC", score, 0.5, 0.5)
+
+
+def _list_edges(party: PartyData) -> edges.NodeIds:
+    source, target = party.graph.edge_index()
+    return edges.encode_edges(source, target, party.num_nodes)
+
+
+def _read_features(party: PartyData) -> Values:
+    raw = party.features
+    dense: Values = np.asarray(raw.todense() if hasattr(raw, "todense") else raw, np.float64)
+    return dense
+
+
+def _smooth_features(party: PartyData) -> Values:
+    """Return the features after two steps over the party's own edges: its baseline uses its graph as well."""
+    source, target = party.graph.edge_index()
+    shape = (party.num_nodes, party.num_nodes)
+    adjacency = sp.csr_array((np.ones(len(source)), (target, source)), shape) + sp.eye_array(party.num_nodes)
+    scale = sp.diags_array(1 / adjacency.sum(axis=1))
+    smoothed: Values = scale @ adjacency @ (scale @ adjacency @ _read_features(party))
+    return smoothed
+
+
+Attack = Callable[[Attacker], Iterator[AttackResult]]
+ATTACKS: dict[str, Attack] = {  # by the first words of their names in the results
+    "edges": attack_edges,
+    "labels": attack_labels,
+    "features": attack_features,
+    "representation": attack_part,
+    "training nodes": attack_membership,
+}

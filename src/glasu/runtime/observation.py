@@ -1,0 +1,163 @@
+"""What a role can read from its messages: index sets, gradients with their nodes, representations with their nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from glasu.data.party import Splits
+from glasu.privacy.attacks.edges import Draws, NodeIds
+from glasu.privacy.attacks.features import subtract_own
+from glasu.privacy.attacks.result import Values
+from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Partial, Proposal
+from glasu.runtime.transcript import RecordedTensor, RoleView
+from glasu.wire.message_key import SERVER, Phase
+
+Sets = dict[tuple[int, int], NodeIds]  # by round and l
+
+
+class NodeRows(NamedTuple):
+    """Rows of a tensor, and the nodes that they belong to."""
+
+    round: int
+    layer: int
+    nodes: NodeIds
+    rows: Values
+
+
+class Observation:
+    """The view of one role, as arrays."""
+
+    def __init__(self, view: RoleView, splits: Splits | None) -> None:
+        """Read the index sets.
+
+        Args:
+            view: of the role.
+            splits: the nodes of the splits, which parties with labels know, and which are often public.
+        """
+        self.view, self.splits = view, splits
+        manifest = view.transcript.manifest
+        self.num_nodes, self.num_clients = manifest.num_nodes, len(manifest.parties)
+        self.config = view.transcript.config
+        self.num_layers = self.config.model.num_layers
+        self.agreed: Sets = {}
+        self.proposed: dict[int, Sets] = defaultdict(dict)
+        for entry, message in view.messages(Proposal, Phase.SAMPLING):
+            for index, nodes in enumerate(message.node_sets):
+                self.proposed[entry.sender][entry.key.round + index, entry.key.layer] = nodes.astype(np.int64)
+        for entry, answer in view.messages(Agreed, Phase.SAMPLING):
+            for index, nodes in enumerate(answer.node_sets):
+                self.agreed[entry.key.round + index, entry.key.layer] = nodes.astype(np.int64)
+
+    @property
+    def is_server(self) -> bool:
+        return self.view.index == SERVER
+
+    def list_draws(self, target: int) -> list[Draws]:
+        """Return what the role knows about the neighbours that a client drew, by layer.
+
+        A party sees the unions only. Without its own proposal, a union holds what the other parties drew.
+        """
+        found = []
+        for layer in sorted({layer for _, layer in self.agreed if layer < self.num_layers}):
+            rounds = sorted(index for index, other in self.agreed if other == layer)
+            if self.is_server:
+                drawn = [self.proposed[target][index, layer] for index in rounds]
+            else:
+                drawn = [self.agreed[index, layer] for index in rounds]
+            above = [self.agreed.get((index, layer + 1)) for index in rounds]
+            known = [nodes for nodes in above if nodes is not None]
+            found.append(Draws(known if len(known) == len(rounds) else None, drawn))
+        return found
+
+    def list_proposals(self) -> list[list[NodeIds]]:
+        """Return the sets of all clients, one list per round, at the highest layer below S[L] that is agreed on."""
+        layers = {layer for _, layer in self.agreed if layer < self.num_layers}
+        if not layers or len(self.proposed) < self.num_clients:
+            return []
+        highest = max(layers)
+        rounds = sorted(index for index, layer in self.agreed if layer == highest)
+        return [[sets[index, highest] for sets in self.proposed.values()] for index in rounds]
+
+    def list_batches(self) -> dict[int, NodeIds]:
+        """Return S[L] by round, where the label owner sent it."""
+        return {index: nodes for (index, layer), nodes in self.agreed.items() if layer == self.num_layers}
+
+    def list_gradients(self, owner: int) -> list[NodeRows]:
+        """Return the gradients of the label owner at H[L], or multiples of them, by round."""
+        if self.is_server:
+            found = [each for each in self.view.matrices(Gradient, Phase.BACKWARD) if each.sender == owner]
+        else:
+            found = self.view.matrices(JointGradient, Phase.BACKWARD)
+        highest: dict[int, RecordedTensor] = {}
+        for each in found:  # lower layers have gradients too if they are exact
+            before = highest.get(each.key.round)
+            if before is None or each.key.layer > before.key.layer:
+                highest[each.key.round] = each
+        return [*self._name_rows([highest[index] for index in sorted(highest)])]
+
+    def list_joints(self) -> list[NodeRows]:
+        """Return H[L] at the batches, by round."""
+        last = self.num_layers - 1
+        return [
+            *self._name_rows([each for each in self.view.matrices(Joint, Phase.TRAINING) if each.key.layer == last])
+        ]
+
+    def _name_rows(self, matrices: list[RecordedTensor]) -> Iterator[NodeRows]:
+        batches = self.list_batches()
+        for each in matrices:
+            nodes = batches.get(each.key.round)
+            if nodes is not None and len(nodes) == len(each.rows):
+                yield NodeRows(each.key.round, each.key.layer, nodes, each.rows.astype(np.float64))
+
+    def list_evaluations(self, target: int, *, aggregates: bool = False) -> list[NodeRows]:
+        """Return what the role knows of a client's representations in exact evaluations on validation nodes.
+
+        The rows are those of the lowest layer that aggregates: all nodes, or with one aggregation the validation
+        nodes. The server reads the client's own part, or the aggregate of all clients; a party reads the mean of all
+        others.
+        """
+        found = self.view.matrices(Joint, Phase.EVALUATION)
+        if not aggregates:
+            found = list(self._list_parts(target, Phase.EVALUATION))
+        lowest = min((each.key.layer for each in found), default=0)
+        validation = np.empty(0, np.int64) if self.splits is None else self.splits.validation
+        result = []
+        for each in found:
+            nodes = np.arange(self.num_nodes) if len(each.rows) == self.num_nodes else validation
+            is_test = each.key.round == self.config.train.num_rounds + 1
+            if each.key.layer == lowest and len(nodes) == len(each.rows) and not is_test:
+                result.append(NodeRows(each.key.round, each.key.layer, nodes, each.rows.astype(np.float64)))
+        return result
+
+    def average_rounds(self, target: int) -> Values:
+        """Return the mean of what the role knows of each node's representation in the training rounds; 0 if nothing."""
+        lowest, total, seen = self.num_layers, np.zeros((self.num_nodes, 0)), np.ones(self.num_nodes)
+        for each in self._list_parts(target, Phase.TRAINING):
+            nodes = self.agreed.get((each.key.round, each.key.layer + 1))
+            if nodes is None and len(each.rows) == self.num_nodes:
+                nodes = np.arange(self.num_nodes)
+            if nodes is None or len(nodes) != len(each.rows) or each.key.layer > lowest:
+                continue
+            if each.key.layer < lowest:
+                lowest = each.key.layer
+                total, seen = np.zeros((self.num_nodes, each.rows.shape[1])), np.zeros(self.num_nodes)
+            total[nodes] += each.rows
+            seen[nodes] += 1
+        mean: Values = total / np.maximum(seen, 1)[:, None]
+        return mean
+
+    def _list_parts(self, target: int, phase: Phase) -> Iterator[RecordedTensor]:
+        partials = self.view.matrices(Partial, phase)
+        if self.is_server:
+            yield from (each for each in partials if each.sender == target)
+            return
+        own = {(each.key.round, each.key.layer): each.rows for each in partials}
+        for each in self.view.matrices(Joint, phase):
+            part = own.get((each.key.round, each.key.layer))
+            if part is not None and part.shape == each.rows.shape:  # not after `concat`
+                others = subtract_own(each.rows.astype(np.float64), part.astype(np.float64), self.num_clients)
+                yield RecordedTensor(target, each.key, others)

@@ -1,0 +1,113 @@
+"""A server that splits the view: it sends zeros instead of an aggregate to all parties but one.
+
+The next aggregate then depends on that one party's data, up to a constant of the others. A server that sees only sums
+(masks) would read the party's representation from it, unless the masks depend on the broadcasts that each party
+received. Without masks the server reads every message anyway, and the attack shows only that it works.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from glasu.config import PrivacyConfig, RunConfig
+from glasu.data.party import PartyData
+from glasu.errors import ConfigError, TrainingError
+from glasu.privacy.attacks.result import AttackResult, Values
+from glasu.protocol.messages import Joint, Message, Partial
+from glasu.protocol.requests import Event, RoundDone
+from glasu.runtime.simulation import SimulationOptions, simulate
+from glasu.runtime.transcript import RecordedRun
+from glasu.wire.message_key import Phase
+
+MEASURE = "squared correlation"
+
+
+class _EnoughError(TrainingError):
+    """The first round is over."""
+
+
+def attack_by_splitting(
+    parties: Sequence[PartyData], config: RunConfig, target: str, secrets: Mapping[str, bytes] | None = None
+) -> list[AttackResult]:
+    """Run the first round with an honest server and with one that splits the view; compare the results.
+
+    Args:
+        parties: the data of all parties.
+        config: the settings; at least two layers must aggregate.
+        target: the party whose representation the server wants.
+        secrets: of the parties, by name; None: derived from the seed.
+
+    Returns:
+        What the server learns about the part of the target from its message, from the sums of an honest round, and
+        from the sums of the split round. The truth is the part that the target sends without protection.
+    """
+    names = [party.name for party in parties]
+    layers = config.model.aggregation_layers
+    if target not in names or len(layers) < 2:
+        raise ConfigError(
+            f"target {target!r}, model.aggregation_layers={list(layers)}: a split view needs one of the parties "
+            f"{', '.join(names)} and at least two layers that aggregate."
+        )
+    index, last = names.index(target), layers[-1]
+    plain = replace(config, privacy=PrivacyConfig())
+    truth, _ = _run_round(parties, plain, index, last, secrets, split=True)
+    sent, split = _run_round(parties, config, index, last, secrets, split=True)
+    _, honest = _run_round(parties, config, index, last, secrets, split=False)
+    found = []
+    for name, rows in (("its message", sent), ("sums, honest", honest), ("sums, view split", split)):
+        score = 0.0 if rows is None or truth is None else squared_correlation(rows, truth)
+        found.append(AttackResult(f"view of {target}: {name}", "server", target, MEASURE, score, 0.0, 0.0))
+    return found
+
+
+def _run_round(
+    parties: Sequence[PartyData],
+    config: RunConfig,
+    target: int,
+    layer: int,
+    secrets: Mapping[str, bytes] | None,
+    *,
+    split: bool,
+) -> tuple[Values | None, Values | None]:
+    """Run one round; return the target's message and the aggregate at a layer; None if the run failed before."""
+
+    def deliver(message: Message, client: int) -> Message:
+        lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer
+        if split and lower and client != target:
+            return replace(message, value=np.zeros_like(message.value))  # type: ignore[attr-defined,call-arg]
+        return message
+
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundDone):
+            raise _EnoughError("one round is enough.")
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = SimulationOptions(deliver=deliver, observer=stop, transcript=Path(folder), secrets=secrets, workers=1)
+        try:
+            simulate(parties, config, options)
+        except _EnoughError:
+            pass
+        except TrainingError:  # masks that do not cancel may end in values without meaning
+            if not split:
+                raise
+        transcript = RecordedRun(Path(folder))
+        view = transcript.view("server")
+        parts = [each for each in view.matrices(Partial, Phase.TRAINING) if each.key.layer == layer]
+        joints = [each for each in view.matrices(Joint, Phase.TRAINING) if each.key.layer == layer]
+        own = [each.rows for each in parts if each.sender == target and each.key.round == 0]
+        sums = [each.rows for each in joints if each.key.round == 0]
+    return (own[0] if own else None), (sums[0] if sums else None)
+
+
+def squared_correlation(rows: Values, truth: Values) -> float:
+    """Return the squared correlation of two matrices, the mean over the columns of the truth that vary."""
+    first, second = (np.asarray(each, np.float64) - each.mean(axis=0, dtype=np.float64) for each in (rows, truth))
+    product, lengths = (first * second).sum(axis=0), np.square(first).sum(axis=0) * np.square(second).sum(axis=0)
+    varies = np.square(second).sum(axis=0) > 1e-12
+    shares = np.divide(np.square(product), lengths, out=np.zeros_like(product), where=lengths > 0)
+    return float(shares[varies].mean()) if varies.any() else 0.0

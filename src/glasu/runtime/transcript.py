@@ -1,0 +1,246 @@
+"""A transcript: every message of a run as bytes, for attacks on what a role sees. Recording is off by default.
+
+transcript/manifest.json   schema, run, parties, settings, number of nodes, format of the messages
+transcript/messages.bin    records: receiver (u16), length (u64), then the message as `message_bytes` encodes it
+
+The file holds what left the clients, so it is as confidential as the data of the run: it has mode 0600. It contains no
+secret and no key. A resumed run appends, so messages of redone rounds occur twice, as they did on the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glasu.config import RunConfig
+from glasu.errors import ConfigError, DataError, ProtocolError
+from glasu.files import name_file, write_atomically
+from glasu.protocol.message_bytes import decode, encode, format_number, read_header
+from glasu.protocol.messages import Message, TensorMessage
+from glasu.records import parse_json, read_record, to_plain
+from glasu.wire.encodings import encodings_of
+from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
+
+TRANSCRIPT = "transcript"  # the folder in the output folder of a run
+MANIFEST_FILE, MESSAGE_FILE = "manifest.json", "messages.bin"
+RECORD = struct.Struct("<HQ")
+MessageT = TypeVar("MessageT", bound=Message)
+Rows = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TranscriptManifest:
+    """The content of manifest.json."""
+
+    schema: Literal[1]
+    format: int  # of the messages
+    run: str  # hexadecimal
+    parties: tuple[str, ...]
+    num_nodes: int
+    config: Mapping[str, Mapping[str, Any]]  # the keys that were set; a preset decides the others
+
+    def __post_init__(self) -> None:
+        if not self.parties or len(bytes.fromhex(self.run)) != RUN_BYTES:
+            raise DataError(f"expected at least one party and a run of {RUN_BYTES} bytes.")
+
+
+class TranscriptWriter:
+    """Appends messages to a transcript. The messages of one process come in the order in which they travelled."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig, parties: Sequence[str], run: bytes, num_nodes: int, *, fresh: bool
+    ) -> None:
+        """Create the files, or continue those of the same run after its last complete record.
+
+        Args:
+            folder: of the transcript.
+            config: the settings of the run, as requested.
+            parties: all parties in client order.
+            run: the id of the run.
+            num_nodes: N.
+            fresh: remove an earlier transcript.
+        """
+        self.path = folder / MESSAGE_FILE
+        manifest = TranscriptManifest(
+            1, format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
+        )
+        content = json.dumps(to_plain(manifest), indent=1).encode()
+        if fresh:
+            self.path.unlink(missing_ok=True)
+        elif self.path.exists() and (folder / MANIFEST_FILE).read_bytes() != content:
+            raise ConfigError(f"{folder}: holds the transcript of another run; remove it, or start over with --fresh.")
+        write_atomically(folder / MANIFEST_FILE, content, 0o600)
+        with name_file(self.path):
+            self._file: BinaryIO = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+            self._file.truncate(_find_end(self._file))
+            self._file.seek(0, os.SEEK_END)
+
+    def __call__(self, message: Message, receiver: int) -> None:
+        """Record a message to a client, to ALL_CLIENTS or to the SERVER."""
+        content = encode(message)
+        with name_file(self.path):
+            self._file.write(RECORD.pack(receiver, len(content)) + content)
+
+    def close(self) -> None:
+        """Write the rest to the file."""
+        with name_file(self.path):
+            self._file.close()
+
+
+def _find_end(file: BinaryIO) -> int:
+    """Return where the last complete record ends; a killed process may leave a part of one."""
+    size, end = os.fstat(file.fileno()).st_size, 0
+    while end + RECORD.size <= size:
+        file.seek(end)
+        _, length = RECORD.unpack(file.read(RECORD.size))
+        if end + RECORD.size + length > size:
+            break
+        end += RECORD.size + length
+    return end
+
+
+class RecordedMessage(NamedTuple):
+    """One recorded message."""
+
+    kind: type[Message]
+    key: Key
+    receiver: int  # a client, ALL_CLIENTS or SERVER
+    start: int
+    stop: int
+
+    @property
+    def sender(self) -> int:
+        """The client that sent it, or SERVER."""
+        return SERVER if self.key.client >= TO_ONE else self.key.client
+
+
+class RecordedTensor(NamedTuple):
+    """A tensor of the protocol, its chunks put together, as a receiver decodes it."""
+
+    sender: int
+    key: Key  # of the first chunk
+    rows: Rows
+
+
+class RecordedRun:
+    """A recorded run. Every length, key and number is checked when the file is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a transcript; raise DataError if it is incomplete or not one of this version."""
+        self.folder = folder
+        try:
+            content = (folder / MANIFEST_FILE).read_bytes()
+            self._data = _map_file(folder / MESSAGE_FILE)
+        except OSError as error:
+            raise DataError(
+                f"{folder}: cannot read a transcript here ({error.strerror}); record one with glasu train --transcript."
+            ) from None
+        value = parse_json(content, str(folder / MANIFEST_FILE))
+        self.manifest = read_record(TranscriptManifest, value, str(folder / MANIFEST_FILE))
+        if self.manifest.format != format_number():
+            raise DataError(f"{folder}: the messages have the format of another version; record the run again.")
+        self.config = RunConfig.from_dict(self.manifest.config, str(folder / MANIFEST_FILE))
+        self.encodings = encodings_of(self.config)
+        self.entries = tuple(self._read_entries())
+
+    def _read_entries(self) -> Iterator[RecordedMessage]:
+        position, size, count = 0, len(self._data), len(self.manifest.parties)
+        run = bytes.fromhex(self.manifest.run)
+        while position < size:
+            start = position + RECORD.size
+            try:
+                if start > size:
+                    raise ProtocolError(f"expected {RECORD.size} bytes of a record, got {size - position}.")
+                receiver, length = RECORD.unpack(self._data[position:start])
+                if start + length > size:
+                    raise ProtocolError(f"a message of {length} bytes is declared, but {size - start} bytes are left.")
+                head = read_header(self._data[start : start + min(length, 64)], length)
+                entry = RecordedMessage(head.kind, head.key, receiver, start, start + length)
+                self._check(entry, run, count)
+            except ProtocolError as error:
+                where = f"{self.folder / MESSAGE_FILE}, byte {position}"
+                raise DataError(f"{where}: {error} Record the run again.") from None
+            yield entry
+            position = entry.stop
+
+    @staticmethod
+    def _check(entry: RecordedMessage, run: bytes, count: int) -> None:
+        sender, receiver, to = entry.sender, entry.receiver, entry.key.client - TO_ONE
+        if entry.key.run != run:
+            raise ProtocolError("expected a message of this run, got one of another run.")
+        if sender != SERVER and (sender >= count or receiver != SERVER):
+            raise ProtocolError(f"expected a message of a client 0..{count - 1} to the server.")
+        allowed = (*range(count), ALL_CLIENTS) if entry.key.client == SERVER else range(count)[to : to + 1]
+        if sender == SERVER and receiver not in allowed:
+            raise ProtocolError(f"expected a message of the server to clients 0..{count - 1}, got receiver {receiver}.")
+
+    def load(self, entry: RecordedMessage) -> Message:
+        """Decode one message."""
+        try:
+            return decode(self._data[entry.start : entry.stop])
+        except ProtocolError as error:
+            raise DataError(f"{self.folder / MESSAGE_FILE}, byte {entry.start}: {error}") from None
+
+    def view(self, role: str) -> RoleView:
+        """Return what the server or one party sees.
+
+        Args:
+            role: "server", or the name of a party.
+        """
+        if role == "server":
+            return RoleView(self, SERVER, self.entries)
+        if role not in self.manifest.parties:
+            listed = ", ".join(("server", *self.manifest.parties))
+            raise ConfigError(f"role {role!r}: the roles of this transcript are {listed}.")
+        index = self.manifest.parties.index(role)
+        seen = (each for each in self.entries if each.sender == index or each.receiver in (index, ALL_CLIENTS))
+        return RoleView(self, index, tuple(seen))
+
+
+def _map_file(path: Path) -> mmap.mmap | bytes:
+    """Return the content of a file without reading it; the file can be closed and removed afterwards."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # mmap refuses empty files
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@dataclass(frozen=True)
+class RoleView:
+    """The messages that one role sent or received. A message that was repeated counts once."""
+
+    transcript: RecordedRun
+    index: int  # of the client, or SERVER
+    entries: tuple[RecordedMessage, ...]
+
+    def messages(self, kind: type[MessageT], phase: Phase | None = None) -> Iterator[tuple[RecordedMessage, MessageT]]:
+        """Yield the messages of a kind, in the order in which they travelled."""
+        seen = set()
+        for entry in self.entries:
+            place = entry.key.about(), entry.receiver
+            if entry.kind is not kind or (phase is not None and entry.key.phase is not phase) or place in seen:
+                continue
+            seen.add(place)
+            yield entry, self.transcript.load(entry)  # type: ignore[misc]
+
+    def matrices(self, kind: type[TensorMessage], phase: Phase | None = None) -> list[RecordedTensor]:
+        """Return the tensors of a kind, decoded, with the rows of their chunks put together."""
+        encoding = kind.content().find_encoding(self.transcript.encodings)
+        parts: dict[tuple[int, int, Phase, int, int], list[tuple[Key, Rows]]] = {}
+        for entry, message in self.messages(kind, phase):
+            place = entry.sender, entry.receiver, entry.key.phase, entry.key.round, entry.key.layer
+            parts.setdefault(place, []).append((entry.key, encoding.decode(message.value)))
+        found = []
+        for (sender, *_), chunks in parts.items():
+            chunks.sort(key=lambda chunk: chunk[0].chunk)
+            found.append(RecordedTensor(sender, chunks[0][0], np.concatenate([rows for _, rows in chunks])))
+        return found

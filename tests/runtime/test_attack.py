@@ -1,0 +1,156 @@
+"""Attacks on recorded runs: they find what was planted, and the figures that are known of Cora."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.config import RunConfig
+from glasu.data.graph import Graph
+from glasu.data.sources.catalog import load_parties
+from glasu.errors import ConfigError
+from glasu.runtime.attack import attack_run
+from glasu.runtime.split_view import attack_by_splitting
+from glasu.runtime.transcript import RecordedRun
+from support.tiny import settings, simulate, tiny_parties
+
+SECRETS = {name: name.encode() * 32 for name in "abc"}
+KEYS = {"hidden": 16, "aggregation_layers": (1, 3), "backbone": "gcnii", "num_rounds": 6, "evaluate_every": 2}
+
+
+def attack(folder, parties, config, roles=None, secrets=None, **options):
+    """Return {(start of the attack's name, role): finding}."""
+    simulate(parties, config, transcript=folder, secrets=secrets)
+    transcript = RecordedRun(folder)
+    found = attack_run(transcript, parties, roles, **options)
+    return {(finding.attack, finding.role): finding for finding in found}
+
+
+def test_a_classifier_of_the_public_seed_gives_all_labels_and_one_of_a_secret_does_not(tmp_path):
+    config, parties = settings(labels="a", dropout=0.5, **KEYS), tiny_parties(num_nodes=60, owner="a")
+    name = "labels: classifier of the public seed"
+    found = attack(tmp_path / "public", parties, config)
+    assert found[name, "server"].score == found[name, "c"].score == 1.0
+    found = attack(tmp_path / "secret", parties, config, secrets=SECRETS)
+    assert found[name, "server"].score < 0.9
+    clustered = found["labels: k-means of G, first round", "server"]
+    assert clustered.baseline < 0.7
+    assert clustered.score == 1.0  # a secret does not hide the clusters
+
+
+def test_exact_gradients_show_a_party_the_labels_as_well(tmp_path):
+    config, parties = settings(labels="a", backward="joint", **KEYS), tiny_parties(num_nodes=60, owner="a")
+    found = attack(tmp_path, parties, config, secrets=SECRETS)
+    for role in ("server", "c"):
+        assert found["labels: k-means of G, first round", role].score == 1.0
+        assert found["labels: model completion, 4 known per class", role].score > 0.9
+        assert found["training nodes from index sets", role].score == 1.0
+
+
+def test_features_are_recovered_from_one_evaluation_from_several_and_from_rounds(tmp_path):
+    config, parties = settings(**KEYS), tiny_parties(num_nodes=80, degree=0.3)
+    found = attack(tmp_path, parties, config, ["server"])
+    one, three = found["features: one evaluation", "server"], found["features: 3 evaluations", "server"]
+    assert one.measure == "R2 of the columns"
+    assert abs(one.baseline) < 0.1
+    assert min(one.score, three.score) > 0.3
+    assert found["features: training rounds", "server"].score > 0.3
+    sums = found["features: aggregates of 3 evaluations", "server"].score
+    assert one.baseline < sums < three.score  # what a server learns if parts are masked and sums are not
+
+
+def test_with_two_parties_the_mean_shows_the_other_part_exactly(tmp_path):
+    config = settings(**KEYS)
+    for count in (2, 3):
+        parties = tiny_parties(count, num_nodes=60)
+        role = parties[-1].name
+        found = attack(tmp_path / str(count), parties, config.replace(data={"num_clients": count}), [role])
+        part = found["representation through the mean", role]
+        assert part.detail == f"M = {count}"
+        assert (part.score > 0.999999) == (count == 2)
+        assert part.score > part.baseline
+
+
+def test_edges_follow_from_index_sets_and_not_from_a_run_without_them(tmp_path):
+    ring = np.arange(60)
+    parties = [
+        replace(party, graph=Graph.from_edges(ring, (ring + index + 1) % 60, 60), checked=None)
+        for index, party in enumerate(tiny_parties(num_nodes=60))
+    ]
+    keys = {**KEYS, "hidden": 2, "backbone": "gcn", "num_rounds": 150, "evaluate_every": 150, "batch_size": 3}
+    config = settings(sampler="neighbor", fanout=1, **keys)
+    found = attack(tmp_path / "sets", parties, config)
+    name = "edges from index sets"
+    assert found[name, "server"].score > 0.5
+    assert found[name, "server"].chance == pytest.approx(60 / (60 * 59 / 2))
+    assert found[name, "c"].baseline == pytest.approx(found[name, "c"].chance)  # the parties have different edges
+    assert found["training nodes from index sets", "server"].score > 0.8
+    found = attack(tmp_path / "none", parties, settings(**{**keys, "num_rounds": 2}))
+    assert found[name, "server"].score == found[name, "server"].baseline == found[name, "server"].chance
+    assert found[name, "server"].detail == "no index set was sent"
+
+
+def test_certain_predictions_show_training_nodes(tmp_path):
+    config, parties = settings(**KEYS), tiny_parties(num_nodes=60)
+    probabilities = np.full((60, 3), 1 / 3)
+    probabilities[parties[0].splits.train] = [1, 0, 0]
+    found = attack(tmp_path, parties, config, ["server"], probabilities=probabilities)
+    assert found["training nodes from predictions", "requester"].score == 1.0
+
+
+def test_the_data_must_be_that_of_the_recorded_parties(tmp_path):
+    config, parties = settings(**KEYS), tiny_parties()
+    simulate(parties, config, transcript=tmp_path)
+    transcript = RecordedRun(tmp_path)
+    with pytest.raises(ConfigError, match="the transcript is of the parties a, b, c"):
+        attack_run(transcript, parties[::-1])
+
+
+def test_a_server_that_splits_the_view_reads_one_party_from_the_sums():
+    config, parties = settings(**{**KEYS, "backbone": "gcn"}), tiny_parties(num_nodes=60)
+    found = {each.attack: each.score for each in attack_by_splitting(parties, config, "b", SECRETS)}
+    assert found["view of b: its message"] == pytest.approx(1.0)
+    assert found["view of b: sums, view split"] > 0.999  # without masks that depend on the broadcasts
+    assert found["view of b: sums, honest"] < 0.9
+
+
+def test_a_view_can_be_split_only_between_two_aggregations():
+    with pytest.raises(ConfigError, match="at least two layers that aggregate"):
+        attack_by_splitting(tiny_parties(), settings(aggregation_layers=(3,)), "a")
+
+
+def cora(**sections):
+    config = RunConfig.from_dict({"data": {"name": "cora"}, **sections})
+    return config, load_parties(config)
+
+
+@pytest.mark.slow
+def test_on_cora_nine_evaluations_name_most_words_one_fewer_and_rounds_few(tmp_path):
+    train = {"preset": "none", "sampler": "neighbor", "batch_size": 16, "num_rounds": 90, "patience": 0}
+    config, parties = cora(train=train)
+    found = attack(tmp_path, parties, config, ["server"])
+    assert found["features: 9 evaluations", "server"].score == pytest.approx(0.64, abs=0.06)
+    assert found["features: one evaluation", "server"].score == pytest.approx(0.40, abs=0.08)
+    assert found["features: training rounds", "server"].score == pytest.approx(0.16, abs=0.06)
+
+
+@pytest.mark.slow
+def test_on_cora_a_thousand_rounds_of_index_sets_give_two_fifths_of_the_edges(tmp_path):
+    keys = {"batch_size": 16, "num_rounds": 1000, "num_local_steps": 1, "evaluate_every": 1000, "patience": 0}
+    config, parties = cora(model={"hidden": 4}, train={"preset": "none", "sampler": "neighbor", **keys})
+    found = attack(tmp_path, parties, config, ["server"])["edges from index sets", "server"]
+    assert found.score == pytest.approx(0.43, abs=0.05)
+    assert found.chance == pytest.approx(0.001, abs=0.0005)
+
+
+@pytest.mark.slow
+def test_on_cora_all_training_labels_follow_from_one_message_if_the_seed_decides_the_classifier(tmp_path):
+    train = {"preset": "none", "labels": "a", "num_rounds": 1, "evaluate_every": 1}
+    config, parties = cora(train=train)
+    for folder, secrets in (("public", None), ("secret", SECRETS)):
+        found = attack(tmp_path / folder, parties, config, ["server"], secrets)
+        solved = found["labels: classifier of the public seed", "server"].score
+        assert solved == 1.0 if secrets is None else solved < 0.5
+        assert found["labels: k-means of G, first round", "server"].score > 0.99

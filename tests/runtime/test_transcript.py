@@ -1,0 +1,168 @@
+"""Transcripts: what is recorded, who sees it, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glasu.errors import ConfigError, DataError
+from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Losses, Partial, Proposal
+from glasu.runtime.transcript import MANIFEST_FILE, MESSAGE_FILE, RECORD, RecordedRun
+from glasu.wire.message_key import ALL_CLIENTS, SERVER, Phase
+from support.commands import SMALL_RUN, glasu, refused
+from support.tiny import simulate, tiny
+
+SECRETS = {"a": b"\x11" * 32, "b": b"\x22" * 32, "c": b"\x33" * 32}
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    config, parties = tiny(labels="b", sampler="neighbor", chunk_rows=3)
+    report = simulate(parties, config, transcript=tmp_path, secrets=SECRETS).report
+    return RecordedRun(tmp_path), report
+
+
+def test_every_message_is_recorded_with_the_bytes_that_the_report_counts(recorded):
+    transcript, report = recorded
+    to_server = [each for each in transcript.entries if each.receiver == SERVER]
+    to_clients = [each for each in transcript.entries if each.receiver != SERVER]
+    copies = [3 if each.receiver == ALL_CLIENTS else 1 for each in to_clients]
+    assert len(to_server) + sum(copies) == report.traffic["messages"]
+    assert sum(each.stop - each.start for each in to_server) == report.traffic["bytes_to_server"]
+    sizes = [(each.stop - each.start) * count for each, count in zip(to_clients, copies, strict=True)]
+    assert sum(sizes) == report.traffic["bytes_to_clients"]
+
+
+def test_recording_changes_no_bit(recorded):
+    config, parties = tiny(labels="b", sampler="neighbor", chunk_rows=3)
+    assert simulate(parties, config, secrets=SECRETS).report.weights_sha256 == recorded[1].weights_sha256
+
+
+def test_the_server_sees_all_messages_and_a_party_its_own_and_those_it_received(recorded):
+    transcript, _ = recorded
+    server, party = transcript.view("server"), transcript.view("c")
+    assert {entry.sender for entry, _ in server.messages(Proposal)} == {0, 1, 2}
+    assert {entry.sender for entry, _ in party.messages(Proposal)} == {2}
+    assert not list(party.messages(Gradient))  # the label owner's, which only the server receives
+    assert len(list(party.messages(JointGradient))) == len(list(server.messages(JointGradient)))
+    assert len(list(party.messages(Agreed))) == len(list(server.messages(Agreed)))
+    assert all(entry.sender == 2 for entry, _ in party.messages(Losses))
+    with pytest.raises(ConfigError, match="role 'd': the roles of this transcript are server, a, b, c"):
+        transcript.view("d")
+
+
+def test_chunks_are_put_together_and_the_mean_of_the_parts_is_the_aggregate(recorded):
+    view = recorded[0].view("server")
+    joint = view.matrices(Joint, Phase.TRAINING)[0]
+    place = joint.key.round, joint.key.layer
+    parts = [each for each in view.matrices(Partial, Phase.TRAINING) if (each.key.round, each.key.layer) == place]
+    assert [part.sender for part in parts] == [0, 1, 2]
+    assert len(joint.rows) > 3
+    np.testing.assert_allclose(np.mean([part.rows for part in parts], axis=0), joint.rows, rtol=1e-5, atol=1e-6)
+
+
+def test_the_files_hold_no_secret_and_only_their_owner_can_read_them(recorded, tmp_path):
+    for name in (MANIFEST_FILE, MESSAGE_FILE):
+        content = (tmp_path / name).read_bytes()
+        assert not any(secret in content or secret.hex().encode() in content for secret in SECRETS.values())
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_messages_to_single_parties_are_recorded_one_by_one(tmp_path):
+    config, parties = tiny(num_rounds=1)
+
+    def deliver(message, client):
+        return replace(message, value=message.value * 0) if isinstance(message, Joint) and client == 1 else message
+
+    simulate(parties, config, transcript=tmp_path, deliver=deliver)
+    transcript = RecordedRun(tmp_path)
+    first, second = (transcript.view(role).matrices(Joint, Phase.TRAINING)[0].rows for role in "ab")
+    assert first.any()
+    assert not second.any()
+
+
+def test_a_resumed_run_appends_and_a_repeated_message_counts_once(tmp_path):
+    config, parties = tiny()
+    simulate(parties, config, transcript=tmp_path / "whole")
+    count = 0
+
+    def crash(message):
+        nonlocal count
+        count += 1
+        if count == 40:
+            raise RuntimeError("killed")
+        return message
+
+    files = {"checkpoints": tmp_path / "saved", "transcript": tmp_path / "resumed"}
+    with pytest.raises(RuntimeError, match="killed"):
+        simulate(parties, config, carry=crash, **files)
+    with (tmp_path / "resumed" / MESSAGE_FILE).open("ab") as file:
+        file.write(RECORD.pack(SERVER, 500) + b"half a message")  # the process was killed while it wrote
+    simulate(parties, config, **files)
+    whole, resumed = (RecordedRun(tmp_path / name).view("server") for name in ("whole", "resumed"))
+    assert len(resumed.entries) > len(whole.entries)
+    for kind in (Partial, Joint):
+        one, other = (view.matrices(kind) for view in (whole, resumed))
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert np.array_equal(left.rows, right.rows)
+
+
+def change_file(folder, change):
+    path = folder / MESSAGE_FILE
+    content = bytearray(path.read_bytes())
+    changed = change(content)
+    path.write_bytes(content if changed is None else changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content[:-1], "are left"),
+        (lambda content: content + b"\0", "expected 10 bytes of a record, got 1"),
+        (lambda content: content.__setitem__(slice(10, 14), b"PICK"), "another format"),
+        (lambda content: content.__setitem__(slice(0, 2), b"\x01\x00"), "to the server"),
+        (lambda content: content.__setitem__(slice(2, 10), (2**60).to_bytes(8, "little")), "is declared"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_place(recorded, tmp_path, change, words):
+    change_file(tmp_path, change)
+    with pytest.raises(DataError, match=rf"messages.bin, byte \d+: .*{words}"):
+        RecordedRun(tmp_path)
+
+
+def test_messages_of_another_run_or_version_are_refused(recorded, tmp_path):
+    manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "run": "00" * 12}))
+    with pytest.raises(DataError, match="got one of another run"):
+        RecordedRun(tmp_path)
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "format": 1}))
+    with pytest.raises(DataError, match="another version; record the run again"):
+        RecordedRun(tmp_path)
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "secret": "x"}))
+    with pytest.raises(DataError, match="secret"):
+        RecordedRun(tmp_path)
+
+
+def test_a_folder_without_a_transcript_names_the_option_that_records_one(tmp_path):
+    with pytest.raises(DataError, match="record one with glasu train --transcript"):
+        RecordedRun(tmp_path / "nothing")
+
+
+def test_the_command_records_only_on_request_and_an_audit_attacks_the_record(tmp_path):
+    run = tmp_path / "run.toml"
+    run.write_text(SMALL_RUN)
+    assert glasu("train", run, "--out", tmp_path / "plain", "--quiet").returncode == 0
+    assert not (tmp_path / "plain" / "transcript").exists()
+    assert glasu("train", run, "--out", tmp_path / "recorded", "--quiet", "--transcript").returncode == 0
+    assert RecordedRun(tmp_path / "recorded" / "transcript").view("a").matrices(Joint)
+    audit = glasu("audit", tmp_path / "recorded", "--attack")
+    assert audit.returncode == 0, audit.stderr
+    for words in ("features: one evaluation", "training nodes from predictions", "edges from index sets"):
+        assert words in audit.stdout
+    found = json.loads(glasu("audit", tmp_path / "recorded", "--attack", "--json").stdout)
+    assert {"server", "c"} <= {each["role"] for each in found["attacks"]}
+    refused(glasu("audit", tmp_path / "plain", "--attack"), "record one with glasu train --transcript")
