@@ -310,7 +310,7 @@ def test_a_setting_without_effect_is_refused_unless_it_has_its_default(section, 
 
 def test_no_setting_of_privacy_but_those_of_masks_has_an_effect():
     names = {item.name for item in dataclasses.fields(PrivacyConfig)}
-    masks = {"secure_aggregation", "blind_server", "allow_two_parties", "range"}
+    masks = {"profile", "secure_aggregation", "blind_server", "allow_two_parties", "range"}
     assert names - set(WITHOUT_EFFECT["privacy"]) == masks
 
 

@@ -33,6 +33,7 @@ LEVELS = {
     "randomness": 1,
     "registry": 1,
     "errors": 0,
+    "profiles": 0,  # a leaf
     "secret": 0,  # a leaf
     "timing": 0,  # a leaf
 }

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
 from glasu.errors import ConfigError
+from glasu.profiles import PROFILES
 from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
@@ -194,6 +195,7 @@ class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
+    profile: Literal["off", "server", "lean"] = "off"  # a set of settings; see glasu.profiles
     secure_aggregation: Literal["none", "masks"] = "none"
     dp_noise_multiplier: float = 0.0
     dp_clip: float = 1.0
@@ -206,7 +208,7 @@ class PrivacyConfig(Checked):
     def _check(self) -> None:
         masked = self.secure_aggregation == "masks"
         for item in dataclasses.fields(self):
-            if item.name == "secure_aggregation":
+            if item.name in ("profile", "secure_aggregation"):
                 continue
             rule = f"has no effect in this version, so only its default {item.default!r} is accepted; remove it."
             if item.name in ("blind_server", "allow_two_parties", "range"):
@@ -227,6 +229,7 @@ class RunConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
+        self._apply_profile()
         silent = not self.model.aggregation_layers
         method = registry.load("method", self.train.method)
         if silent and self.train.labels != "all" and not method.averages:
@@ -259,6 +262,27 @@ class RunConfig:
             self._check_masks()
         if self.wire.feedback and not silent:
             self._check_feedback()
+
+    def _apply_profile(self) -> None:
+        """Take the settings of `privacy.profile`; refuse keys that contradict it."""
+        profile, named = PROFILES[self.privacy.profile], f'privacy.profile="{self.privacy.profile}"'
+        changes: dict[str, dict[str, Any]] = {}
+        faults = []
+        for section, key, value in profile.list_required(self.model.num_layers):
+            part = getattr(self, section)
+            if key in part.given and getattr(part, key) != value:
+                found, wanted = describe(getattr(part, key)), describe(list(value) if type(value) is tuple else value)
+                faults.append(f"{section}.{key}={found}: {named} needs {wanted}; remove the key, or the profile.")
+            changes.setdefault(section, {})[key] = value
+        if faults:
+            raise ConfigError(" ".join(faults))
+        for section, key, value in profile.list_suggested():
+            if key not in getattr(self, section).given:
+                changes.setdefault(section, {})[key] = value
+        for section, keys in changes.items():
+            part = getattr(self, section)
+            given = {key: getattr(part, key) for key in part.given}
+            object.__setattr__(self, section, type(part)(**{**given, **keys}))
 
     def _check_feedback(self) -> None:
         """Refuse error feedback where rows change from round to round, or where changes do not add up."""
@@ -458,6 +482,14 @@ class RunConfig:
             for key, value in keys.items()
             if section != "data" or key not in WHERE
         }
+
+
+def describe_profile(config: RunConfig) -> str:
+    """Return the settings of `privacy.profile` in one line; an empty string for "off"."""
+    profile = PROFILES[config.privacy.profile]
+    listed = [*profile.list_required(config.model.num_layers), *profile.list_suggested()]
+    found = [f"{section}.{key} = {describe(getattr(getattr(config, section), key))}" for section, key, _ in listed]
+    return f'privacy.profile = "{config.privacy.profile}": {", ".join(found)}' if found else ""
 
 
 def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
             return
         out = make_output_folder(args.out)
 
-        from glasu.config import resolve
+        from glasu.config import describe_profile, resolve
         from glasu.data.sources.catalog import load_data, load_parties
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
 
         loaded = load_data(config)
         policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
-        about = (describe_size(loaded.statistics, config.data.name), *loaded.notes)
+        profile = [line] if (line := describe_profile(config)) else []
+        about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
             if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one
                 remove_finished_run(out)

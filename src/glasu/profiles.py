@@ -1,0 +1,52 @@
+"""The choices of `privacy.profile`: sets of ordinary settings that protect a run.
+
+A profile requires some values and suggests others. A key that contradicts a required value is refused; a suggestion
+applies only to keys that are not set. The settings of the run contain all of them, so reports and digests show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+class OnlyLastLayer:
+    """Stands for `[L - 1]`: the last layer is the only one that aggregates."""
+
+
+ONLY_LAST = OnlyLastLayer()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Settings by section and key."""
+
+    required: Sections = field(default_factory=dict)
+    suggested: Sections = field(default_factory=dict)
+
+    def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:
+        """Return section, key and value of the required settings of a network with this number of layers."""
+        return [
+            (section, key, (num_layers - 1,) if value is ONLY_LAST else value)
+            for section, keys in self.required.items()
+            for key, value in keys.items()
+        ]
+
+    def list_suggested(self) -> list[tuple[str, str, Any]]:
+        """Return section, key and value of the suggestions."""
+        return [(section, key, value) for section, keys in self.suggested.items() for key, value in keys.items()]
+
+
+_BLIND = {"secure_aggregation": "masks", "blind_server": True}
+PROFILES: dict[str, Profile] = {
+    "off": Profile(),
+    "server": Profile({"privacy": _BLIND}),
+    # Other parties see few sums of few columns: one layer, few evaluations, 8 bits.
+    "lean": Profile(
+        {"privacy": _BLIND, "model": {"aggregation_layers": ONLY_LAST}},
+        {"model": {"hidden": 16}, "train": {"evaluate_every": 50}, "wire": {"precision": "int8"}},
+    ),
+}

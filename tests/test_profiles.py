@@ -1,0 +1,80 @@
+"""Profiles: named sets of ordinary settings that a run contains in full."""
+
+import pytest
+
+from glasu import ConfigError, RunConfig
+from glasu.config import describe_profile
+from glasu.profiles import PROFILES
+
+PROTECTED = sorted(set(PROFILES) - {"off"})
+
+
+def with_profile(profile, **sections):
+    sections = {**sections, "privacy": {"profile": profile, **sections.get("privacy", {})}}
+    return RunConfig.from_dict(sections)
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
+def test_every_profile_but_off_hides_sums_from_the_server(profile):
+    privacy = with_profile(profile).privacy
+    assert (privacy.secure_aggregation, privacy.blind_server) == ("masks", True)
+
+
+def test_off_changes_nothing_and_is_the_default():
+    assert with_profile("off") == RunConfig()
+    assert describe_profile(RunConfig()) == ""
+
+
+@pytest.mark.parametrize("num_layers", [2, 4])
+def test_lean_aggregates_at_the_last_layer_only(num_layers):
+    config = with_profile("lean", model={"num_layers": num_layers, "aggregation_layers": [num_layers - 1]})
+    assert config.model.aggregation_layers == (num_layers - 1,)
+
+
+def test_lean_narrows_what_parties_exchange_unless_keys_say_otherwise():
+    lean, wide = with_profile("lean"), with_profile("lean", model={"hidden": 64}, wire={"precision": "bf16"})
+    assert (lean.model.hidden, lean.train.evaluate_every, lean.wire.precision) == (16, 50, "int8")
+    assert (wide.model.hidden, wide.train.evaluate_every, wide.wire.precision) == (64, 50, "bf16")
+
+
+def test_all_keys_that_contradict_a_profile_are_refused_together():
+    with pytest.raises(ConfigError) as caught:
+        with_profile("lean", model={"aggregation_layers": [1, 3]}, privacy={"blind_server": False})
+    assert 'privacy.blind_server=False: privacy.profile="lean" needs True' in str(caught.value)
+    assert 'model.aggregation_layers=(1, 3): privacy.profile="lean" needs [3]; remove the key' in str(caught.value)
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
+def test_a_copy_of_the_settings_is_equal(profile):
+    config = with_profile(profile, data={"name": "cora"})
+    assert RunConfig.from_dict(config.to_dict(given=True)) == config
+    assert RunConfig.from_dict(config.to_dict(given=True)).digest() == config.digest()
+    assert config.replace(train={"seed": 1}).privacy == config.privacy
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
+def test_the_settings_written_out_give_the_same_run(profile):
+    config = with_profile(profile)
+    written = config.to_dict()
+    del written["privacy"]["profile"]
+    plain = RunConfig.from_dict(
+        {name: {key: value for key, value in keys.items() if value is not None} for name, keys in written.items()}
+    )
+    assert plain.replace(privacy={"profile": profile}) == config
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
+def test_the_settings_of_a_profile_are_printed_in_full(profile):
+    line = describe_profile(with_profile(profile))
+    for section, key, _ in [*PROFILES[profile].list_required(4), *PROFILES[profile].list_suggested()]:
+        assert f"{section}.{key} = " in line
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
+def test_no_profile_leaves_a_race_to_the_server(profile):
+    from glasu.config import list_candidates
+    from glasu.data.presets import Homophily, Situation, order_candidates
+
+    config = with_profile(profile)
+    assert len(order_candidates(config, [Situation(True, True, Homophily.HIGH)] * 3)) == 1
+    assert all(each.privacy == config.privacy for each in list_candidates(config))
