@@ -1,0 +1,66 @@
+"""What the roles of a run see, as a table for docs/threat-model.md: from message definitions and recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from glasu.config import RunConfig
+from glasu.profiles import PROFILES
+from glasu.protocol.fields import BytesField, FlagField, NodeSetsField, NumbersField, TensorField
+from glasu.protocol.messages import MESSAGES, Message
+from glasu.runtime.transcript import RecordedRun
+from glasu.wire.encodings import encodings_of
+from glasu.wire.message_key import SERVER
+from support.tiny import simulate, tiny_parties
+
+
+def record(profile: str, owner: str | None) -> set[tuple[type[Message], bool]]:
+    """Return the kinds of messages of a small run, each with whether the server sends it."""
+    config = make_config(profile, owner)
+    with TemporaryDirectory() as folder:
+        simulate(tiny_parties(owner=owner), config, transcript=Path(folder))
+        return {(each.kind, each.sender == SERVER) for each in RecordedRun(Path(folder)).entries}
+
+
+def make_config(profile: str, owner: str | None) -> RunConfig:
+    """Return settings of a small run with a profile, with labels at all parties or at one."""
+    train = {"num_rounds": 2, "evaluate_every": 1, "labels": owner or "all"}
+    return RunConfig.from_dict({"train": train, "privacy": {"profile": profile}})
+
+
+def describe_content(kind: type[Message], config: RunConfig) -> str:
+    """Return what the server reads in a message."""
+    found = []
+    for content in kind.contents().values():
+        if isinstance(content, TensorField):
+            hidden = encodings_of(config)[content.kind].is_hidden
+            found.append("uniform numbers" if hidden else f"**{content.kind} in clear**")
+        elif isinstance(content, NodeSetsField):
+            found.append("**node numbers**")
+        elif isinstance(content, NumbersField):
+            found.append(f"**{content.tag}**")
+        elif isinstance(content, FlagField):
+            found.append("flags")
+        elif isinstance(content, BytesField):
+            found.append({"keys": "public keys, signed", "sealed": "ciphertext"}.get(content.tag, "HMAC or ciphertext"))
+    return ", ".join(dict.fromkeys(found)) or "nothing"
+
+
+def make_table(owner: str | None) -> list[str]:
+    """Return the rows of the table: a message per row, a profile per column."""
+    seen = {profile: record(profile, owner) for profile in PROFILES}
+    lines = [
+        f"| message | sender | {' | '.join(f'`{profile}`' for profile in PROFILES)} |",
+        "|---|---|" + "---|" * len(PROFILES),
+    ]
+    for kind in MESSAGES:
+        for by_server in (False, True):
+            cells = [
+                describe_content(kind, make_config(profile, owner)) if (kind, by_server) in seen[profile] else "-"
+                for profile in PROFILES
+            ]
+            if set(cells) != {"-"}:
+                sender = "server" if by_server else "client"
+                lines.append(f"| `{kind.__name__}` | {sender} | {' | '.join(cells)} |")
+    return lines
