@@ -52,6 +52,8 @@ CLIENT = ClientState(
     optimizer={"steps": torch.tensor(4)},
     ledger=Ledger(bytes(32), {("training", "representation", 1, "none"): (1, 2, 3)}),
     progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1)),
+    ranges={("representation", 1): torch.tensor([8.0, 0.1], dtype=torch.float64)},
+    clamped=3,
     references={("TRAINING", 1): REFERENCE},
 )
 SERVER = ServerState(
