@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_party_options, add_policy, add_role_options, make_output_folder, parse_path
+from glasu.cli.arguments import add_party_options, add_role_options, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the training: request predictions for the ids in this .csv or .parquet file; without a "
         "file, only help the others to predict",
     )
-    add_policy(parser)
     add_party_options(parser)
     add_role_options(parser)
 
