@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from glasu.config import RunConfig
 from glasu.data.methods import apply_method
 from glasu.data.sources.catalog import load_parties
@@ -90,15 +92,20 @@ def make_secrets(names: list[str]) -> dict[str, bytes]:
 
 
 def attack_recorded(config: RunConfig, attacks: tuple[str, ...]) -> list[AttackResult]:
-    """Record a run and attack it."""
+    """Record a run and attack it; the last row is the use of the model."""
     parties = apply_method(config, load_parties(config)).parties
     with tempfile.TemporaryDirectory() as folder:
         options = SimulationOptions(transcript=Path(folder), secrets=make_secrets([party.name for party in parties]))
-        model = TrainedModel.of(simulate(parties, config, options).clients)
+        done = simulate(parties, config, options)
+        model = TrainedModel.of(done.clients)
         probabilities = model.predict_proba(parties) if "training nodes" in attacks else None
         transcript = RecordedRun(Path(folder))
         found = attack_run(transcript, parties, probabilities=probabilities, only=attacks)
-    return found
+    labelled = next(party for party in parties if party.labels is not None)
+    assert labelled.labels is not None
+    most = float(np.bincount(labelled.labels[labelled.labels >= 0]).max() / (labelled.labels >= 0).sum())
+    accuracy = float(done.report.test.metrics["accuracy"])
+    return [*found, AttackResult("none: test accuracy of the model", "-", "-", "accuracy", accuracy, most, most)]
 
 
 def attack_split(config: RunConfig) -> list[AttackResult]:
