@@ -107,8 +107,8 @@ class ToyServerHandshake:
     def withdraw(self, party: str) -> None:
         self.withdrawn.append(party)
 
-    def find_shares(self, present: Sequence[str]) -> dict[str, str]:
-        return {}
+    def find_comparison(self, prepared: Sequence[str]) -> None:
+        return None
 
     def settle(self) -> None:
         pass

@@ -71,7 +71,7 @@ class Admission:
         self._fence, self._rounds, self._witness = fence, rounds, witness
         self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
         self.statements: dict[str, StatementPayload] = {}  # by party
-        self._asked: dict[str, str] = {}  # the shares of the parties that were asked to compare their ids
+        self._asked: tuple[str, dict[str, str]] = "", {}  # the party that was asked to compare its ids, and the shares
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process, durably, and return its welcome, or raise RefusalError."""
@@ -141,11 +141,13 @@ class Admission:
         if self._fence is not None:
             self._fence.withdraw(party)
 
-    def find_shares(self, present: Sequence[str]) -> Mapping[str, str]:
-        """Return the shares of the parties that are not aligned, in the order of their first admission."""
-        known = {name: facts for name, facts in self._stated.items() if name in present}
+    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
+        """Return the first party, in the order of admission, that lacks an HMAC for another one, and all shares."""
+        known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
-        self._asked = {name: facts.share for name, facts in known.items() if facts.share is not None} if pairs else {}
+        if not pairs:
+            return None
+        self._asked = pairs[0][0], {name: facts.share for name, facts in known.items() if facts.share is not None}
         return self._asked
 
     def settle(self) -> None:
@@ -168,10 +170,12 @@ class Admission:
 
     def _refuse_missing_tags(self, party: str, facts: Facts) -> None:
         """Refuse a party that got the shares of the others and states no HMAC for one of them."""
-        if facts.share is None or self._asked.get(party) != facts.share:
+        asked, shares = self._asked
+        if asked != party or shares.get(party) != facts.share:
             return
+        self._asked = "", {}
         stated = {(tag.party, tag.share) for tag in facts.id_tags}
-        if missing := [name for name, share in self._asked.items() if name != party and (name, share) not in stated]:
+        if missing := [name for name, share in shares.items() if name != party and (name, share) not in stated]:
             listed = ", ".join(missing)
             raise RefusalError(Code.DIFFERENT_FACTS, f"it does not compare its ids with {listed}; {SAME_VERSION}")
 

@@ -176,10 +176,10 @@ class ServerHandshake(Protocol):
         """Forget a party's admitted process: it declined, `prepare` refused it, or the others continue without it."""
         ...
 
-    def find_shares(self, present: Sequence[str]) -> Mapping[str, str]:
-        """Return the shares that these parties need to compare their ids, in the order in which to ask them.
+    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
+        """Return a prepared party that has to compare its ids with another one, and the shares that it needs.
 
-        Empty: nothing is missing. The session asks when all parties are prepared, and sends them the shares.
+        None: nothing is missing. The session asks after every statement, and sends that party the shares.
         """
         ...
 

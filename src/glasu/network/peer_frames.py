@@ -147,7 +147,7 @@ class PeerFrames:
             why = f"a newer process of party {peer.name!r} has taken its place."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
-        peer.channel, peer.receipts, peer.refusal = Channel(hello.process), Receipts(), ""
+        peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
         self._seat(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
@@ -205,6 +205,7 @@ class PeerFrames:
         peer.was_asked = False
         for line in lines:
             self._roster.announce(line, about=peer.name)
+        self._roster.ask_to_compare()
 
     def _take_last_word(self, peer: Peer, word: Any) -> None:
         """Take what a party says before it leaves; the stream ends."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
-from glasu.network.control import Notice, Stopped
+from glasu.network.control import Notice, StatementRequest, Stopped
 from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
@@ -88,7 +88,7 @@ class Peer:
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for, right now
     refusal: str = ""  # why its last process was refused
-    was_asked: bool = False  # to compare its ids; its next statement is not the first one
+    was_asked: bool = False  # to compare its ids, and it has not answered yet
     result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
@@ -98,6 +98,17 @@ class Peer:
     @property
     def is_connected(self) -> bool:
         return self.stream is not None
+
+    def ask_again(self, shares: Mapping[str, str] | None = None) -> None:
+        """Ask for another statement, if the party has stated or done something in this run.
+
+        Args:
+            shares: of all parties with which it shall compare its ids; None: of none.
+        """
+        if self.machine.allows(PeerEvent.REGATHER):
+            self.machine.advance(PeerEvent.REGATHER)
+            self.was_asked = shares is not None
+            self.send_control(StatementRequest(shares or {}))
 
     @property
     def has_heard_all(self) -> bool:
@@ -242,6 +253,20 @@ class Roster:
                 self.announce(f"the server is waiting for {names} {what} since {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
+
+    def ask_to_compare(self) -> None:
+        """Ask the next prepared party that has not compared its ids with another prepared one.
+
+        One is asked after the other, in the order of their admission. So if two differ, the later one is refused.
+        """
+        asked = any(peer.was_asked and peer.state is PeerState.CONNECTED for peer in self.present)
+        if asked or self.run.state is not RunState.GATHERING:
+            return
+        prepared = [peer.name for peer in self.present if peer.state is PeerState.PREPARED]
+        found = self._handshake.find_comparison(prepared)
+        if found is not None:
+            party, shares = found
+            self.peers[party].ask_again(shares)
 
     def _seconds_left(self, owing: Sequence[Peer]) -> float:
         """Return how long the parties without a stream may stay away."""

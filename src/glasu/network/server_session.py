@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from glasu.errors import (
     CheckpointError,
@@ -20,7 +20,7 @@ from glasu.errors import (
     get_code,
     get_public_message,
 )
-from glasu.network.control import ProposedAttempt, StatementRequest
+from glasu.network.control import ProposedAttempt
 from glasu.network.frames import Encoded
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
@@ -98,27 +98,11 @@ class ServerSession:
             for peer in roster.peers.values():
                 peer.clear()
                 if peer.state is not PeerState.PREPARED:  # its checkpoints may have changed since its statement
-                    self._ask_again(peer)
-            present = self._wait_for_statements()
-            while shares := self._handshake.find_shares(present):
-                for name in shares:  # one after the other: if two differ, the later one is refused
-                    self._ask_again(roster.peers[name], shares)
-                    present = self._wait_for_statements()
-            return present
-
-    def _ask_again(self, peer: Peer, shares: Mapping[str, str] | None = None) -> None:
-        """Ask a party for another statement, if it has stated or done something in this run."""
-        if peer.machine.allows(PeerEvent.REGATHER):
-            peer.machine.advance(PeerEvent.REGATHER)
-            peer.was_asked = shares is not None
-            peer.send_control(StatementRequest(shares or {}))
-            self.roster.changed.notify_all()
-
-    def _wait_for_statements(self) -> tuple[str, ...]:
-        """Wait until all parties are prepared; return their names."""
-        self.roster.changed.notify_all()
-        self.roster.wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
-        return tuple(peer.name for peer in self.roster.present)
+                    peer.ask_again()
+            roster.ask_to_compare()
+            roster.changed.notify_all()
+            roster.wait_for(lambda peer: peer.is_connected and peer.state is PeerState.PREPARED, "to join")
+            return tuple(peer.name for peer in roster.present)
 
     def begin_attempt(self, attempt: Attempt) -> None:
         """Propose an attempt to the gathered parties, and wait until every party has confirmed its own digest."""

@@ -307,10 +307,10 @@ def test_four_commands_end_with_one_verdict(folders, kits):
     assert printed[0].endswith("ready: the server and a, b, c can train together.\n")
 
 
-def test_the_doctor_takes_what_serve_and_join_take_but_for_predict_and_align():
+def test_the_doctor_takes_what_serve_and_join_take_but_for_predict():
     commands = build_parser()._subparsers._group_actions[0].choices
     known = {name: set(commands[name]._option_string_actions) for name in ("serve", "join", "doctor")}
-    assert (known["serve"] | known["join"]) - known["doctor"] == {"--predict", "--align", "--max-ids"}
+    assert (known["serve"] | known["join"]) - known["doctor"] == {"--predict"}
 
 
 @pytest.mark.parametrize(
