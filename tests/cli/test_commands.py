@@ -232,13 +232,13 @@ def test_a_bad_setting_is_one_line_that_names_it_and_exit_code_2(run_file, tmp_p
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
-def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file, tmp_path, method, found):
+def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_its_ledgers(run_file, tmp_path, method, found):
     overrides = ["--set", "train.learning_rate=1e30", "--set", f"train.method={method}"]
     result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
     *before, result.stderr = result.stderr.splitlines()
     assert all("removed" in line and "round-00000001.checkpoint" in line for line in before)
     refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger"]
 
 
 @pytest.mark.parametrize("method", ["glasu", "standalone", "centralized"])
