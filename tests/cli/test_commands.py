@@ -379,7 +379,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     errors = log.read_text()
     assert "Traceback" not in errors
     assert ("start the same command again to resume" in errors) == (sent != signal.SIGKILL)
-    assert [path.name for path in out.iterdir()] == ["checkpoints"]  # nothing is half written
+    assert {path.name for path in out.iterdir()} == {"checkpoints", "ledger"}  # nothing is half written
 
     again = glasu("train", run_file, *MANY_ROUNDS, "--out", out)
     assert again.returncode == 0, again.stderr
@@ -395,6 +395,9 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
         sum(each["traffic"][key] for key in ("bytes_to_server", "bytes_to_clients")) for each in (resumed, unbroken)
     ]
     assert moved[0] >= moved[1]
+    audited = glasu("audit", out)
+    assert audited.returncode == 0, audited.stderr
+    assert "2 processes" in audited.stdout  # the entries of the first one stay
 
 
 def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):
