@@ -47,6 +47,8 @@ class ColumnGrids:
     seed: int | Secret = 0  # decides the stochastic rounding of gradients
     ranges: Ranges = field(default_factory=dict)
     clamped: int = 0  # own values outside the grid so far; the number does not leave the client
+    # Reused from tensor to tensor: to allocate an array of a megabyte takes longer than to compute it.
+    _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def to_integers(self, kind: Kind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
         """Return the integers to send, and the values that they stand for.
@@ -56,13 +58,13 @@ class ColumnGrids:
         """
         half, step = _half(ring), self._find_steps(kind, key, value.shape, ring)
         with np.errstate(invalid="ignore", over="ignore"):
-            numbers = value.numpy() / step
+            numbers = np.divide(value.numpy(), step, out=self._find_scratch(value.shape))
             if kind == "gradient":
                 numbers += _draw_uniform(Stream(self.seed, f"grid {key.phase.name}", key.round, 0, key.layer), value)
                 np.floor(numbers, out=numbers)
             else:
                 np.rint(numbers, out=numbers)
-            largest = np.abs(numbers).max(initial=0.0)
+            largest = max(numbers.max(initial=0.0), -numbers.min(initial=0.0))
         if not np.isfinite(largest):
             raise TrainingError(
                 f"{key}: a value to send is not a finite number; training diverged. Lower train.learning_rate."
@@ -70,7 +72,11 @@ class ColumnGrids:
         if largest > half:
             self.clamped += int(np.count_nonzero(np.abs(numbers) > half))
             np.clip(numbers, -half, half, out=numbers)
-        return (numbers + half).astype(ring.dtype), _as_tensor((numbers * step).astype(np.float32))
+        contribution = _as_tensor(
+            np.multiply(numbers, step, out=np.empty(value.shape, np.float32), casting="same_kind")
+        )
+        numbers += half
+        return numbers.astype(ring.dtype), contribution
 
     def to_mean(self, kind: Kind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
         """Return the mean, given the sums of integers of `num_summed` clients; it decides the next range.
@@ -100,6 +106,11 @@ class ColumnGrids:
     def copy_ranges(self) -> Ranges:
         """Return a copy of the ranges."""
         return dict(self.ranges)
+
+    def _find_scratch(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        if self._scratch is None or self._scratch.shape != tuple(shape):
+            self._scratch = np.empty(tuple(shape))
+        return self._scratch
 
     def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
         known = self.ranges.get((kind, key.layer))
