@@ -140,6 +140,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=place, help="also write the tables to this file")
     args = parser.parse_args()
+    if unknown := set(args.runs.split(",")) - {*RUNS, *KEPT, "split"}:
+        parser.error(f"--runs {','.join(sorted(unknown))}: choose from {', '.join((*KEPT, *RUNS, 'split'))}")
     tables = []
     for dataset in args.datasets.split(","):
         rows: dict[tuple[str, str, str], dict[str, str]] = {}
