@@ -10,7 +10,7 @@ features. It then guesses X at the other nodes. The penalty is chosen on a fifth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +95,3 @@ def subtract_own(joint: Values, own: Values, num_clients: int) -> Values:
 def join_columns(*blocks: Values) -> Values:
     """Put what the attacker has about every node side by side."""
     return np.concatenate([np.asarray(block, np.float64) for block in blocks], axis=1)
-
-
-def first(blocks: Sequence[Values], count: int, num_nodes: int) -> Values:
-    """Return the first blocks side by side; a matrix without columns if there are none."""
-    return join_columns(*blocks[:count]) if blocks[:count] else np.empty((num_nodes, 0))
