@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from glasu.data.party import PartyData
 
 Hex = Annotated[str, Length(200)]
-KEY_PURPOSE = b"glasu: key of two parties for their ids"
+PAIR_KEY_INFO = b"glasu: key of two parties for their ids"
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,4 @@ class IdKeys:
         except ValueError:
             raise ProtocolError(f"the share of party {name!r} is no key of X25519; check the server.") from None
         both = "|".join(sorted((self.share, share))).encode()
-        return HKDF(SHA256(), 32, salt=None, info=KEY_PURPOSE + both).derive(common)
+        return HKDF(SHA256(), 32, salt=None, info=PAIR_KEY_INFO + both).derive(common)
