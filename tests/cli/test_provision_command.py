@@ -185,6 +185,24 @@ def test_request_sign_and_pin_show_the_same_fingerprint(tmp_path):
     assert glasu("provision", "pin", tmp_path / "a").stdout == f"a (this kit): {shown}\n"
 
 
+def test_the_server_makes_its_key_itself_too(tmp_path):
+    made = glasu("provision", "request", "--server", "--out", tmp_path / "server")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "key and request of the server" in made.stdout
+    assert {path.name for path in (tmp_path / "server").iterdir()} == {"key.pem", "request.pem"}
+    (shown,) = re.findall("([0-9a-f]{4}(?:-[0-9a-f]{4}){5})", made.stdout)
+    assert glasu("provision", "request", "--party", "a", "--out", tmp_path / "a").returncode == 0
+    requests = [tmp_path / name / "request.pem" for name in ("server", "a")]
+    done = glasu("provision", "sign", *requests, "--ca", tmp_path / "kits", "--host", "localhost")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"for the server, expires {datetime.now(UTC) + timedelta(days=365):%Y-%m-%d}, key {shown}" in done.stdout
+    assert not list((tmp_path / "kits").rglob("key.pem"))  # only ca-key.pem is here
+    for path in (tmp_path / "kits" / "server").iterdir():
+        shutil.copy(path, tmp_path / "server")
+    assert open_kit(tmp_path / "server", "server").roster == ("a",)
+    refused(glasu("provision", "request", "--out", tmp_path / "x"), "--party")
+
+
 def test_pin_records_peers_and_refuses_another_key(signed):
     digits = "0123-4567-89ab-cdef-0123-4567"
     result = glasu("provision", "pin", signed / "a", "--peers", f"b={digits}", f"server={digits}")
