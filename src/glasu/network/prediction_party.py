@@ -123,7 +123,8 @@ class PredictionParty(ClientPurpose[Predicted]):
             load_weights(self.client, self.model.clients[0], self.model.weights[0], self.model)
             others = ", ".join(name for name in self.roster if name != self.party.name)
             self.options.log.info(
-                "prediction: the server and %s must stay online until it is done; waiting for them.", others
+                "prediction: the server and %s must stay online until it is done; this party is waiting for them.",
+                others,
             )
 
     def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
